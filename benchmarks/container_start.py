@@ -26,6 +26,7 @@ from gpufn_runtime.agent.cache.images import Images
 from gpufn_runtime.agent.launchers.containers.container import Container, Kind
 from gpufn_runtime.agent.launchers.containers.docker_client import DEFAULT_HOST, Docker
 from gpufn_runtime.agent.launchers.containers.freezer import Freezer
+from gpufn_runtime.agent.launchers.containers.gpu_access import GpuDriver
 from gpufn_runtime.agent.launchers.containers.sandbox import Limits, Sandbox
 from gpufn_runtime.agent.workers.environment import worker_packages
 
@@ -121,7 +122,7 @@ async def _one(docker: Any, home: Home, kind: Kind) -> None:
     container = Container(docker, home, kind, frozenset())
     try:
         started = time.perf_counter()
-        await container.start(_OWNER, worker_packages())
+        await container.start(_OWNER, worker_packages(), GpuDriver.HOOK)
         docker.note("made", started)
         before = (docker.taken[phase][-1] for phase in ("create", "start"))
         docker.taken.setdefault("python", []).append(docker.taken["made"][-1] - sum(before))

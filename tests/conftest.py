@@ -56,6 +56,8 @@ _LONG = (
     "test_rollout.py",
     "test_maps.py",
 )
+# Engines are measured for milliseconds. A test that fails leaves calls that sleep, and clients leave streams open.
+QUICK: Mapping[str, str] = {"GPUFN_BUILD_MEASURE": "0.03", "GPUFN_GRACE": "2", "GPUFN_SHUTDOWN_TIMEOUT_S": "2"}
 _START_TIMEOUT_S = 30.0
 _STOP_TIMEOUT_S = 30.0
 
@@ -165,18 +167,20 @@ class Platform:
         return workers["ready"]
 
 
+def http_client(url: str = "", *, timeout_s: float = 60.0) -> httpx.Client:
+    """Client without certificates: plain HTTP needs none, and reading them takes 35 ms."""
+    return httpx.Client(base_url=url, timeout=timeout_s, verify=False)
+
+
 @contextlib.contextmanager
 def running_platform(home: Path, *options: str, environ: Mapping[str, str] = {}) -> Iterator[Platform]:
-    """`gpufn up` on a free port, stopped at the end. Its engines are measured for milliseconds."""
+    """`gpufn up` on a free port with QUICK settings, stopped at the end."""
     home.mkdir(parents=True, exist_ok=True)
     log = home / "up.log"
     with log.open("wb") as output:
         process = subprocess.Popen(
             [sys.executable, "-m", "gpufn", "up", "--port", "0", *options],
-            env=os.environ
-            # A test that fails leaves calls that sleep.
-            | {"GPUFN_HOME": str(home), "GPUFN_BUILD_MEASURE": "0.03", "GPUFN_GRACE": "2"}
-            | dict(environ),
+            env=os.environ | {"GPUFN_HOME": str(home), **QUICK, **environ},
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
@@ -184,7 +188,7 @@ def running_platform(home: Path, *options: str, environ: Mapping[str, str] = {})
         )
     try:
         url = _wait_until_ready(Home(home), process, log)
-        with httpx.Client(base_url=url, timeout=60) as client:
+        with http_client(url) as client:
             yield Platform(url, home, client, process)
     finally:
         process.send_signal(signal.SIGINT)
@@ -205,12 +209,13 @@ def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
 
 def _wait_until_ready(home: Home, process: subprocess.Popen[bytes], log: Path) -> str:
     give_up = time.monotonic() + _START_TIMEOUT_S
-    while time.monotonic() < give_up and process.poll() is None:
-        try:
-            url: str = json.loads(home.up_file.read_bytes())["url"]
-            if httpx.get(f"{url}/readyz", timeout=5).status_code == 200:
-                return url
-        except (FileNotFoundError, json.JSONDecodeError, httpx.TransportError):
-            pass
-        time.sleep(0.05)
+    with http_client(timeout_s=5) as client:
+        while time.monotonic() < give_up and process.poll() is None:
+            try:
+                url: str = json.loads(home.up_file.read_bytes())["url"]
+                if client.get(f"{url}/readyz").status_code == 200:
+                    return url
+            except (FileNotFoundError, json.JSONDecodeError, httpx.TransportError):
+                pass
+            time.sleep(0.05)
     pytest.fail(f"the platform did not get ready (exit code {process.poll()}):\n{log.read_text(errors='replace')}")

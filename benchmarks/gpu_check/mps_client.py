@@ -3,6 +3,8 @@ only, so that no other library affects the result.
 
 look      report what this process sees
 fits N    report whether N bytes can be allocated
+memory    report the free and the total memory, as libraries see it
+hold N    allocate N bytes and keep them
 fault     launch a kernel that writes to an invalid address
 check     report whether all previous work has succeeded; in a corrupted context, nothing does
 """
@@ -40,6 +42,11 @@ class Client:
                 }
             case "fits":
                 return self._driver.can_allocate(int(arguments[0]))
+            case "memory":
+                return {"free_bytes": self._driver.free_bytes(), "total_bytes": self._driver.total_bytes()}
+            case "hold":
+                self._call("cuMemAlloc_v2", ctypes.byref(ctypes.c_uint64()), ctypes.c_size_t(int(arguments[0])))
+                return "held"
             case "fault":
                 module, function = ctypes.c_void_p(), ctypes.c_void_p()
                 self._call("cuModuleLoadData", ctypes.byref(module), _PTX)

@@ -7,7 +7,9 @@ import os
 import sys
 
 from gpufn_builder.build_job import BuildExecutor
+from gpufn_builder.build_slots import BuildSlots
 from gpufn_builder.loop import Builder
+from gpufn_builder.memory_history import MemoryHistory
 from gpufn_builder.settings import BuilderSettings
 from gpufn_builder.store import Store
 from gpufn_core.protocol import subjects
@@ -32,16 +34,32 @@ async def serve(settings: BuilderSettings) -> None:
         await claim_node(bus, "builder", settings.node, settings.home)
         await streams.wait_for(bus, (subjects.BUILD, *map(stream_of, _BUCKETS), *map(object_store.stream_of, _STORES)))
         executor = BuildExecutor(
-            Store(bus, KeyValue(bus, subjects.ENGINES), KeyValue(bus, subjects.LEASES), clock),
+            Store(
+                bus,
+                KeyValue(bus, subjects.ENGINES),
+                KeyValue(bus, subjects.LEASES),
+                clock,
+                retry_for_s=settings.retry_for_s,
+            ),
             folder=settings.home.builds,
             caches=settings.home.tuning,
             environ=os.environ,
             clock=clock,
             memory_limit_bytes=settings.memory_limit_bytes,
+            timeout_s=settings.timeout_s,
             measuring=settings.measuring,
         )
         builder = Builder(
-            bus, builds=KeyValue(bus, subjects.BUILDS), executor=executor, node=settings.node, clock=clock
+            bus,
+            builds=KeyValue(bus, subjects.BUILDS),
+            executor=executor,
+            slots=BuildSlots(
+                most=settings.builds,
+                limit_bytes=settings.memory_limit_bytes,
+                history=MemoryHistory(settings.home.tuning / "build-memory.json"),
+            ),
+            node=settings.node,
+            clock=clock,
         )
         log.info("builds for node %s", settings.node)
         await run_until_signaled(builder.run(), "builder")

@@ -2,7 +2,7 @@
 
 1. Compute the EngineKey of each candidate and look up its engine.
 2. For the missing ones fetch the model's files and run the build process (`pipeline`), under a lease per engine.
-3. Publish the engines that passed, and write a report.
+3. Publish the engines that passed, order them (`backend_choice`), and write a report.
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ import asyncio
 import contextlib
 import shutil
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
-from gpufn_builder import identity
+from gpufn_builder import backend_choice, identity
 from gpufn_builder.identity import Target
 from gpufn_builder.processes.process import ChildProcess, disk_error, environment
 from gpufn_builder.processes.process_messages import (
@@ -30,7 +31,7 @@ from gpufn_builder.processes.process_messages import (
     ProgressUpdate,
 )
 from gpufn_builder.report import page
-from gpufn_builder.report.report import BuildReport, CandidateRow, StageRow, engine_row, failed_row
+from gpufn_builder.report.report import BuildReport, CandidateRow, StageRow, engine_row
 from gpufn_builder.result_check import check
 from gpufn_builder.store import Store
 from gpufn_core.domain.engine import Backend, Build, BuildStage, BuildState, EngineIdentity, EngineManifest
@@ -38,9 +39,12 @@ from gpufn_core.errors import BuildFailed, ErrorInfo
 from gpufn_platform.process.clock import Clock
 
 PROCESS: Final = "gpufn_builder.processes.build_process"
-_GRACE_S: Final = 5.0  # the build process also knows `max_build_s`, and has a better message for a slow candidate
+_GRACE_S: Final = 5.0  # the build process also knows the timeout, and continues after a candidate without progress
+TIMEOUT_S: Final = 600.0
+_THREADS: Final = 1024
 
 OnProgress = Callable[[ProgressUpdate], None]
+OnHeld = Callable[[int], None]  # bytes
 
 
 class BuildOutcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,6 +53,7 @@ class BuildOutcome(msgspec.Struct, frozen=True, kw_only=True):
     engines: tuple[str, ...] = ()
     cached: bool = False
     error: ErrorInfo | None = None
+    remarks: tuple[str, ...] = ()
     report: str = ""
     page: str = ""
 
@@ -67,6 +72,7 @@ class BuildExecutor:
         environ: Mapping[str, str],
         clock: Clock,
         memory_limit_bytes: int,
+        timeout_s: float = TIMEOUT_S,
         measuring: MeasurePlan = THOROUGH,
         process: str = PROCESS,
     ) -> None:
@@ -76,17 +82,22 @@ class BuildExecutor:
         self._environ = environ
         self._clock = clock
         self._memory_limit_bytes = memory_limit_bytes
+        self._timeout_s = timeout_s
         self._measuring = measuring
         self._process = process
+        # Each build has a thread that waits for its process. The default pool has few threads, and others need them.
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="build")
 
     def sweep(self) -> None:
         """Remove the folders of builds that an earlier process left."""
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    async def run(self, build: Build, target: Target, on_progress: OnProgress) -> BuildOutcome:
+    async def run(
+        self, build: Build, target: Target, on_progress: OnProgress, on_held: OnHeld | None = None
+    ) -> BuildOutcome:
         """Run a build. If the model cannot be built, the outcome has the error. Raises BusUnavailable. Cancelling stops
-        the build process."""
-        run = _ActiveBuild(build, target)
+        the build process. `on_held` receives the memory that its processes hold, from another thread."""
+        run = _ActiveBuild(build, target, on_held)
         began, started_at = self._clock.monotonic(), self._clock.time()
         try:
             await self._find_or_build(run, on_progress)
@@ -94,7 +105,7 @@ class BuildExecutor:
         except BuildFailed as error:
             run.error = error.info()
         report = run.report(started_at, self._clock.monotonic() - began)
-        outcome = BuildOutcome(engines=run.passed(), cached=not run.compiled, error=run.error)
+        outcome = BuildOutcome(engines=run.passed(), cached=not run.compiled, error=run.error, remarks=run.remarks())
         try:
             return msgspec.structs.replace(
                 outcome,
@@ -128,7 +139,7 @@ class BuildExecutor:
             await self._store.fetch(spec.files, folder / MODEL)
             await self._store.fetch([spec.samples] if spec.samples else [], folder / SAMPLES)
             request = self._request(run, folder)
-            result = await self._in_process(request, folder, on_progress)
+            result = await self._in_process(request, folder, on_progress, run.on_held)
             for engine in result.engines:
                 await asyncio.to_thread(check, engine, request.candidates, folder)
             run.stages, run.error = result.stages, result.error
@@ -157,11 +168,14 @@ class BuildExecutor:
             candidates=tuple(run.missing),
             folder=str(folder),
             caches=str(self._caches),
+            timeout_s=spec.build_timeout_s or self._timeout_s,
             memory_limit_bytes=min(spec.memory_limit_bytes or self._memory_limit_bytes, self._memory_limit_bytes),
             measuring=self._measuring,
         )
 
-    async def _in_process(self, request: BuildRequest, folder: Path, on_progress: OnProgress) -> BuildResult:
+    async def _in_process(
+        self, request: BuildRequest, folder: Path, on_progress: OnProgress, on_held: OnHeld | None
+    ) -> BuildResult:
         loop = asyncio.get_running_loop()
         environ = environment(self._environ, gpu=request.target.uuid)
         work = ChildProcess(self._process, request, folder, environ, name="the build")
@@ -169,9 +183,10 @@ class BuildExecutor:
         def report_progress(progress: ProgressUpdate) -> None:
             loop.call_soon_threadsafe(on_progress, progress)
 
-        waiting = asyncio.create_task(
-            asyncio.to_thread(work.wait, report_progress, BuildResult, request.spec.max_build_s, grace_s=_GRACE_S)
-        )
+        def wait() -> BuildResult:
+            return work.wait(report_progress, BuildResult, request.timeout_s, grace_s=_GRACE_S, on_held=on_held)
+
+        waiting = loop.run_in_executor(self._threads, wait)
         try:
             return await asyncio.shield(waiting)
         except asyncio.CancelledError:
@@ -184,13 +199,13 @@ class BuildExecutor:
 class _ActiveBuild:
     """The state of a build in progress: its candidates, their engines, and a report row for each."""
 
-    def __init__(self, build: Build, target: Target) -> None:
+    def __init__(self, build: Build, target: Target, on_held: OnHeld | None) -> None:
         self.build = build
         self.target = target
+        self.on_held = on_held
         self.compiled = False
         self.error: ErrorInfo | None = None
         self.stages: tuple[StageRow, ...] = ()
-        self._inexact: BuildFailed | None = None
         self._manifests: dict[Backend, EngineManifest] = {}
         self.rows: dict[Backend, CandidateRow] = {}
         self._chain = identity.chain(build.model, target)
@@ -202,22 +217,31 @@ class _ActiveBuild:
                 self.missing.append(identity.identity(build.model, target, backend, versions))
 
     def add_engine(self, manifest: EngineManifest, row: CandidateRow) -> None:
-        """Add an existing engine, unless it is less exact than this build requires."""
+        """Add an existing engine."""
         self.missing = [each for each in self.missing if each.key != manifest.key]
-        beyond = manifest.accuracy.beyond(self.build.model.accepted(manifest.arithmetic))
-        if beyond:
-            message = f"the existing engine is less exact than required: {beyond}"
-            self._inexact = BuildFailed(message, stage=BuildStage.VERIFY)
-            row = failed_row(manifest.identity, self._inexact.info())
-        else:
-            self._manifests[manifest.backend] = manifest
+        self._manifests[manifest.backend] = manifest
         self.rows[manifest.backend] = row
 
     def passed(self) -> tuple[str, ...]:
         """Return the EngineKeys, the best first."""
         if self.error is not None:
             return ()
-        return tuple(self._manifests[backend].key for backend in self._chain if backend in self._manifests)
+        return tuple(self._manifests[backend].key for backend in self._ranked())
+
+    def _ranked(self) -> tuple[Backend, ...]:
+        passed = [backend for backend in self._chain if backend in self._manifests]
+        return backend_choice.ranked({backend: self._manifests[backend].latency for backend in passed})
+
+    def _ranked_rows(self) -> tuple[CandidateRow, ...]:
+        """Return the rows in the order of the chain, and those with an engine among themselves the best first."""
+        best = iter(self._ranked())
+        order = (next(best) if backend in self._manifests else backend for backend in self._chain)
+        return tuple(self.rows[backend] for backend in order if backend in self.rows)
+
+    def remarks(self) -> tuple[str, ...]:
+        """Return the remarks on the best engine."""
+        passed = self.passed()
+        return next((each.remarks for each in self._manifests.values() if each.key in passed[:1]), ())
 
     def check(self) -> None:
         """Raise BuildFailed if no engine exists and there is no other error. If all candidates were refused, the error
@@ -225,7 +249,7 @@ class _ActiveBuild:
         if self._manifests:
             self.error = None  # an existing engine suffices, even if a better one could not be built
         elif self.error is None:
-            raise self._inexact or BuildFailed(self._no_engine_reason(), stage=BuildStage.COMPILE)
+            raise BuildFailed(self._no_engine_reason(), stage=BuildStage.COMPILE)
         elif len(self._chain) > 1 and self.rows.keys() >= set(self._chain):
             self.error = msgspec.structs.replace(self.error, message=self._no_engine_reason())
 
@@ -237,7 +261,8 @@ class _ActiveBuild:
         return text
 
     def report(self, started_at: float, seconds: float) -> BuildReport:
-        spec, first = self.build.model, next(iter(self._manifests.values()), None)
+        spec, order = self.build.model, self._ranked()
+        first = self._manifests[order[0]] if order else None
         return BuildReport(
             build=self.build.id,
             model=spec.files[0].name,
@@ -257,7 +282,7 @@ class _ActiveBuild:
             why_alone=first.why_alone if first else "",
             max_batch=spec.max_batch,
             stages=self.stages,
-            candidates=tuple(self.rows[backend] for backend in self._chain if backend in self.rows),
+            candidates=self._ranked_rows(),
             error=self.error,
         )
 

@@ -39,6 +39,11 @@ class AlreadyEnded(Conflict):
     """The build has ended and no longer changes."""
 
 
+async def read(builds: KeyValue, build_id: str) -> Build:
+    """Raises BuildNotFound."""
+    return _build.decode((await _entry(builds, build_id)).value)
+
+
 class BuildRecord:
     def __init__(self, builds: KeyValue, entry: Entry, builder: str) -> None:
         self._builds = builds
@@ -74,8 +79,9 @@ class BuildRecord:
 
     def set_progress(self, progress: ProgressUpdate) -> None:
         """Set the progress, which is written soon while `sync` runs."""
-        self._progress = progress
-        self._has_progress.set()
+        if progress != self._progress:
+            self._progress = progress
+            self._has_progress.set()
 
     @contextlib.asynccontextmanager
     async def sync(self, on_stop: Callable[[], object]) -> AsyncIterator[None]:

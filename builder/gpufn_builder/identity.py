@@ -86,7 +86,7 @@ def vector_instructions(cpuinfo: str) -> str:
 
 
 def chain(spec: ModelSpec, target: Target) -> tuple[Backend, ...]:
-    """Return the backends to try, the best first."""
+    """Return the backends to try. Usually the first is the fastest; `backend_choice` compares the measured ones."""
     on_cpu = (Backend.ORT_CPU,) if spec.allow_cpu or not target.is_gpu else ()
     return (Backend.TENSORRT, Backend.ORT_CUDA, *on_cpu) if target.is_gpu else on_cpu
 
@@ -138,6 +138,8 @@ def identity(spec: ModelSpec, target: Target, backend: Backend, versions: Mappin
         compute_capability=target.compute_capability,
         os=platform.system().lower(),
         arch=platform.machine(),
+        tolerance=spec.tolerance,
+        verified=spec.verify,
     )
 
 

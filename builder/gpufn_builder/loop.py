@@ -1,9 +1,12 @@
 """The builder of one node: one queue of builds for each kind of device that the node has.
 
 1. Receive the id of a build from the queue of its DeviceKind. If the build has ended, only acknowledge the id.
-2. Claim the build (`build_record`) and run it (`build_job`). Meanwhile extend the ack deadline and update the record.
-   The build is stopped if `cancel` is set, and given up if another builder claims it.
-3. Write the outcome to the record, then acknowledge the id and request the next one.
+2. Reserve memory for the build (`build_slots`). If it does not fit beside the running ones, hand the id back: another
+   builder may receive it. This builder requests an id again after the redelivery is due, so a large build is not
+   overtaken by small ones again and again.
+3. Claim the build (`build_record`) and run it (`build_job`). Meanwhile extend the ack deadline and update the record.
+   The build is stopped if `cancel` is set, and given up if another builder claims it. Request the next id.
+4. Write the outcome to the record, then acknowledge the id.
 
 Ids are redelivered for many reasons: NATS restarted, a builder was stopped, or a builder lost its connection for a
 while. Only the death of a builder during a build counts against the build.
@@ -21,8 +24,10 @@ from typing import Final
 
 import msgspec
 
-from gpufn_builder.build_job import BuildExecutor, BuildOutcome
+from gpufn_builder import build_record
+from gpufn_builder.build_job import BuildExecutor, BuildOutcome, OnHeld
 from gpufn_builder.build_record import AlreadyEnded, BuildRecord, TakenOver
+from gpufn_builder.build_slots import BuildSlots
 from gpufn_builder.identity import Target, cpu_target, gpu_target
 from gpufn_builder.processes.process_messages import truncate_error
 from gpufn_core.domain.device import DeviceType
@@ -45,6 +50,7 @@ _TICK_S: Final = 1.0
 _ACK_WAIT_S: Final = 8.0  # after a builder's death its build is redelivered
 _TOUCH_EVERY_S: Final = 2.0
 _RETRY_S: Final = 2.0
+_HANDED_BACK_S: Final = 1.0  # less than _RETRY_S: the redelivery is due before this builder requests the next id
 _MAX_DEATHS: Final = 5  # of builders with the same build
 _UNBOUNDED: Final = -1
 
@@ -52,10 +58,13 @@ _report = msgspec.msgpack.Decoder(NodeReport)
 
 
 class Builder:
-    def __init__(self, bus: Bus, *, builds: KeyValue, executor: BuildExecutor, node: str, clock: Clock) -> None:
+    def __init__(
+        self, bus: Bus, *, builds: KeyValue, executor: BuildExecutor, slots: BuildSlots, node: str, clock: Clock
+    ) -> None:
         self._bus = bus
         self._builds = builds
         self._executor = executor
+        self._slots = slots
         self._node = node
         self._name = f"{node}/{secrets.token_hex(4)}"  # distinguishes this process from a later builder of this node
         self._clock = clock
@@ -76,6 +85,7 @@ class Builder:
             await asyncio.gather(*(queue.close() for queue in self._queues.values()))
 
     def _on_report(self, report: NodeReport) -> None:
+        self._slots.on_report(report)
         for device in report.devices:
             if device.type is DeviceType.GPU:
                 self._serve(gpu_target(device))
@@ -84,19 +94,28 @@ class Builder:
         if target.kind not in self._queues:
             log.info("builds for %s", target.kind)
             self._queues[target.kind] = BuildQueue(
-                self._bus, self._builds, self._executor, target, builder=self._name, clock=self._clock
+                self._bus, self._builds, self._executor, self._slots, target, builder=self._name, clock=self._clock
             )
 
 
 class BuildQueue:
-    """The builds for one DeviceKind, one at a time."""
+    """The builds for one DeviceKind."""
 
     def __init__(
-        self, bus: Bus, builds: KeyValue, executor: BuildExecutor, target: Target, *, builder: str, clock: Clock
+        self,
+        bus: Bus,
+        builds: KeyValue,
+        executor: BuildExecutor,
+        slots: BuildSlots,
+        target: Target,
+        *,
+        builder: str,
+        clock: Clock,
     ) -> None:
         self._bus = bus
         self._builds = builds
         self._executor = executor
+        self._slots = slots
         self._target = target
         self._builder = builder
         self._clock = clock
@@ -104,10 +123,18 @@ class BuildQueue:
         self._pull = Pull(bus, subjects.BUILD, self._consumer, self._take, on_missing=self._on_missing)
         self._tasks = Tasks()
         self._presence = bus.subscribe(subjects.builders(target.kind), self._answer)
-        self._pull.grant(1)
+        self._paused_until = 0.0
+        self._request()
 
     def tick(self, now: float) -> None:
         self._pull.tick(now)
+        self._request()
+
+    def _request(self) -> None:
+        """Request the next id, unless no build may start or a build was just handed back."""
+        is_paused = self._clock.monotonic() < self._paused_until
+        if not self._pull.credits and not is_paused and self._slots.has_slot(self._target.kind):
+            self._pull.grant(1)
 
     async def close(self) -> None:
         self._presence.unsubscribe()
@@ -125,8 +152,11 @@ class BuildQueue:
         touching = asyncio.create_task(_touch(delivery), name="touch")
         settle: Callable[[], None] = delivery.nak  # used when this builder is stopped
         try:
-            await self._build(delivery.payload.decode())
-            settle = delivery.ack
+            if await self._admit_and_build(delivery.payload.decode()):
+                settle = delivery.ack
+            else:
+                settle = partial(delivery.nak, _HANDED_BACK_S)
+                self._paused_until = self._clock.monotonic() + _RETRY_S
         except TakenOver as error:
             log.warning("%s", error)
             settle = partial(delivery.nak, _ACK_WAIT_S)  # the new owner extends its deadline; redeliver if it dies
@@ -138,14 +168,31 @@ class BuildQueue:
             touching.cancel()
             with contextlib.suppress(GpufnError):  # the record is written; the redelivered id is only acknowledged
                 settle()
-            self._pull.grant(1)
+            self._request()
 
-    async def _build(self, build_id: str) -> None:
+    async def _admit_and_build(self, build_id: str) -> bool:
+        """Return False if the build must wait. Raises the errors of `_build`."""
+        try:
+            build = await build_record.read(self._builds, build_id)
+        except BuildNotFound as error:
+            log.info("%s", error)
+            return True
+        if build.state.ended or build.cancel:
+            await self._build(build_id)
+            return True
+        if (slot := self._slots.admit(build, self._target)) is None:
+            return False
+        with slot:
+            self._request()
+            await self._build(build_id, slot.set_held)
+        return True
+
+    async def _build(self, build_id: str, on_held: OnHeld | None = None) -> None:
         """Run a build. Raises TakenOver if another builder owns it, or the error that interrupted the build."""
         try:
             record = await BuildRecord.claim(self._builds, build_id, self._builder, self._clock.time())
             try:
-                await self._run(record)
+                await self._run(record, on_held)
             except asyncio.CancelledError:
                 with contextlib.suppress(GpufnError):
                     await record.release("its builder stopped")
@@ -159,20 +206,20 @@ class BuildQueue:
         except (BuildNotFound, AlreadyEnded) as error:
             log.info("%s", error)
 
-    async def _run(self, record: BuildRecord) -> None:
+    async def _run(self, record: BuildRecord, on_held: OnHeld | None) -> None:
         build = record.build
         outcome: BuildOutcome | None = None
         if build.deaths >= _MAX_DEATHS and not build.cancel:
             lost = BuildFailed(f"the build was started {build.deaths} times, and its builder died each time")
             outcome = BuildOutcome(error=lost.info())
         elif not build.cancel:
-            outcome = await self._work(record)
+            outcome = await self._work(record, on_held)
         await self._end(record, outcome)
 
-    async def _work(self, record: BuildRecord) -> BuildOutcome | None:
+    async def _work(self, record: BuildRecord, on_held: OnHeld | None) -> BuildOutcome | None:
         """Return the outcome; None if the build was stopped because of a change of its record."""
         build = record.build
-        running = self._executor.run(build, self._target, record.set_progress)
+        running = self._executor.run(build, self._target, record.set_progress, on_held)
         work = asyncio.create_task(running, name=f"work of {build.id}")
         try:
             async with record.sync(work.cancel):

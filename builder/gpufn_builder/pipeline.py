@@ -19,12 +19,14 @@ import msgspec
 
 from gpufn_builder.checks import golden, samples
 from gpufn_builder.checks.reference import observe, run_reference
+from gpufn_builder.checks.rounding import rounding_floors
 from gpufn_builder.checks.samples import Case
 from gpufn_builder.onnx_model.ingest import IngestLimits, ingest
 from gpufn_builder.onnx_model.normalise import NormalModel, normalise
 from gpufn_builder.onnx_model.profiles import resolve_profiles
 from gpufn_builder.onnx_model.tensors import Arrays, describe_tensor
-from gpufn_builder.precision.transform import transform
+from gpufn_builder.precision.conversion import listed
+from gpufn_builder.precision.transform import TransformedModel, transform
 from gpufn_builder.processes.candidates import RunCandidate, run_candidate
 from gpufn_builder.processes.process import ReportProgress
 from gpufn_builder.processes.process_messages import (
@@ -37,11 +39,12 @@ from gpufn_builder.processes.process_messages import (
     CandidateRequest,
     CandidateResult,
     ProgressUpdate,
+    one_line,
 )
 from gpufn_builder.report.report import CandidateRow, StageRow, engine_row, failed_row
 from gpufn_core.domain.engine import BuildStage, EngineIdentity, EngineManifest
 from gpufn_core.errors import BuildFailed
-from gpufn_core.spec.model_spec import ModelFile, Precision, ShapeProfile, TensorSpec, coarser
+from gpufn_core.spec.model_spec import ModelFile, Precision, ShapeProfile, TensorSpec, Tolerance, coarser
 from gpufn_core.spec.units import format_bytes
 
 # Progress of the whole build at the start of each stage. The candidates share the range from compile to publish.
@@ -65,8 +68,11 @@ class Prepared(msgspec.Struct, frozen=True):
     profiles: tuple[ShapeProfile, ...]
     batched: bool
     arithmetic: Precision
+    tolerance: Tolerance | None  # None: engines are not verified
     cases: dict[str, str]
+    floors: tuple[dict[str, float], ...]
     measured: str
+    remarks: tuple[str, ...]
 
 
 class Pipeline:
@@ -88,7 +94,6 @@ class Pipeline:
         self._clock = clock
         self._now = now
         self._run_candidate = run_candidate
-        self._must_end_at = clock() + request.spec.max_build_s
         self._stages: list[StageRow] = []
         self._candidates: list[CandidateRow] = []
 
@@ -106,7 +111,7 @@ class Pipeline:
             source = ingest(self._folder / MODEL, self._spec, IngestLimits())
             notes.append(f"{source.nodes} nodes; {_files(self._spec.files)}")
         with self._stage(BuildStage.NORMALISE) as notes:
-            model = normalise(source, self._folder_for("normal"))
+            model = normalise(source, self._folder_for("normal"), set_seeds=self._spec.verify)
             notes.append(_signature(model))
         with self._stage(BuildStage.REFERENCE) as notes:
             user_samples = self._samples(model)
@@ -115,23 +120,27 @@ class Pipeline:
             profiles = resolve_profiles(model.inputs, self._spec, shapes, batched=model.batched)
             generated = samples.generate(model.inputs, profiles, _SEED)
             cases = user_samples or generated
-            reference = run_reference(model, cases)
+            reference = run_reference(model, cases, self._report_case, verify=self._spec.verify)
             model = observe(model, reference)
             notes.append(f"{len(cases)} {'samples' if user_samples else 'generated cases'}: {_listed(cases)}")
             notes.extend(f"{name} takes {ranged}" for profile in profiles for name, ranged in profile.inputs.items())
-        arithmetic = coarser(self._spec.precision, model.arithmetic)
+            arithmetic = coarser(self._spec.precision, model.arithmetic)
+            tolerance = self._spec.accepted(arithmetic) if self._spec.verify else None
+            floors = rounding_floors(model, cases, reference) if tolerance and tolerance.limits_elements else []
         with self._stage(BuildStage.TRANSFORM) as notes:
             transformed = transform(
                 model,
                 self._spec.precision,
                 cases,
                 reference=reference,
-                tolerance=self._spec.accepted(arithmetic),
+                tolerance=tolerance,
                 into=self._folder_for("transformed"),
                 on_gpu=any(identity.backend.on_gpu for identity in self._request.candidates),
                 on_cpu=not all(identity.backend.on_gpu for identity in self._request.candidates),
             )
             notes.append(transformed.summary)
+            if transformed.kept:
+                notes.append(f"kept in fp32 for accuracy: {', '.join(transformed.kept)}")
         return Prepared(
             model=transformed.path,
             cpu_model=transformed.cpu_path,
@@ -140,9 +149,26 @@ class Pipeline:
             profiles=profiles,
             batched=model.batched,
             arithmetic=arithmetic,
+            tolerance=tolerance,
+            floors=tuple(floors),
             cases=self._save_cases(cases, reference),
             measured=self._save_measured(cases, generated, profiles, batched=model.batched),
+            remarks=self._remarks(model, transformed),
         )
+
+    def _remarks(self, model: NormalModel, transformed: TransformedModel) -> tuple[str, ...]:
+        remarks = []
+        if transformed.kept:
+            remarks.append(f"kept in fp32: {listed(transformed.kept)}; {transformed.first_difference}")
+        if not self._spec.verify:
+            remarks.append("not verified against the reference")
+        if model.random_nodes:
+            seeds = "with a seed" if self._spec.verify else "without a seed"
+            remarks.append(f"draws random numbers {seeds}: {listed(model.random_nodes)}")
+        return tuple(map(one_line, remarks))  # the model chooses the names of its nodes
+
+    def _report_case(self, case: Case) -> None:
+        self._report_progress(BuildStage.REFERENCE, BEGIN[BuildStage.REFERENCE], case.name)
 
     def _folder_for(self, name: str) -> Path:
         folder = self._folder / name
@@ -225,9 +251,10 @@ class Pipeline:
             inputs=prepared.inputs,
             outputs=prepared.outputs,
             profiles=prepared.profiles,
-            tolerance=self._spec.accepted(prepared.arithmetic),
+            tolerance=prepared.tolerance,
             batched=prepared.batched,
             cases=prepared.cases,
+            floors=prepared.floors,
             measured=prepared.measured,
             folder=str(engine),
             caches=self._request.caches,
@@ -240,7 +267,7 @@ class Pipeline:
             self._report_progress(progress.stage, begin + progress.progress * span, detail)
 
         result = self._run_candidate(
-            request, folder, self._environ, timeout_s=max(1.0, self._must_end_at - self._clock()), on_progress=pass_on
+            request, folder, self._environ, timeout_s=self._request.timeout_s, on_progress=pass_on
         )
         return result, BuiltEngine(self._manifest(identity, prepared, result, engine), str(engine))
 
@@ -256,6 +283,7 @@ class Pipeline:
             profiles=prepared.profiles,
             batched=not result.why_alone,
             why_alone=result.why_alone,
+            remarks=prepared.remarks,
             max_batch=self._spec.max_batch,
             files=tuple(_file(folder / name) for name in result.files),
             settings=result.settings,

@@ -4,8 +4,8 @@ Publishing an engine stores its files first, then creates the manifest, so that 
 exist. A concurrent garbage collection may remove files without a manifest, so files that are missing afterwards are
 stored again. A lease per engine makes concurrent builds compile it once: the second build waits and finds the engine.
 
-While NATS is unavailable, for example during an election, operations are retried for a while, because hours of work may
-be at stake.
+While NATS is unavailable, for example during an election, operations are retried for `retry_for_s`, because hours of
+work may be at stake. A full disk looks the same: NATS does not respond.
 """
 
 from __future__ import annotations
@@ -39,17 +39,20 @@ log = logging.getLogger(__name__)
 _LEASE_TTL_S: Final = 10.0
 _RENEW_EVERY_S: Final = 3.0
 _POLL_S: Final = 0.5
-_RETRY_FOR_S: Final = 20.0
+RETRY_FOR_S: Final = 20.0
 
 _manifest = msgspec.msgpack.Decoder(EngineManifest)
 
 
 class Store:
-    def __init__(self, bus: Bus, engines: KeyValue, leases: KeyValue, clock: Clock) -> None:
+    def __init__(
+        self, bus: Bus, engines: KeyValue, leases: KeyValue, clock: Clock, *, retry_for_s: float = RETRY_FOR_S
+    ) -> None:
         self._bus = bus
         self._engines = engines
         self._leases = leases
         self._clock = clock
+        self._retry_for_s = retry_for_s
 
     async def find(self, key: str) -> EngineManifest | None:
         """Return the engine of this EngineKey if it and all of its files exist. The manifest is rewritten, which keeps
@@ -155,7 +158,7 @@ class Store:
                 await lease.release()
 
     async def _retry(self, work: Callable[[], Awaitable[T]]) -> T:
-        give_up = self._clock.monotonic() + _RETRY_FOR_S
+        give_up = self._clock.monotonic() + self._retry_for_s
         while True:
             try:
                 return await work()

@@ -197,7 +197,7 @@ class _Gateway:
     def __init__(self, services: _Services) -> None:
         self._services = services
         bus, registry = services.bus, services.registry
-        self._telemetry = Telemetry(lambda: services.caller.pending, registry.live_runners)
+        self._telemetry = Telemetry(lambda: services.caller.pending, registry.live_runners, registry.live_nodes)
         registry.on_runner_report = self._telemetry.attempts.add_report
         self._readers = BodyReaders(services.settings, int(bus.server_info["max_payload"]), services.shared_bodies)
         self._quotas = QuotaSync.connect(bus, services.buckets.usage, services.name, services.clock)

@@ -15,13 +15,13 @@ from prometheus_client.registry import Collector
 
 from gpufn_core.domain.invocation import OutcomeKind
 from gpufn_core.protocol.messages import ResultReply
-from gpufn_core.protocol.reports import RunnerReport
+from gpufn_core.protocol.reports import NodeReport, RunnerReport
 from gpufn_gateway.calls.attempt_counts import AttemptTotals
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 # Seconds, upper bounds.
 _BUCKETS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
-_PHASES: Final = ("place", "launch", "load", "warm", "resume")
+_PHASES: Final = ("place", "fetch", "launch", "load", "warm", "resume")
 
 
 class Histogram:
@@ -84,13 +84,19 @@ class CallStats:
 class Telemetry(Collector):
     """CallStats of all functions, and the totals of their `attempts` on all nodes.
 
-    `in_flight` returns the number of calls that wait for a result. `runners` returns the latest runner reports, which
-    are the same at every gateway.
+    `in_flight` returns the number of calls that wait for a result. `runners` and `nodes` return the latest reports,
+    which are the same at every gateway.
     """
 
-    def __init__(self, in_flight: Callable[[], int], runners: Callable[[], Iterable[RunnerReport]]) -> None:
+    def __init__(
+        self,
+        in_flight: Callable[[], int],
+        runners: Callable[[], Iterable[RunnerReport]],
+        nodes: Callable[[], Iterable[NodeReport]],
+    ) -> None:
         self._in_flight = in_flight
         self._runners = runners
+        self._nodes = nodes
         self._functions: defaultdict[str, CallStats] = defaultdict(CallStats)
         self.attempts = AttemptTotals()
         self._registry = CollectorRegistry()
@@ -141,6 +147,7 @@ class Telemetry(Collector):
             dropped.add_metric([report.node], report.dropped_outcomes)
         yield from (calls, refusals, latency, queue, run, cold, phases, webhooks, dropped)
         yield from self._attempt_metrics()
+        yield from self._weights_metrics()
 
     def _attempt_metrics(self) -> Iterator[Metric]:
         """Metrics of all attempts, including submitted calls, map items and calls between functions."""
@@ -156,3 +163,20 @@ class Telemetry(Collector):
             if counts.gpu_s:
                 gpu.add_metric([node, function], counts.gpu_s)
         yield from (ended, failed, run, gpu)
+
+    def _weights_metrics(self) -> Iterator[Metric]:
+        """Metrics of the weights on each node's disk."""
+        starts = CounterMetricFamily(
+            "gpufn_weights_starts", "Starts with weights, by whether the node had them", labels=["node", "result"]
+        )
+        fetched = CounterMetricFamily("gpufn_weights_fetched_bytes", "Fetched bytes of weights", labels=["node"])
+        evicted = CounterMetricFamily("gpufn_weights_evicted_bytes", "Weights removed to make room", labels=["node"])
+        stored = GaugeMetricFamily("gpufn_weights_stored_bytes", "Weights on the disk", labels=["node"])
+        for report in self._nodes():
+            weights = report.weights
+            starts.add_metric([report.node, "hit"], weights.hits)
+            starts.add_metric([report.node, "miss"], weights.misses)
+            fetched.add_metric([report.node], weights.fetched_bytes)
+            evicted.add_metric([report.node], weights.evicted_bytes)
+            stored.add_metric([report.node], weights.stored_bytes)
+        yield from (starts, fetched, evicted, stored)

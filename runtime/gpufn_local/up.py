@@ -21,11 +21,13 @@ from gpufn.cli.terminal.output import WrongUsage, as_usage_error, print_fields, 
 from gpufn_core.encoding.urls import check_bus, public
 from gpufn_core.errors import BusUnavailable, Conflict, PlatformError
 from gpufn_core.home import Home
+from gpufn_core.weights.credentials import CREDENTIALS
 from gpufn_local.disk_full import StoreWatch
 from gpufn_local.instance_lock import Instance, UpRecord, already_up, claimed, write_record
 from gpufn_local.nats_process import EmbeddedServer, Leftover
 from gpufn_local.supervisor import Program, Supervisor, last_lines
 from gpufn_platform.process import grace_period, supervisor_fifo
+from gpufn_platform.process.proc_hardening import hide_environment
 from gpufn_platform.process.settings import node_name, number, sync_setting
 
 _NOTIFY_FD = "GPUFN_UP_NOTIFY_FD"  # file descriptor on which a detached `up` reports whether it started
@@ -166,6 +168,7 @@ class _Platform:
         self.url = f"http://{_reachable(host)}:{port}"
         self._host, self._port, self._nats = host, port, nats
         self._node = node_name(os.environ)
+        self._credentials = _take_credentials()
         self._sync = sync_setting(os.environ)
         self.bus_log = home.nats / "nats.log"
         self.store = StoreWatch(home.nats, self.bus_log, _say)
@@ -184,6 +187,7 @@ class _Platform:
         search = os.environ.get("PYTHONPATH")
         return {
             **os.environ,
+            **(self._credentials if role == "agent" else {}),
             **({"PYTHONPATH": os.pathsep.join(map(os.path.abspath, search.split(os.pathsep)))} if search else {}),
             "GPUFN_HOME": str(self.home.root),
             "GPUFN_NATS_URL": self._nats_url(role),
@@ -233,6 +237,15 @@ class _Platform:
             return self._nats
         assert self._bus is not None
         return self._bus.url_for(role)
+
+
+def _take_credentials() -> dict[str, str]:
+    """Take the credentials for weights out of our environment. Only the agent gets them: workers are processes of this
+    user, and may read the environments of others."""
+    if not any(name in os.environ for name in CREDENTIALS):
+        return {}
+    hide_environment(*CREDENTIALS)
+    return {name: os.environ.pop(name) for name in CREDENTIALS if name in os.environ}
 
 
 def _announce(home: Home, record: UpRecord) -> None:

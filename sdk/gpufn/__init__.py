@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from gpufn.declare.function import Function as Function
     from gpufn.declare.image import Image as Image
     from gpufn.declare.model import Model as Model
+    from gpufn.declare.weights import Weights as Weights
     from gpufn.maps.map import Map as Map
     from gpufn_core.errors import CapacityError as CapacityError
     from gpufn_core.errors import FunctionRaised as FunctionRaised
@@ -70,6 +71,7 @@ __all__ = [  # noqa: RUF022  grouped by purpose
     "Model",
     "Retry",
     "Schedule",
+    "Weights",
     # Inside a call
     "current",
     "Context",
@@ -94,6 +96,7 @@ _MODULES = {
     "gpufn.declare.function": ("Function",),
     "gpufn.declare.image": ("Image",),
     "gpufn.declare.model": ("Model",),
+    "gpufn.declare.weights": ("Weights",),
     "gpufn_core.spec.function_spec": ("Batch", "Retry"),
     "gpufn_core.spec.schedule": ("Schedule",),
     "gpufn.call.context": ("current", "Context"),

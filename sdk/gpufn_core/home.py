@@ -5,9 +5,11 @@ run/             runtime files: up.json (address, pids), worker folders with the
 logs/            one log per platform process
 cache/bundles/   unpacked bundles, by digest, shared read-only with workers
 cache/engines/   engines, by EngineKey, shared read-only with workers
+cache/weights/   weights, shared read-only with workers; as many as fit
 cache/tuning/    measurements of the compilers, reused by later builds
 builds/          one folder per running build
 failed-gpus.json GPUs that failed since the last boot
+power-limits.json GPUs whose power limit the agent has changed, with the limit to restore
 """
 
 from __future__ import annotations
@@ -36,11 +38,14 @@ class Home:
         self.nats = root / "nats"
         self.up_file = root / "up.json"
         self.logs = root / "logs"
-        self.bundles = root / "cache" / "bundles"
-        self.engines = root / "cache" / "engines"
-        self.tuning = root / "cache" / "tuning"
+        self.cache = root / "cache"
+        self.bundles = self.cache / "bundles"
+        self.engines = self.cache / "engines"
+        self.weights = self.cache / "weights"
+        self.tuning = self.cache / "tuning"
         self.builds = root / "builds"
         self.failed_gpus = root / "failed-gpus.json"  # `gpufn_runtime.agent.devices.failed_gpus`
+        self.power_limits = root / "power-limits.json"  # `gpufn_runtime.agent.devices.power_limits`
         # A suffix of folders outside of `root`, unique per user and home.
         self._name = f"{os.getuid()}-{hashlib.sha256(os.fsencode(root)).hexdigest()[:12]}"
         # Runtime files: outside of `root` if GPUFN_HOME is too long for the path of a unix socket.
@@ -73,7 +78,7 @@ class Home:
     def ensure(self) -> None:
         """Create the folders that the processes of a node share, private to their owner. Raises PlatformError."""
         try:
-            for path in (self.root / "cache", self.logs):
+            for path in (self.cache, self.logs):
                 _make_private(path)
             if self.run.parent == self.root:
                 _make_private(self.run)

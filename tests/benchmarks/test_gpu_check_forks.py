@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import sysconfig
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gpu_check.checks import forks
-from gpu_check.machine import Machine, inspect
+from gpu_check.machine import Gpu, Machine, inspect
 
 _FILES = ["/dev/nvidiactl"]
 
@@ -41,3 +43,12 @@ def test_each_assumption_that_does_not_hold_is_reported(
     assert len(finding.wrong) == wrong
     assert all(each.startswith(surprising) for each in finding.wrong)
     assert len(finding.tables[0].rows) == len(forks._CASES)
+
+
+@pytest.mark.e2e
+def test_two_workers_start_beside_a_module_that_forbids_forks_and_it_is_named() -> None:
+    machine = Machine(gpus=(Gpu("GPU-x", "x", 1 << 30, "9.0"),), pretended=True)
+    finding = forks.poisoned(machine)
+    assert finding.wrong == []
+    assert len(finding.figures["starts_ms"]) == 2
+    assert not list(Path(sysconfig.get_path("purelib")).glob(f"{forks._POISON}*"))

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from onnx import ModelProto, numpy_helper
 
-from gpufn_builder.build_job import PROCESS, BuildExecutor
+from gpufn_builder.build_job import PROCESS, TIMEOUT_S, BuildExecutor
 from gpufn_builder.processes.process_messages import MeasurePlan
-from gpufn_builder.store import Store
+from gpufn_builder.store import RETRY_FOR_S, Store
 from gpufn_core.domain.engine import Build
 from gpufn_core.ids import new_ulid
 from gpufn_core.protocol import subjects
@@ -62,8 +62,12 @@ def build_of(spec: ModelSpec, device: str = "cpu") -> Build:
     return Build(id=new_ulid(), model=spec, device=device, created_at=0.0)
 
 
-async def open_executor(bus: Bus, folder: Path, *, process: str = PROCESS) -> tuple[BuildExecutor, Store]:
-    store = Store(bus, KeyValue(bus, subjects.ENGINES), KeyValue(bus, subjects.LEASES), SystemClock())
+async def open_executor(
+    bus: Bus, folder: Path, *, process: str = PROCESS, retry_for_s: float = RETRY_FOR_S, timeout_s: float = TIMEOUT_S
+) -> tuple[BuildExecutor, Store]:
+    store = Store(
+        bus, KeyValue(bus, subjects.ENGINES), KeyValue(bus, subjects.LEASES), SystemClock(), retry_for_s=retry_for_s
+    )
     executor = BuildExecutor(
         store,
         folder=folder / "builds",
@@ -71,6 +75,7 @@ async def open_executor(bus: Bus, folder: Path, *, process: str = PROCESS) -> tu
         environ=os.environ | {"PYTHONPATH": os.pathsep.join([_ROOT, os.environ.get("PYTHONPATH", "")])},
         clock=SystemClock(),
         memory_limit_bytes=8 << 30,
+        timeout_s=timeout_s,
         measuring=_QUICK,
         process=process,
     )

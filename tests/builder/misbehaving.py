@@ -37,21 +37,18 @@ def work(request: CandidateRequest, tell: ReportProgress) -> msgspec.Struct:
     match request.identity.flags["do"]:
         case "end well":
             return RESULT
+        case "print and wait":
+            print("a line", flush=True)
+            while not Path(request.folder).exists():
+                time.sleep(0.01)
+            return RESULT
         case "refuse":
             raise BuildFailed("the shape is wrong", stage="compile", node="conv1")
         case "raise":
             print("output before the crash")
             raise ValueError("not so")
-        case "crash":
-            ctypes.string_at(0)
-        case "leave":
-            print("left", file=sys.stderr, flush=True)
-            os._exit(7)
-        case "leave without a word":
-            os._exit(0)
-        case "crash while measuring":
-            tell(BuildStage.MEASURE, 0.8, "")
-            ctypes.string_at(0)
+        case "crash" | "crash while measuring" | "leave" | "leave without a word" as do:
+            _end(do, tell)
         case "fill the disk":
             Path(request.folder).write_bytes(bytes(2 << 20))
         case "eat memory":
@@ -64,6 +61,17 @@ def work(request: CandidateRequest, tell: ReportProgress) -> msgspec.Struct:
         case do:
             _deceive(do, tell)
     raise AssertionError
+
+
+def _end(do: str, tell: ReportProgress) -> None:
+    if do == "crash while measuring":
+        tell(BuildStage.MEASURE, 0.8, "")
+    if do == "leave":
+        print("left", file=sys.stderr, flush=True)
+        os._exit(7)
+    if do == "leave without a word":
+        os._exit(0)
+    ctypes.string_at(0)
 
 
 def _deceive(do: str, tell: ReportProgress) -> None:

@@ -80,6 +80,84 @@ def cnn() -> ModelProto:
     )
 
 
+def amplified_rounding() -> ModelProto:
+    """A difference of large, almost equal terms. The optimizer multiplies the scale into the convolution, which changes
+    the rounding of the terms by more than fp32's tolerance of the difference."""
+    return model(
+        [
+            node("Conv", "x k", "c", pads=[1, 1, 1, 1]),
+            node("BatchNormalization", "c scale bias mean variance", "n"),
+            node("Slice", "n first second channel", "one"),
+            node("Slice", "n second third channel", "other"),
+            node("Sub", "one other", "y"),
+        ],
+        [value("x", [1, 3, 16, 16])],
+        [value("y", [1, 1, 16, 16])],
+        [
+            constant("k", np.repeat(numpy_helper.to_array(weights("k", 1, 3, 3, 3)), 2, 0)),
+            constant("scale", [1e4, 1.0001e4]), constant("bias", [0.1, 0.2]), constant("mean", [0.3, 0.3]),
+            constant("variance", [2.0, 2.0]), constant("first", [0], np.int64), constant("second", [1], np.int64),
+            constant("third", [2], np.int64), constant("channel", [1], np.int64),
+        ],
+    )  # fmt: skip
+
+
+def overflowing() -> ModelProto:
+    """Products of which `large` exceeds the largest number of fp16, and `y` takes it back into its range."""
+    return model(
+        [
+            node("MatMul", "x w", "h"),
+            node("Relu", "h", "r"),
+            node("MatMul", "r up", "large"),
+            node("MatMul", "large down", "y"),
+        ],
+        [value("x", ["N", 8])],
+        [value("y", ["N", 8])],
+        [weights("w", 8, 8, scale=2.0), weights("up", 8, 8, scale=1e4), weights("down", 8, 8, scale=1e-3)],
+    )
+
+
+def outlier() -> ModelProto:
+    """A model whose input has one large feature, which the weights of `h` ignore. Int8 has no steps for the others."""
+    w = numpy_helper.to_array(weights("w", 8, 8)).copy()
+    w[0] = 0.0
+    return model(
+        [
+            node("Mul", "x sizes", "scaled"),
+            node("MatMul", "scaled w", "h"),
+            node("Relu", "h", "r"),
+            node("MatMul", "r v", "y"),
+        ],
+        [value("x", ["N", 8])],
+        [value("y", ["N", 8])],
+        [constant("sizes", [1e4, *[1.0] * 7]), constant("w", w), weights("v", 8, 8)],
+    )
+
+
+def noisy() -> ModelProto:
+    """An input plus random numbers without a seed."""
+    return model(
+        [node("RandomNormalLike", "x", "noise"), node("Add", "x noise", "y")], [value("x", [8])], [value("y", [8])]
+    )
+
+
+def faint_scores() -> ModelProto:
+    """Probabilities that are almost zero, as a detector returns for an image without objects."""
+    return model(
+        [
+            node("Conv", "x k", "c", pads=[1, 1, 1, 1]),
+            node("BatchNormalization", "c scale bias mean variance", "n"),
+            node("Sigmoid", "n", "y"),
+        ],
+        [value("x", [1, 3, 16, 16])],
+        [value("y", [1, 1, 16, 16])],
+        [
+            weights("k", 1, 3, 3, 3), constant("scale", [1.3]), constant("bias", [-14.0]),
+            constant("mean", [0.3]), constant("variance", [2.0]),
+        ],
+    )  # fmt: skip
+
+
 def encoder() -> ModelProto:
     """An encoder with one head: from tokens and a mask of dynamic length, with the usual -3.4e38, to an embedding."""
     d = 8

@@ -44,6 +44,8 @@ OTHER: dict[str, Any] = {
     "compute_capability": "9.0",
     "os": "plan9",
     "arch": "riscv64",
+    "tolerance": Tolerance(rel_l2=0.1),
+    "verified": False,
     "schema": 99,
 }
 
@@ -74,6 +76,8 @@ def test_each_row_of_an_identity_gives_another_key(row: str) -> None:
         {"max_batch": 8},
         {"profiles": (PROFILE,)},
         {"samples": SAMPLES},
+        {"tolerance": Tolerance(max_abs=1.0)},
+        {"verify": False},
     ],
     ids=str,
 )
@@ -86,9 +90,8 @@ def test_what_is_asked_of_the_engine_makes_another_one(changes: dict[str, Any]) 
     [
         {"files": (msgspec.structs.replace(MODEL, name="renamed.onnx"), WEIGHTS)},
         {"parameter": "other"},
-        {"tolerance": Tolerance(max_abs=1.0)},
         {"allow_cpu": True},
-        {"max_build_s": 60.0},
+        {"build_timeout_s": 60.0},
         {"memory_limit_bytes": 1 << 30},
     ],
     ids=str,
@@ -98,8 +101,8 @@ def test_what_is_not_of_the_engine_makes_no_other_one(changes: dict[str, Any]) -
 
 
 def test_every_field_of_a_spec_is_in_one_of_these_tables() -> None:
-    makes_another = {"files", "precision", "max_batch", "profiles", "samples"}
-    makes_none = {"parameter", "tolerance", "allow_cpu", "max_build_s", "memory_limit_bytes"}
+    makes_another = {"files", "precision", "max_batch", "profiles", "samples", "tolerance", "verify"}
+    makes_none = {"parameter", "allow_cpu", "build_timeout_s", "memory_limit_bytes"}
     assert makes_another | makes_none == set(ModelSpec.__struct_fields__)
 
 

@@ -16,7 +16,9 @@ import pytest
 from gpufn_builder import loop
 from gpufn_builder.build_job import PROCESS, BuildExecutor
 from gpufn_builder.build_record import BuildRecord
+from gpufn_builder.build_slots import BuildSlots
 from gpufn_builder.loop import Builder
+from gpufn_builder.memory_history import MemoryHistory
 from gpufn_builder.processes.process_messages import THOROUGH, MeasurePlan
 from gpufn_builder.settings import BuilderSettings
 from gpufn_core.domain.device import Device, DeviceType
@@ -40,7 +42,11 @@ from tests.waiting import until_async
 class Scene:
     """A builder of node `n`, and a client of it."""
 
-    def __init__(self, bus: Bus, builds: KeyValue, executor: BuildExecutor, builder: Builder) -> None:
+    def __init__(
+        self, bus: Bus, builds: KeyValue, executor: BuildExecutor, builder: Builder, admissions: list[int]
+    ) -> None:
+        """`admissions` grows with each build that the builder may admit."""
+        self.admissions = admissions
         self.bus = bus
         self.builds = builds
         self.executor = executor
@@ -49,12 +55,26 @@ class Scene:
         self._task: asyncio.Task[None] | None = None
 
     @classmethod
-    async def open(cls, bus: Bus, builders: Bus, folder: Path, *, process: str = PROCESS) -> Scene:
+    async def open(
+        cls, bus: Bus, builders: Bus, folder: Path, *, process: str = PROCESS, available_bytes: int = 64 << 30
+    ) -> Scene:
         """`bus` is the client's connection."""
         executor, _ = await bench.open_executor(builders, folder, process=process)
         builds = KeyValue(builders, subjects.BUILDS)
-        builder = Builder(builders, builds=builds, executor=executor, node="n", clock=SystemClock())
-        return cls(bus, KeyValue(bus, subjects.BUILDS), executor, builder)
+        admissions: list[int] = []
+
+        def available() -> int:
+            admissions.append(available_bytes)
+            return available_bytes
+
+        slots = BuildSlots(
+            most=2,
+            limit_bytes=8 << 30,
+            history=MemoryHistory(folder / "memory.json"),
+            available=available,
+        )
+        builder = Builder(builders, builds=builds, executor=executor, slots=slots, node="n", clock=SystemClock())
+        return cls(bus, KeyValue(bus, subjects.BUILDS), executor, builder, admissions)
 
     def start(self) -> None:
         self._task = asyncio.create_task(self._builder.run())
@@ -73,8 +93,8 @@ class Scene:
         await self.bus.publish_stored(subjects.build_queue(device), build.id.encode(), msg_id=build.id)
         return build
 
-    async def cancel(self) -> None:
-        entry = await self.builds.get(self.last.id)
+    async def cancel(self, build: Build | None = None) -> None:
+        entry = await self.builds.get((build or self.last).id)
         assert entry is not None
         build = msgspec.msgpack.decode(entry.value, type=Build)
         await self.builds.put(build.id, encode(msgspec.structs.replace(build, cancel=True)))
@@ -91,6 +111,10 @@ class Scene:
     async def until_acked(self) -> None:
         while await self.queued():
             pass
+
+    def now(self, build: Build) -> Build:
+        """The newest state of a build."""
+        return next((each for each in reversed(self.seen) if each.id == build.id), build)
 
     @property
     def last(self) -> Build:
@@ -130,6 +154,47 @@ async def test_the_next_build_comes_after_one_that_failed(connect: Any, nats: An
     await scene.ask(await bench.upload(scene.bus, bench.scaled(2)))
     await until_async(lambda: scene.last.id != failed.id)
     assert (await scene.ended()).state is BuildState.SUCCEEDED
+    await scene.stop()
+
+
+async def test_a_build_runs_beside_one_that_does_not_end(connect: Any, nats: Any, tmp_path: Path) -> None:
+    scene = await Scene.open(
+        await connect(nats), await connect(nats, "builder"), tmp_path, process="tests.builder.sometimes_hanging"
+    )
+    scene.start()
+    endless = await scene.ask(await bench.upload(scene.bus, bench.scaled(71), max_batch=2))
+    await until_async(lambda: scene.now(endless).stage is BuildStage.INGEST)
+    other = await scene.ask(await bench.upload(scene.bus, bench.scaled(72)))
+    await until_async(lambda: scene.now(other).state.ended)
+    assert scene.now(endless).state is BuildState.BUILDING
+    await scene.cancel(endless)
+    await until_async(lambda: scene.now(endless).state is BuildState.CANCELLED)
+    await scene.until_acked()
+    await scene.stop()
+
+
+async def test_a_build_without_memory_waits_for_the_other_to_end(
+    connect: Any, nats: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop, "_HANDED_BACK_S", 0.01)
+    monkeypatch.setattr(loop, "_RETRY_S", 0.02)
+    scene = await Scene.open(
+        await connect(nats),
+        await connect(nats, "builder"),
+        tmp_path,
+        process="tests.builder.sometimes_hanging",
+        available_bytes=0,
+    )
+    scene.start()
+    endless = await scene.ask(await bench.upload(scene.bus, bench.scaled(73), max_batch=2))
+    await until_async(lambda: scene.now(endless).stage is BuildStage.INGEST)
+    other = await scene.ask(await bench.upload(scene.bus, bench.scaled(74)))
+    await until_async(lambda: len(scene.admissions) > 1)
+    assert scene.now(other).state is BuildState.PENDING
+    await scene.cancel(endless)
+    await until_async(lambda: scene.now(other).state.ended)
+    assert scene.now(other).deaths == 0
+    await scene.until_acked()
     await scene.stop()
 
 
@@ -413,6 +478,11 @@ def test_settings_name_the_variable_that_is_wrong() -> None:
     assert BuilderSettings.from_env(given).measuring == THOROUGH
     quick = BuilderSettings.from_env(given | {"GPUFN_BUILD_MEASURE": "1.5"}).measuring
     assert quick == MeasurePlan(warm_up_s=0.1, least_s=1.5, most_s=6.0, trial_s=0.125)
+    assert BuilderSettings.from_env(given | {"GPUFN_BUILD_RETRY": "0.5"}).retry_for_s == 0.5
+    timeouts = [BuilderSettings.from_env(given | more).timeout_s for more in ({}, {"GPUFN_BUILD_TIMEOUT": "60"})]
+    assert timeouts == [600.0, 60.0]
+    assert BuilderSettings.from_env(given).builds >= 2
+    assert BuilderSettings.from_env(given | {"GPUFN_BUILDS": "3"}).builds == 3
     for change in (
         {"GPUFN_NATS_URL": ""},
         {"GPUFN_NODE": "A node"},
@@ -421,6 +491,9 @@ def test_settings_name_the_variable_that_is_wrong() -> None:
         {"GPUFN_BUILD_MEASURE": "long"},
         {"GPUFN_BUILD_MEASURE": "nan"},
         {"GPUFN_BUILD_MEASURE": "601"},
+        {"GPUFN_BUILD_RETRY": "soon"},
+        {"GPUFN_BUILD_TIMEOUT": "0.5"},
+        {"GPUFN_BUILDS": "0"},
     ):
         with pytest.raises(InvalidSetting, match=next(iter(change))):
             BuilderSettings.from_env(given | change)

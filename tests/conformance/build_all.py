@@ -19,6 +19,7 @@ from pathlib import Path
 import msgspec
 
 from gpufn_builder import identity
+from gpufn_builder.build_job import TIMEOUT_S
 from gpufn_builder.pipeline import Pipeline
 from gpufn_builder.processes import compile_process
 from gpufn_builder.processes.compile_process import compiler_for
@@ -90,6 +91,7 @@ def _request(case: suite.Case, folder: Path) -> BuildRequest:
         candidates=(identity.identity(spec, target, Backend.ORT_CPU, versions),),
         folder=str(folder),
         caches=str(folder / "caches"),
+        timeout_s=TIMEOUT_S,
         measuring=_UNMEASURED,
     )
 

@@ -26,7 +26,7 @@ import msgspec
 import pytest
 
 from gpufn_core.encoding import media
-from tests.conftest import Platform, running_platform
+from tests.conftest import Platform, http_client, running_platform
 
 pytestmark = pytest.mark.e2e
 
@@ -403,7 +403,7 @@ def test_many_deploys_at_once_all_happen(picky: Platform, tmp_path: Path) -> Non
     gate = threading.Barrier(8)
 
     def deploy() -> None:
-        with httpx.Client(base_url=picky.url, timeout=30) as client:
+        with http_client(picky.url, timeout_s=30) as client:
             gate.wait()
             statuses.append(client.post("/v1/functions", json=request).status_code)
 

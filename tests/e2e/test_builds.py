@@ -203,7 +203,7 @@ def _growing() -> ModelProto:
             ("ingest: ", "needs more memory than its limit of 40 MiB"),
         ),
         (_growing(), "build_memory='1Gi'", ("reference: ", "'big_node'", "; the limit is 1 GiB")),
-        (_looping(1 << 60), "build_timeout=1", ("reference: ", "the build did not end within 1 s")),
+        (_looping(1 << 60), "build_timeout=1", ("reference: ", "the build made no progress for 1 s")),
     ],
 )
 def test_a_build_beyond_its_limits_is_ended_and_told_which(
@@ -219,6 +219,15 @@ def test_a_build_beyond_its_limits_is_ended_and_told_which(
     said = refused(platform, "deploy", app)
     assert [word for word in words if word not in said] == [], said
     assert platform.client.get("/v1/functions/limited").status_code == 404, "nothing of it is served"
+
+
+def test_an_endless_model_does_not_block_the_next(platform: Platform, tmp_path: Path) -> None:
+    endless = begun(platform, written(_looping((1 << 60) + 1), tmp_path / "endless.onnx"))
+    until(lambda: build_of(platform, endless)["stage"] == "reference", "in the endless run")
+    platform.gpufn("build", written(scaled(23), tmp_path / "beside.onnx"))
+    assert build_of(platform, endless)["state"] == "building"
+    platform.client.delete(f"/v1/builds/{endless}").raise_for_status()
+    until(lambda: build_of(platform, endless)["state"] == "cancelled", "cancelled")
 
 
 def test_nan_all_over_is_refused(platform: Platform, tmp_path: Path) -> None:
@@ -307,7 +316,7 @@ def test_an_engine_that_the_disk_has_no_room_for_is_not_published(tmp_path: Path
     model = written(proto, tmp_path / "wide.onnx")
     with (
         small_disk(tmp_path, mebibytes=24) as disk,
-        running_platform(disk / "home", environ={"GPUFN_BUILD_MEASURE": str(MEASURE_S)}) as platform,
+        running_platform(disk / "home", environ={"GPUFN_BUILD_MEASURE": "2", "GPUFN_BUILD_RETRY": "0"}) as platform,
     ):
         build = begun(platform, model)
         measuring(platform, build)

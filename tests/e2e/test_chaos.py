@@ -23,7 +23,7 @@ import pytest
 from gpufn_core.errors import PlatformError
 from gpufn_core.ids import new_invocation_id
 from gpufn_core.protocol import subjects
-from tests.conftest import Platform, running_platform
+from tests.conftest import Platform, http_client, running_platform
 from tests.e2e.chaos import ledger
 from tests.e2e.chaos.again import Again
 from tests.e2e.chaos.callers import Callers
@@ -127,7 +127,7 @@ def survives(
     platform: Platform, second: Gateway, faults: Faults, stock: Stock, *, chaos_s: float, runs_at: Path
 ) -> None:
     platform.gpufn("deploy", APP)
-    with httpx.Client(base_url=second.url, timeout=30) as other, Receiver() as receiver:
+    with http_client(second.url, timeout_s=30) as other, Receiver() as receiver:
         clients = [platform.client, other]
         eventually(lambda: other.get("/v1/functions/nap").status_code != 200, "the second gateway knows no functions")
         call_each(clients, runs_at, 0)  # so that everything is there that a call makes
@@ -155,7 +155,7 @@ def survives(
         none_ran_too_rarely_or_too_often(accepted, ends, runs(runs_at), faults, story)
         numbers_are_right(platform.client, accepted, ledger.read(runs_at), faults, story)
         eventually(lambda: busy(clients), "still at work")
-        eventually(stock.grown, "left over")
+        eventually(stock.grown, "left over", every_s=0.5)  # consumers of killed clients go after 30 s
         call_each(clients, runs_at, -1)
 
 

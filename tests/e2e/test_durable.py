@@ -18,7 +18,7 @@ import httpx
 import pytest
 
 from gpufn_core.ids import new_invocation_id
-from tests.conftest import Platform, running_platform
+from tests.conftest import Platform, http_client, running_platform
 from tests.e2e.test_survival import pids_of
 from tests.waiting import until
 
@@ -73,13 +73,14 @@ class Submitters:
 
     def _submit(self, caller: int) -> None:
         number = caller * 1_000_000
-        with httpx.Client(base_url=self._url, timeout=30) as client:
+        with http_client(self._url, timeout_s=30) as client:
             while not self._stop.is_set():
                 number += 1
                 invocation = new_invocation_id()
                 while not self._put(client, invocation, number):
                     time.sleep(0.02)
                 self.accepted[invocation] = number
+                time.sleep(0.02)  # each is looked up in the end
 
     def _put(self, client: httpx.Client, invocation: str, number: int) -> bool:
         body = {"path": str(self._path), "number": number}

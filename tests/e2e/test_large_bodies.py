@@ -17,7 +17,7 @@ import pytest
 from gpufn import Client
 from gpufn.call import transport as _transport
 from gpufn.client.http_transport import HttpTransport
-from tests.conftest import Platform, running_platform
+from tests.conftest import Platform, http_client, running_platform
 from tests.e2e.apps.bulky import digest, pattern, turned
 from tests.e2e.chaos.gateway import Gateway, embedded_bus
 from tests.e2e.test_survival import pids_of
@@ -42,7 +42,7 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
 def far(own: Platform, tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
     """A gateway as on another machine."""
     home = tmp_path_factory.mktemp("far")
-    with Gateway(home, embedded_bus(own.home)) as gateway, httpx.Client(base_url=gateway.url, timeout=60) as client:
+    with Gateway(home, embedded_bus(own.home)) as gateway, http_client(gateway.url) as client:
         until(lambda: is_ready(client))
         until(lambda: client.get("/v1/functions/asks").status_code == 200)
         yield client

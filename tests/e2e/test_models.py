@@ -269,6 +269,22 @@ def test_a_killed_worker_costs_its_calls_at_most(deployed: Path, platform: Platf
     until(lambda: set(killed).isdisjoint(_workers(platform, "scores")), "replaced")
 
 
+@pytest.mark.parametrize(
+    ("name", "options", "remark"),
+    [("seeded", (), "random numbers with a seed"), ("unverified", ("--no-verify",), "not verified")],
+)
+def test_a_model_that_draws_random_numbers_is_served(
+    platform: Platform, tmp_path: Path, name: str, options: tuple[str, ...], remark: str
+) -> None:
+    (tmp_path / f"{name}.onnx").write_bytes(models.noisy().SerializeToString())
+    platform.gpufn("deploy", tmp_path / f"{name}.onnx", *options)
+    first, second = (platform.invoke(name, {"x": [0.0] * 8})["y"] for _ in range(2))
+    assert first != second
+    [engine] = platform.client.get(f"/v1/models/{name}").json()["engines"]["cpu"]
+    assert any(remark in each for each in engine["remarks"])
+    assert (engine["accuracy"] is None) == ("--no-verify" in options)
+
+
 @pytest.mark.parametrize("is_seen", [True, False], ids=["changed", "rotten"])
 def test_a_damaged_engine_is_fetched_again(platform: Platform, tmp_path: Path, is_seen: bool) -> None:
     """Rotten: the bytes are others, and the file's size and times are as they were."""

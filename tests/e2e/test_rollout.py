@@ -20,7 +20,7 @@ import pytest
 
 from gpufn import Function
 from gpufn_core.errors import FunctionNotFound, InvalidInput
-from tests.conftest import Platform
+from tests.conftest import Platform, http_client
 from tests.waiting import until
 
 pytestmark = pytest.mark.e2e
@@ -93,7 +93,7 @@ class Load:
 
     def _call(self) -> None:
         number = 0
-        with httpx.Client(base_url=self._platform.url, timeout=WITHIN_S) as client:
+        with http_client(self._platform.url, timeout_s=WITHIN_S) as client:
             while not self._stop.is_set():
                 number += 1
                 answer = client.post(f"/v1/functions/{self._function}/invoke", json={"number": number})
@@ -329,7 +329,7 @@ def test_submitted_calls_of_an_old_revision_end(project: Project) -> None:
 
 def test_a_function_that_is_deleted_under_load_tells_its_callers(project: Project) -> None:
     platform = project.platform
-    with httpx.Client(base_url=platform.url, timeout=WITHIN_S) as client:
+    with http_client(platform.url, timeout_s=WITHIN_S) as client:
         with Load(platform, project.name) as load:
             load.wait_for(1)
             assert client.delete(f"/v1/functions/{project.name}").status_code == 204

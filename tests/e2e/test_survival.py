@@ -20,7 +20,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.conftest import Platform, running_platform
+from tests.conftest import Platform, http_client, running_platform
 
 pytestmark = pytest.mark.e2e
 
@@ -77,18 +77,18 @@ class Load:
 
     def _submit(self, caller: int) -> None:
         number = caller * 1_000_000
-        with httpx.Client(base_url=self._url, timeout=30) as client:
+        with http_client(self._url, timeout_s=30) as client:
             while not self._stop.is_set():
                 number += 1
                 answer = self._try(client, "submit", number)
                 if answer is not None and answer.status_code == 202:
                     with self._lock:
                         self.accepted[answer.json()["id"]] = number
-                time.sleep(0.005)
+                time.sleep(0.02)
 
     def _call(self, caller: int) -> None:
         number = caller * 1_000_000
-        with httpx.Client(base_url=self._url, timeout=30) as client:
+        with http_client(self._url, timeout_s=30) as client:
             while not self._stop.is_set():
                 number += 1
                 answer = self._try(client, "invoke", number)

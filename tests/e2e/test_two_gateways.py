@@ -19,7 +19,7 @@ from gpufn_core.ids import new_invocation_id
 from gpufn_core.protocol import subjects
 from gpufn_platform.bus.connection import Bus
 from gpufn_platform.bus.storage.key_value import KeyValue
-from tests.conftest import Platform, running_platform
+from tests.conftest import Platform, http_client, running_platform
 from tests.e2e.chaos.gateway import Gateway, embedded_bus, name_of
 from tests.e2e.test_survival import pids_of
 from tests.waiting import until
@@ -48,7 +48,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     with (
         running_platform(home) as platform,
         Gateway(home, embedded_bus(home)) as gateway,
-        httpx.Client(base_url=gateway.url, timeout=60) as other,
+        http_client(gateway.url) as other,
     ):
         until(lambda: is_ready(other))
         platform.gpufn("deploy", APPS / "durable.py")

@@ -160,7 +160,7 @@ class Gateway:
         self.queue = StubQueue(clock)
         self.access = Access(loopback=loopback)
         self.registry = Registry(clock, self.access)
-        self.telemetry = Telemetry(lambda: self.queue.pending, self.registry.live_runners)
+        self.telemetry = Telemetry(lambda: self.queue.pending, self.registry.live_runners, self.registry.live_nodes)
         self.registry.on_runner_report = self.telemetry.attempts.add_report
         self.reason: str | None = None
         self.took: dict[str, dict[str, Usage]] = {}  # by day and key

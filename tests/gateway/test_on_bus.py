@@ -22,6 +22,7 @@ from gpufn_core.protocol import subjects
 from gpufn_core.protocol.codec import encode, pack
 from gpufn_core.protocol.messages import CallLocation, LocateCall, LogLine, ResultReply, unpack_invocation
 from gpufn_core.protocol.records import CallRecord
+from gpufn_core.spec.weights_spec import WeightsFile, WeightsSpec
 from gpufn_gateway.functions.deploys import DeployOptions
 from gpufn_local.nats_process import find_binary
 from gpufn_platform.bus.connection import Bus
@@ -102,6 +103,14 @@ async def test_a_bundle_that_was_not_uploaded_cannot_be_deployed(nats: Any, make
         assert problem(await gateway.http.post("/v1/functions", content=body)) == (422, "invalid_bundle")
         with pytest.raises(InvalidBundle, match="damaged in transit"):
             await gateway.deploys.put_bundle("0" * 64, BUNDLE)
+
+
+async def test_weights_that_were_not_uploaded_cannot_be_deployed(nats: Any, make: Any, problem: Any) -> None:
+    async with gateway_on(nats) as gateway:
+        weights = WeightsSpec(source="./weights", files=(WeightsFile("w", 1, "0" * 64),))
+        spec = msgspec.structs.replace(make.spec("none"), weights=(weights,))
+        body = msgspec.json.encode({"spec": spec, "bundle": DIGEST})
+        assert problem(await gateway.http.post("/v1/functions", content=body)) == (422, "invalid_spec")
 
 
 async def test_deploys_at_once_all_succeed_with_numbers_of_their_own(nats: Any, make: Any) -> None:

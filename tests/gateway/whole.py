@@ -90,7 +90,9 @@ class Whole:
         self.access = Access(loopback=True)
         self.registry = Registry(clock, self.access)
         self.caller = Caller(bus, name=name, clock=clock)
-        self.telemetry = telemetry = Telemetry(lambda: self.caller.pending, self.registry.live_runners)
+        self.telemetry = telemetry = Telemetry(
+            lambda: self.caller.pending, self.registry.live_runners, self.registry.live_nodes
+        )
         self.registry.on_runner_report = self.telemetry.attempts.add_report
         bodies = BodyReader(1 << 20, 30, what="a test", budget=BodyBudget(1 << 30))
         large = (

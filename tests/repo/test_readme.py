@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import ROOT
+from tests.conftest import QUICK, ROOT
 
 _BLOCK = re.compile(r"(?P<skip><!-- not run: [^>]+ -->\n)?^```sh\n(?P<commands>.*?)^```$", re.MULTILINE | re.DOTALL)
 _TIMEOUT_S = 180
@@ -42,6 +42,7 @@ def test_the_readme_can_be_followed_top_to_bottom(tmp_path: Path) -> None:
     (binaries / "python").symlink_to(sys.executable)
     (checkout / "examples").symlink_to(ROOT / "examples")
     environ = os.environ | {
+        **QUICK,
         "GPUFN_HOME": str(tmp_path / "home"),
         "PATH": f"{binaries}:{os.environ['PATH']}",
         "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Final
 
 from gpu_check.findings import Finding, Table
-from gpu_check.machine import Machine
+from gpu_check.machine import CannotRun, Machine
+from gpu_check.platform import up
 
 _TIMEOUT_S: Final = 60.0
 # Each case does one thing in a parent, lists the device files that are open, and uses CUDA in a forked child.
@@ -80,3 +85,77 @@ def _run(case: str) -> tuple[list[str], str, str, str]:
     last = lines[-1] if lines else "no output"
     files, refusal = json.loads(last) if last.startswith("[[") else ([], "")
     return files, refusal, child, last
+
+
+_NAME: Final = "gpu-check-poisoned"
+_POISON: Final = "gpu_check_poison"
+_STARTS: Final = 2
+_INITIALIZES_CUDA: Final = "import torch\n\ntorch.cuda.init()\n"
+_STARTS_A_THREAD: Final = """\
+import threading
+
+threading.Thread(target=threading.Event().wait, daemon=True).start()
+"""
+_APP: Final = """\
+import os
+
+import {poison}
+{imports}
+from gpufn import gpu_function
+
+
+@gpu_function(
+    name={name!r}, gpu="any", max_workers=1, idle_timeout=0.5, scaledown_window=0.5, park_timeout=0
+)
+def compute() -> dict[str, float | int]:
+    return {{"pid": os.getpid(), "sum": {compute}}}
+"""
+
+
+def poisoned(machine: Machine) -> Finding:
+    """Import a module that initializes CUDA, and start two workers. The template omits the module, so each worker forks
+    from it and can use CUDA. With a pretended GPU the module starts a thread, which forbids forks as well. A template
+    imports installed modules only, so the module is installed for the time of the step."""
+    machine.gpu()
+    if not machine.pretended:
+        machine.need_module("torch")
+    source = _APP.format(
+        name=_NAME,
+        poison=_POISON,
+        imports="" if machine.pretended else "import torch",
+        compute="4" if machine.pretended else 'float(torch.ones(4, device="cuda").sum())',
+    )
+    starts = []
+    with _installed(_STARTS_A_THREAD if machine.pretended else _INITIALIZES_CUDA), up(machine) as platform:
+        platform.deploy(source)
+        for _ in range(_STARTS):
+            platform.wait_for_zero(_NAME)  # the deploy checks a worker, and a template follows
+            starts.append(platform.timed(_NAME))
+        why = platform.why(_NAME)
+    pids = {result["pid"] for _, result in starts}
+    wrong = [f"a worker computed {result['sum']} instead of 4" for _, result in starts if result["sum"] != 4]
+    if len(pids) != _STARTS:
+        wrong.append(f"{_STARTS} starts had the processes {sorted(pids)}")
+    if _POISON not in why:
+        wrong.append(f"`gpufn why` does not name {_POISON}: {why}")
+    milliseconds = [seconds * 1e3 for seconds, _ in starts]
+    return Finding(
+        summary=f"{_STARTS} starts in {' and '.join(f'{each:.0f} ms' for each in milliseconds)}; {why}",
+        figures={"starts_ms": milliseconds},
+        said={"gpufn why": why},
+        wrong=wrong,
+    )
+
+
+@contextlib.contextmanager
+def _installed(source: str) -> Iterator[None]:
+    """Install a module named _POISON. Raises CannotRun if the folder of installed modules cannot be written."""
+    file = Path(sysconfig.get_path("purelib")) / f"{_POISON}.py"
+    try:
+        file.write_text(source)
+    except OSError as error:
+        raise CannotRun(f"{file} cannot be written: {error.strerror}") from error
+    try:
+        yield
+    finally:
+        file.unlink(missing_ok=True)

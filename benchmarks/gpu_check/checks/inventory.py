@@ -24,6 +24,9 @@ _COMMANDS = (
     "id; ulimit -a; free -m; df -h / /tmp /dev/shm",
     "env | cut -d= -f1 | sort",
     "nvidia-cuda-mps-control -h",
+    "docker info --format '{{json .DiscoveredDevices}} {{json .CDISpecDirs}} {{json .Runtimes}}'",
+    "command -v nvidia-container-runtime-hook nvidia-cdi-hook; ls -l /etc/cdi /var/run/cdi",
+    "cat /sys/fs/selinux/enforce",
 )
 
 

@@ -19,7 +19,8 @@ from gpufn import gpu_function
 
 
 def look(gib: int):
-    # Return the visible multiprocessors, and the error of an allocation of this size.
+    # Return the visible multiprocessors and memory, and the error of an allocation of this size.
+    free, total = torch.cuda.mem_get_info()
     try:
         torch.empty(gib << 30, dtype=torch.uint8, device="cuda")
     except torch.OutOfMemoryError as error:
@@ -27,7 +28,8 @@ def look(gib: int):
     else:
         refused = ""
     torch.cuda.empty_cache()
-    return {{"multiprocessors": torch.cuda.get_device_properties(0).multi_processor_count, "refused": refused}}
+    multiprocessors = torch.cuda.get_device_properties(0).multi_processor_count
+    return {{"multiprocessors": multiprocessors, "refused": refused, "free": free, "total": total}}
 """
 _FUNCTION: Final = """
 
@@ -54,6 +56,7 @@ def mps_limits(machine: Machine) -> Finding:
             seen = int(beyond["multiprocessors"])
             rows.append((
                 sm, seen, f"{seen / whole:.0%}", within["refused"] or "allocated", beyond["refused"] or "allocated",
+                within["free"] >> 20, within["total"] >> 20,
             ))  # fmt: skip
             print(*rows[-1], sep="; ")  # intermediate results, in case the step times out
             if abs(seen - whole * sm / 100) > _ROUNDED_BY:
@@ -66,7 +69,20 @@ def mps_limits(machine: Machine) -> Finding:
         summary=f"of {whole} multiprocessors a worker sees {', '.join(f'{row[1]} at {row[0]} %' for row in rows)}; "
         f"{_VRAM_GIB * 2} GiB beyond a limit of {_VRAM_GIB} are refused",
         figures={"multiprocessors": whole, "seen": {str(row[0]): row[1] for row in rows}},
-        tables=[Table(("sm, %", "multiprocessors", "of all", f"{_VRAM_GIB // 2} GiB", f"{_VRAM_GIB * 2} GiB"), rows)],
+        tables=[
+            Table(
+                (
+                    "sm, %",
+                    "multiprocessors",
+                    "of all",
+                    f"{_VRAM_GIB // 2} GiB",
+                    f"{_VRAM_GIB * 2} GiB",
+                    "mem_get_info: free, MiB",
+                    "total",
+                ),
+                rows,
+            )
+        ],
         wrong=wrong,
     )
 

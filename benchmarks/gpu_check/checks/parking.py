@@ -3,6 +3,7 @@ bytes that the hooks do not copy, so the figures do not count."""
 
 from __future__ import annotations
 
+import importlib
 import statistics
 from collections.abc import Sequence
 from typing import Any, Final
@@ -56,6 +57,51 @@ class Parked:
     def look(self) -> dict[str, int]:
         return {{"pid": os.getpid(), "sum": sum(self.weights)}}
 """
+
+
+_GIB: Final = 1 << 30
+_KEPT_GB: Final = (0.0, 1.0)  # a context alone, and beside weights
+
+
+def kept(machine: Machine) -> Finding:
+    """Read from NVML, by pid, the GPU memory that a parked torch process holds. The process without weights
+    shows the part of the context; the rest is memory that torch keeps."""
+    gpu = machine.real_gpu()
+    machine.need_module("torch")
+    rows, wrong = [], []
+    for size_gb in _KEPT_GB:
+        with up(machine) as platform:
+            platform.deploy(_SOURCE.format(name=_NAME, size=int(size_gb * 1e9)))
+            pid = int(platform.invoke(f"{_NAME}.look")["pid"])
+            running = _held_by(pid, gpu.uuid)
+            platform.wait_for(_NAME, "parked")
+            parked = _held_by(pid, gpu.uuid)
+            processes: list[dict[str, Any]] = platform.get("/v1/nodes")["nodes"][0]["processes"]
+            report = next((each for each in processes if each["pid"] == pid), {})
+        rows.append((f"{size_gb:g} GB", running, parked, str(report.get("parked")), str(report.get("gpu_bytes"))))
+        print(*rows[-1], sep="; ")  # intermediate results, in case the step times out
+        if isinstance(parked, int) and parked > _GIB:
+            wrong.append(f"{size_gb:g} GB: the parked process holds {parked:,} bytes, beyond the 1 GiB allowed")
+    return Finding(
+        summary="; ".join(f"{name}: {running} bytes running, {parked} parked" for name, running, parked, *_ in rows),
+        figures={"rows": [list(row) for row in rows]},
+        tables=[Table(("weights", "running, bytes", "parked, bytes", "gpufn: parked", "gpufn: gpu_bytes"), rows)],
+        wrong=wrong,
+    )
+
+
+def _held_by(pid: int, uuid: str) -> Any:
+    """Return the bytes of GPU memory that NVML reports for a process, or its answer without such a figure."""
+    nvml: Any = importlib.import_module("pynvml")
+    nvml.nvmlInit()
+    try:
+        processes = nvml.nvmlDeviceGetComputeRunningProcesses(nvml.nvmlDeviceGetHandleByUUID(uuid))
+        listed = {each.pid: each.usedGpuMemory for each in processes}
+        return listed.get(pid, f"not listed: {listed}")
+    except nvml.NVMLError as error:
+        return str(error)
+    finally:
+        nvml.nvmlShutdown()
 
 
 def small(machine: Machine) -> Finding:

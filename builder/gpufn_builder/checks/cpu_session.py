@@ -1,4 +1,4 @@
-"""Unoptimized execution on ONNX Runtime's CPU provider, with one thread and deterministic results.
+"""Execution on ONNX Runtime's CPU provider, unoptimized by default, with one thread and deterministic results.
 
 Models with integer products are optimized anyway, because only then are the products exact
 (`gpufn_core.inference.ort_integers`). Products between a DequantizeLinear and a QuantizeLinear are float products in an
@@ -24,12 +24,18 @@ _SILENT: Final = 4  # errors are raised anyway
 
 class CpuSession:
     def __init__(
-        self, path: Path, outputs: Sequence[TensorSpec], stage: BuildStage, *, has_integer_products: bool = False
+        self,
+        path: Path,
+        outputs: Sequence[TensorSpec],
+        stage: BuildStage,
+        *,
+        has_integer_products: bool = False,
+        is_optimized: bool = False,
     ) -> None:
         """Load the model at `path`, with its external data beside it. Raises BuildFailed(stage=stage) with the node."""
         self._stage = stage
         self._outputs = outputs
-        options = session_options(has_integer_products=has_integer_products)
+        options = session_options(has_integer_products=has_integer_products, is_optimized=is_optimized)
         try:
             self._session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
         except Exception as error:
@@ -43,10 +49,11 @@ class CpuSession:
             raise ort_run.failed("the model does not run", error, self._stage) from error
 
 
-def session_options(*, has_integer_products: bool) -> Any:
+def session_options(*, has_integer_products: bool, is_optimized: bool = False) -> Any:
     levels = onnxruntime.GraphOptimizationLevel
+    least = levels.ORT_ENABLE_EXTENDED if has_integer_products else levels.ORT_DISABLE_ALL
     options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = levels.ORT_ENABLE_EXTENDED if has_integer_products else levels.ORT_DISABLE_ALL
+    options.graph_optimization_level = levels.ORT_ENABLE_ALL if is_optimized else least
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     options.use_deterministic_compute = True
     options.log_severity_level = _SILENT

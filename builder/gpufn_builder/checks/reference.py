@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Final
@@ -21,30 +21,44 @@ _STAGE: Final = BuildStage.REFERENCE
 _failed = partial(BuildFailed, stage=_STAGE)
 
 
-def run_reference(model: NormalModel, cases: Sequence[Case]) -> list[Arrays]:
+def run_reference(
+    model: NormalModel,
+    cases: Sequence[Case],
+    on_case: Callable[[Case], object] = lambda case: None,
+    *,
+    verify: bool = True,
+) -> list[Arrays]:
     """Return the outputs of each case, in fp32 where the model uses fp32. Raises BuildFailed(stage="reference").
+    `on_case` receives each case before its run.
 
-    A model cannot be checked if its outputs differ between two runs, or if an output is entirely NaN for a user's
+    A model cannot be verified if its outputs differ between two sessions, or if an output is entirely NaN for a user's
     sample or for all generated cases. Other NaNs are kept, and counted where outputs are compared.
     """
-    session = CpuSession(model.path, model.outputs, _STAGE, has_integer_products=model.has_integer_products)
-    outputs = [_run(session, case) for case in cases]
+    session = _session(model)
+    outputs = []
+    for case in cases:
+        on_case(case)
+        outputs.append(_run(session, case))
     _check_types(model.outputs, outputs)
-    _check_nans(cases, outputs)
-    if cases:
-        _check_repeatable(cases[0], outputs[0], session)
+    if verify:
+        _check_nans(cases, outputs)
+        if cases:
+            # A session continues its sequence of random numbers, so only a new one repeats them.
+            _check_repeatable(cases[0], outputs[0], _session(model) if model.random_nodes else session)
     return outputs
+
+
+def _session(model: NormalModel) -> CpuSession:
+    return CpuSession(model.path, model.outputs, _STAGE, has_integer_products=model.has_integer_products)
 
 
 def observe(model: NormalModel, outputs: Sequence[Arrays]) -> NormalModel:
     """Return `model` with the observed shapes of its outputs: a size that was declared fixed but varies becomes
-    dynamic, and unranked outputs get their dimensions. Raises BuildFailed for an output whose rank varies."""
-    specs = tuple(
-        _observed(spec, [each[spec.name].shape for each in outputs], spec.name in model.unranked)
-        for spec in model.outputs
-    )
+    dynamic, and a rank that was not declared, or that all cases contradict, becomes theirs, with dynamic sizes. Raises
+    BuildFailed for an output whose rank varies."""
+    specs = tuple(_observed(spec, [each[spec.name].shape for each in outputs]) for spec in model.outputs)
     batched = model.batched and all(spec.shape[:1] == (-1,) for spec in specs)
-    return replace(model, outputs=specs, batched=batched, unranked=())
+    return replace(model, outputs=specs, batched=batched)
 
 
 def _run(session: CpuSession, case: Case) -> Arrays:
@@ -85,7 +99,7 @@ def _check_repeatable(case: Case, outputs: Arrays, session: CpuSession) -> None:
     for name, array in outputs.items():
         if not _is_identical(array, again[name]):
             problem = f"output {name} differs between two runs on the same input ({case.name})"
-            raise _failed(f"{problem}: a model that uses random numbers cannot be checked", node=name)
+            raise _failed(f"{problem}, so it cannot be verified: set verify=False (--no-verify)", node=name)
 
 
 def _is_identical(one: Array, other: Array) -> bool:
@@ -94,13 +108,14 @@ def _is_identical(one: Array, other: Array) -> bool:
     return one.shape == other.shape and one.tobytes() == other.tobytes()
 
 
-def _observed(spec: TensorSpec, shapes: Sequence[tuple[int, ...]], is_unranked: bool) -> TensorSpec:
+def _observed(spec: TensorSpec, shapes: Sequence[tuple[int, ...]]) -> TensorSpec:
     if not shapes:
         return spec
-    declared = (-1,) * len(shapes[0]) if is_unranked else spec.shape
+    rank = len(shapes[0])
     for shape in shapes:
-        if len(shape) != len(declared):
-            message = f"output {spec.name} has {len(declared)} dimensions in one place and {len(shape)} in another"
+        if len(shape) != rank:
+            message = f"output {spec.name} has {rank} dimensions in one case and {len(shape)} in another"
             raise _failed(message, node=spec.name)
+    declared = spec.shape if len(spec.shape) == rank else (-1,) * rank
     shape = tuple(size if all(each[axis] == size for each in shapes) else -1 for axis, size in enumerate(declared))
     return TensorSpec(spec.name, spec.datatype, shape)

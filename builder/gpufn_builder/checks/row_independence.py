@@ -32,7 +32,7 @@ _SMALL: Final = 0.1
 
 
 def why_alone(
-    run: Run, cases: Iterable[Arrays], tuned: Arrays, profiles: Sequence[ShapeProfile], tolerance: Tolerance
+    run: Run, cases: Iterable[Arrays], tuned: Arrays, profiles: Sequence[ShapeProfile], tolerance: Tolerance | None
 ) -> str:
     """Return why each call needs its own run; empty if calls may share runs.
 
@@ -45,7 +45,8 @@ def why_alone(
     rows = _different_rows([each for each in (*cases, tuned) if _rest(each) == _rest(tuned)])
     if len(rows) < 2:
         return "no two rows were different, so their independence could not be checked: set samples="
-    limit = min(max(tolerance.rel_l2 or _MAX_DISTANCE, _MIN_DISTANCE), _MAX_DISTANCE)
+    distance = tolerance and (tolerance.rel_l2 or tolerance.rtol)
+    limit = min(max(distance or _MAX_DISTANCE, _MIN_DISTANCE), _MAX_DISTANCE)
     try:
         alone = [run(row) for row in rows]
         for group in _groups(len(rows), most):

@@ -12,7 +12,7 @@ import os
 import re
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,7 +22,7 @@ import tensorrt as trt
 from gpufn_builder.compilers.base import Compiled, CompileJob, ReportProgress
 from gpufn_builder.onnx_model.tensors import Arrays, dtype_of
 from gpufn_core.errors import BuildFailed
-from gpufn_core.inference.cudart import Cuda
+from gpufn_core.inference.cudart import Cuda, CudaError
 from gpufn_core.spec.model_spec import ShapeProfile
 
 _ENGINE: Final = "engine.plan"
@@ -86,12 +86,11 @@ class TrtEngine:
         self._dtypes = {spec.name: dtype_of(spec.datatype) for spec in (*job.inputs, *job.outputs)}
         self._outputs = [spec.name for spec in job.outputs]
         self._allocations: list[int] = []
+        self._allocator = _OutputAllocator(self._cuda)
 
     def run(self, inputs: Arrays) -> Arrays:
         arrays = _contiguous(inputs)
-        outputs = self._prepare(arrays)
-        self._execute(arrays, outputs)
-        return outputs
+        return self._execute(arrays, self._prepare(arrays))
 
     def bind(self, inputs: Arrays) -> Callable[[], object]:
         arrays = _contiguous(inputs)
@@ -100,11 +99,12 @@ class TrtEngine:
 
     def close(self) -> None:
         self._release()
+        self._allocator.free()
         self._cuda.destroy_stream(self._stream)
 
     def _prepare(self, inputs: Arrays) -> Arrays:
-        """Set the shapes and addresses for a set of inputs, and allocate the outputs. Frees the device memory of the
-        previous set."""
+        """Set the shapes and addresses for a set of inputs, and allocate the outputs, except those whose shape depends
+        on the data. Frees the device memory of the previous set."""
         self._release()
         self._addresses: dict[str, int] = {}
         profile = self._profile_for(inputs)
@@ -122,9 +122,10 @@ class TrtEngine:
         outputs: Arrays = {}
         for name in self._outputs:
             shape = tuple(self._context.get_tensor_shape(name))
-            if -1 in shape:  # data-dependent; workers allocate the output before a run
-                message = f"the shape of {name} is known only after a run, which is not supported with TensorRT"
-                raise BuildFailed(message, stage="verify", node=name)
+            if -1 in shape:
+                if not self._context.set_output_allocator(name, self._allocator):
+                    raise self._log.failed(f"TensorRT rejects an allocator for {name}", stage="verify", node=name)
+                continue
             output = np.empty(shape, self._dtypes[name])
             self._addresses[name] = self._allocate(output.nbytes)
             self._context.set_tensor_address(name, self._addresses[name])
@@ -137,14 +138,21 @@ class TrtEngine:
                 return index
         return 0
 
-    def _execute(self, inputs: Arrays, outputs: Arrays) -> None:
+    def _execute(self, inputs: Arrays, allocated: Arrays) -> Arrays:
         for name, array in inputs.items():
             self._cuda.copy(self._addresses[name], array.ctypes.data, array.nbytes, self._stream)
+        self._allocator.shapes.clear()
         if not self._context.execute_async_v3(self._stream):
             raise self._log.failed("TensorRT could not run the engine", stage="verify")
+        shapes = self._allocator.shapes  # known once the call returns
+        addresses = self._addresses | self._allocator.addresses
+        outputs = allocated | {name: np.empty(shape, self._dtypes[name]) for name, shape in shapes.items()}
+        if missing := [name for name in self._outputs if name not in outputs]:
+            raise self._log.failed(f"TensorRT reported no shape for {', '.join(missing)}", stage="verify")
         for name, output in outputs.items():
-            self._cuda.copy(output.ctypes.data, self._addresses[name], output.nbytes, self._stream)
+            self._cuda.copy(output.ctypes.data, addresses[name], output.nbytes, self._stream)
         self._cuda.synchronize(self._stream)
+        return outputs
 
     def _allocate(self, size: int) -> int:
         address = self._cuda.allocate(size)
@@ -156,7 +164,39 @@ class TrtEngine:
             self._cuda.free(self._allocations.pop())
 
 
-class _Log(trt.ILogger):  # type: ignore[misc]  # the bindings have no types
+class _OutputAllocator(trt.IOutputAllocator):  # type: ignore[misc]  # the bindings have no types
+    """Memory of outputs whose shape depends on the data, which TensorRT requests during a run. Must not raise there."""
+
+    def __init__(self, cuda: Cuda) -> None:
+        trt.IOutputAllocator.__init__(self)
+        self.shapes: dict[str, tuple[int, ...]] = {}
+        self.addresses: dict[str, int] = {}
+        self._sizes: dict[str, int] = {}
+        self._cuda = cuda
+
+    def reallocate_output_async(self, name: str, memory: int, size: int, alignment: int, stream: int) -> int:
+        """Return the address of at least `size` bytes, or 0. CUDA's own alignment is 256 bytes or more."""
+        if self._sizes.get(name, -1) < size:
+            try:
+                larger = self._cuda.allocate(max(size, 1))
+            except CudaError:
+                return 0
+            smaller = self.addresses.get(name)
+            self.addresses[name], self._sizes[name] = larger, size
+            if smaller is not None:
+                self._cuda.free(smaller)
+        return self.addresses[name]
+
+    def notify_shape(self, name: str, shape: Sequence[int]) -> None:
+        self.shapes[name] = tuple(shape)
+
+    def free(self) -> None:
+        while self.addresses:
+            self._cuda.free(self.addresses.popitem()[1])
+        self._sizes.clear()
+
+
+class _Log(trt.ILogger):  # type: ignore[misc]
     """Collects TensorRT's errors, which are often the only explanation of a failed call."""
 
     def __init__(self) -> None:
@@ -258,7 +298,7 @@ def _describe_plan(log: _Log, plan: Path) -> Compiled:
     information = engine.create_engine_inspector().get_engine_information(trt.LayerInformationFormat.JSON)
     with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):
         counted.update(f"{layer.get('LayerType', 'layer')} on TensorRT" for layer in json.loads(information)["Layers"])
-    settings: dict[str, int | str] = {"device_memory_bytes": engine.device_memory_size_v2}  # of each context
+    settings: dict[str, int | str] = {"device_memory_bytes": engine.device_memory_size_v2}
     return Compiled(files=(_ENGINE,), settings=settings, gpu_nodes=engine.num_layers, nodes=dict(counted))
 
 

@@ -1,4 +1,4 @@
-"""The names in a graph and in its subgraphs, and other helpers for protobufs of graphs. Pure."""
+"""The names in a graph and in its subgraphs, their types, and other helpers for protobufs of graphs. Pure."""
 
 from __future__ import annotations
 
@@ -42,6 +42,15 @@ def all_names(graph: GraphProto) -> set[str]:
         for inner in subgraphs(node):
             names |= all_names(inner)
     return names
+
+
+def element_types(graph: GraphProto) -> dict[str, int]:
+    """Return the element types of constants and of values whose type is known."""
+    types = {tensor.name: tensor.data_type for tensor in graph.initializer}
+    for value in (*graph.input, *graph.output, *graph.value_info):
+        if value.type.WhichOneof("value") == "tensor_type":
+            types[value.name] = value.type.tensor_type.elem_type
+    return types
 
 
 def replace_items(field: Any, items: Sequence[Any]) -> None:

@@ -1,8 +1,8 @@
 """Normalization of an ingested model: validated, without functions, with inferred shapes, in a new file.
 
 1. Remove what only concerns other programs: training information, functions, unused opsets.
-2. Set a version of the file format that the runtime supports, add zero points that the runtime handles wrongly when
-   they are omitted, and sort the nodes.
+2. Set a version of the file format that the runtime supports, and seeds of random numbers. Add zero points that the
+   runtime handles wrongly when they are omitted, and sort the nodes.
 3. Run the checker and shape inference.
 4. Write the model beside a copy of its external data.
 """
@@ -33,7 +33,7 @@ from onnx import (
     version_converter,
 )
 
-from gpufn_builder.onnx_model import ort_capabilities
+from gpufn_builder.onnx_model import ort_capabilities, random_numbers
 from gpufn_builder.onnx_model.graph_names import replace_items
 from gpufn_builder.onnx_model.ingest import SourceModel, all_nodes, canonical_domain, used_domains
 from gpufn_builder.onnx_model.tensors import datatype_of
@@ -61,8 +61,7 @@ _NODE: Final = re.compile(r"(?:node name: |Name: |node: \nname: )([^\s,)]+)")
 
 @dataclass(frozen=True)
 class NormalModel:
-    """The model at `path`. `unranked` are outputs whose number of dimensions is known only after a run; their shape
-    here is ().
+    """The model at `path`. `random_nodes` draw random numbers. An output whose rank is unknown has the shape ().
 
     `batched`: the first dimension of every input and output is dynamic, and may count rows because the inputs' first
     dimensions have the same name or none. `row_independence` finds out whether rows are independent.
@@ -74,13 +73,14 @@ class NormalModel:
     outputs: tuple[TensorSpec, ...]
     batched: bool
     external: tuple[str, ...] = ()
-    unranked: tuple[str, ...] = ()
     arithmetic: Precision = Precision.FP32
     has_integer_products: bool = False
+    random_nodes: tuple[str, ...] = ()
 
 
-def normalise(source: SourceModel, into: Path) -> NormalModel:
-    """Normalize `source` in the folder `into`, which must differ from the source's. Modifies `source.proto`.
+def normalise(source: SourceModel, into: Path, *, set_seeds: bool = True) -> NormalModel:
+    """Normalize `source` in the folder `into`, which must differ from the source's. Modifies `source.proto`. With
+    `set_seeds`, a node that draws random numbers gets a seed, so that its outputs can be compared with the reference.
 
     Raises BuildFailed(stage="normalise").
     """
@@ -90,6 +90,8 @@ def normalise(source: SourceModel, into: Path) -> NormalModel:
     _use_canonical_names(model.graph)
     defaults = _extract_defaults(model)
     _clear_negative_sizes(model.graph)
+    if set_seeds:
+        random_numbers.set_seeds(model)
     make_constants_explicit(model.graph)
     sort_nodes(model.graph)
     model.ir_version = min(max(model.ir_version, _FIRST_IR_WITH_CONSTANTS), ort_capabilities.newest_ir_version())
@@ -222,9 +224,9 @@ def _normal_model(
         tuple(_spec(value) for value in graph.output),
         _may_be_batched(graph.input, graph.output),
         external,
-        tuple(value.name for value in graph.output if not _has_rank(value)),
         _arithmetic(graph),
         any(node.op_type in _INTEGER_PRODUCTS for node in all_nodes(graph)),
+        random_numbers.random_nodes(model),
     )
 
 

@@ -6,11 +6,13 @@ its half-precision version has a separate name. Nodes are processed in order:
     1. A node is lowered if its operator supports half precision and is not in `_KEPT`.
     2. Arithmetic whose inputs are all float32 is kept: lowering starts at matrix products.
     3. A constant that half precision cannot represent keeps its nodes in float32; nothing is clipped.
-    4. Bodies of If, Loop and Scan, and the model's inputs and outputs, are kept.
+    4. Layers that the caller names are kept: half precision is too coarse for them.
+    5. Bodies of If, Loop and Scan, and the model's inputs and outputs, are kept.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -18,7 +20,14 @@ import numpy as np
 import onnx
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-from gpufn_builder.onnx_model.graph_names import all_names, names_used_in, referenced_names, replace_items, subgraphs
+from gpufn_builder.onnx_model.graph_names import (
+    all_names,
+    element_types,
+    names_used_in,
+    referenced_names,
+    replace_items,
+    subgraphs,
+)
 from gpufn_builder.onnx_model.ingest import main_opset
 from gpufn_builder.onnx_model.tensors import BF16, Array
 
@@ -43,32 +52,38 @@ _KEPT: Final = frozenset(
 
 @dataclass(frozen=True)
 class Lowered:
-    """`nodes` nodes of the graph were lowered. `too_large` are constants that half precision cannot represent."""
+    """`nodes` nodes were lowered. `products` are those that start lowering, by their first output. `values` are outputs
+    of lowered nodes, with their names in half precision. `too_large` are constants that half precision cannot
+    represent."""
 
     model: ModelProto
     nodes: int
+    products: tuple[str, ...]
+    values: dict[str, str]
     too_large: tuple[str, ...]
 
 
-def lower(model: ModelProto, half: int, *, emulate: bool = False) -> Lowered:
-    """Lower `model` to the element type `half`. Its values must have types and its constants must be loaded.
+def lower(model: ModelProto, half: int, *, keep: Collection[str] = (), emulate: bool = False) -> Lowered:
+    """Lower `model` to the element type `half`. Its values must have types and its constants must be loaded. Nodes
+    whose first output is in `keep` stay in float32.
 
     With `emulate`, lowered nodes compute in float32 and their results are rounded, for runtimes that lack operators in
     `half`.
     """
-    return _Lowering(model, half, emulate).result()
+    return _Lowering(model, half, keep, emulate).result()
 
 
 class _Lowering:
-    def __init__(self, model: ModelProto, half: int, emulate: bool) -> None:
+    def __init__(self, model: ModelProto, half: int, keep: Collection[str], emulate: bool) -> None:
         self._model = ModelProto()
         self._model.CopyFrom(model)
         self._half = half
+        self._keep = keep
         self._emulate = emulate
         self._graph = self._model.graph
         _constants_to_initialisers(self._graph)
         self._opset = main_opset(model)
-        self._types = _types(self._graph)
+        self._types = element_types(self._graph)
         self._constants = {tensor.name: tensor for tensor in self._graph.initializer}
         self._fills = {node.output[0]: _floats(node) for node in self._graph.node if node.op_type == "ConstantOfShape"}
         self._names = all_names(self._graph)
@@ -78,6 +93,7 @@ class _Lowering:
         self._made_half: set[str] = set()  # outputs of lowered nodes
         self._floats_of_halves: dict[str, str] = {}  # used only for emulation
         self._lowered = 0
+        self._products: list[str] = []
         self._too_large: dict[str, None] = {}
 
     def result(self) -> Lowered:
@@ -89,12 +105,15 @@ class _Lowering:
         for output in self._graph.output:
             self._as_float(output.name)
         self._finish()
-        return Lowered(self._model, self._lowered, tuple(self._too_large))
+        values = {value: self._halves[value] for value in self._made_half}
+        return Lowered(self._model, self._lowered, tuple(self._products), values, tuple(self._too_large))
 
     def _lowerable(self, node: NodeProto) -> tuple[set[int], set[int]] | None:
         """Return the positions of the inputs and outputs of `node` that become half precision; None to keep the
         node."""
         if node.domain not in ("", "ai.onnx") or node.op_type in _KEPT or any(subgraphs(node)):
+            return None
+        if node.output[0] in self._keep:
             return None
         if any(name and name not in self._types for name in (*node.input, *node.output)):
             return None
@@ -159,6 +178,8 @@ class _Lowering:
         self._nodes += [copy, *rounded]
         self._float.update(name for i, name in enumerate(node.output) if i not in outputs)
         self._lowered += 1
+        if node.op_type in _PRODUCTS:
+            self._products.append(node.output[0])
 
     def _add_kept(self, node: NodeProto) -> None:
         for name in referenced_names(node):
@@ -231,14 +252,6 @@ def _floats(node: NodeProto) -> TensorProto | None:
         if attribute.name == "value_floats":
             return numpy_helper.from_array(np.array(attribute.floats, np.float32))
     return None
-
-
-def _types(graph: GraphProto) -> dict[str, int]:
-    types = {tensor.name: tensor.data_type for tensor in graph.initializer}
-    for value in (*graph.input, *graph.output, *graph.value_info):
-        if value.type.WhichOneof("value") == "tensor_type":
-            types[value.name] = value.type.tensor_type.elem_type
-    return types
 
 
 def _role(formals: Any, position: int) -> str:

@@ -9,7 +9,7 @@ Compilers expect pairs of QuantizeLinear and DequantizeLinear (Q/DQ) in differen
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -34,23 +34,36 @@ _GPU_OPTIONS: Final = {"QuantizeBias": False, "OpTypesToExcludeOutputQuantizatio
 _ERRORS_ONLY: Final = 3
 
 
-def quantise(model: ModelProto, cases: Sequence[Case], path: Path, *, weights_beside: bool, for_gpu: bool) -> bool:
+def quantise(
+    model: ModelProto,
+    cases: Sequence[Case],
+    path: Path,
+    *,
+    keep: Collection[str],
+    weights_beside: bool,
+    for_gpu: bool,
+) -> tuple[str, ...]:
     """Quantize `model` and write it to `path`, with its weights in a separate file if `weights_beside`. Place Q/DQ for
-    TensorRT if `for_gpu`, else for ONNX Runtime on the CPU. Return False if there is nothing to quantize.
+    TensorRT if `for_gpu`, else for ONNX Runtime on the CPU. Nodes whose first output is in `keep` stay in fp32. Return
+    the quantized nodes, by their first output; without one, nothing is written.
 
     Raises BuildFailed if `cases` has no user samples, or if ONNX Runtime's quantization tool fails.
     """
     user_samples = [case for case in cases if case.is_user_sample]
     if not user_samples:
         raise BuildFailed("int8 is calibrated on samples, and there are none: set samples=", stage=_STAGE)
-    if not any(node.op_type in _QUANTISED for node in model.graph.node):
-        return False
+    layers = [node for node in model.graph.node if node.op_type in _QUANTISED]
+    quantised = tuple(node.output[0] for node in layers if node.output[0] not in keep)
+    if not quantised:
+        return ()
     if (opset := main_opset(model)) < INT8_OPSET:
         raise BuildFailed(
             f"int8 needs opset {INT8_OPSET}, and this model of opset {opset} cannot be converted: export it with "
             f"opset_version={INT8_OPSET} or a later one",
             stage=_STAGE,
         )
+    for node in layers:
+        node.name = node.output[0]  # unique, unlike the names in many models
     _protect_returned_inputs(model.graph)
     # Shapes are already inferred; this entry silences the tool's warning about that.
     model.metadata_props.add(key="onnx.quant.pre_process", value="onnxruntime.quant")
@@ -62,6 +75,7 @@ def quantise(model: ModelProto, cases: Sequence[Case], path: Path, *, weights_be
             _Samples(user_samples),
             quant_format=QuantFormat.QDQ,
             op_types_to_quantize=_QUANTISED,
+            nodes_to_exclude=list(keep),
             per_channel=True,
             activation_type=QuantType.QInt8,
             weight_type=QuantType.QInt8,
@@ -72,7 +86,7 @@ def quantise(model: ModelProto, cases: Sequence[Case], path: Path, *, weights_be
         reason = " ".join(str(error).split()) or type(error).__name__
         raise BuildFailed(f"the model cannot be quantized: {reason}", stage=_STAGE) from error
     _finish(path)
-    return True
+    return quantised
 
 
 def _protect_returned_inputs(graph: GraphProto) -> None:

@@ -1,49 +1,60 @@
 """Conversion of a model to the requested precision: rewrites the graph and checks its accuracy before compilation.
 
-`identity.tools` lists the tools and versions that do it.
+If the outputs are not accurate enough, the layers that lose the accuracy stay in fp32. `identity.tools` lists the tools
+and versions that rewrite the graph.
 """
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 import onnx
-from google.protobuf.message import EncodeError
-from onnx import ModelProto, TensorProto, shape_inference, version_converter
+from onnx import NodeProto, TensorProto
 
 from gpufn_builder.checks.cpu_session import CpuSession
 from gpufn_builder.checks.samples import Case
 from gpufn_builder.checks.verify import Comparison, check, compare
-from gpufn_builder.onnx_model import ort_capabilities
-from gpufn_builder.onnx_model.ingest import main_opset
 from gpufn_builder.onnx_model.normalise import NormalModel
 from gpufn_builder.onnx_model.tensors import Arrays
-from gpufn_builder.precision.half_precision import Lowered, lower
+from gpufn_builder.precision.conversion import HALVES, Conversion, convert, listed
+from gpufn_builder.precision.first_difference import Difference, find_first_difference, layers_to_keep, name_of
 from gpufn_core.domain.engine import BuildStage
 from gpufn_core.errors import BuildFailed
-from gpufn_core.spec.model_spec import Precision, Tolerance
+from gpufn_core.spec.model_spec import TOLERANCES, Precision, Tolerance
 
 _STAGE: Final = BuildStage.TRANSFORM
-_HALVES: Final[dict[Precision, int]] = {Precision.FP16: TensorProto.FLOAT16, Precision.BF16: TensorProto.BFLOAT16}
-_BF16_OPSET: Final = 22  # the first with convolutions and poolings in bfloat16
-_CONVERTIBLE_OPSET: Final = 9  # a Scan of opset 8 has other shapes, which the converter does not report
-_INLINE_BYTES: Final = 1 << 30  # of constants; larger ones go to a separate file: a protobuf is limited to 2 GiB
-_WEIGHTS: Final = "weights.bin"
+MAX_ROUNDS: Final = 8  # each costs a conversion, and a run of a case with all its values
 
 
 @dataclass(frozen=True)
 class TransformedModel:
-    """`path` is for the compilers of GPU engines. `cpu_path`, which may be the same, runs in ONNX Runtime on the CPU.
-    External data are beside both. `summary` describes the conversion. `comparison` is with the
-    reference; None if nothing was changed."""
+    """`path`, `cpu_path` and `summary` come from the Conversion. `comparison` is with the reference;
+    None if nothing was changed or verified.
+
+    `kept` are the names of layers that stay in fp32, because the outputs are not accurate enough without them.
+    `first_difference` describes the first node whose output differs if no layer is kept; empty if none is.
+    """
 
     path: Path
     cpu_path: Path
     summary: str
     comparison: Comparison | None = None
+    kept: tuple[str, ...] = ()
+    first_difference: str = ""
+
+
+@dataclass(frozen=True)
+class _Failure:
+    """The `error` of graph number `graph` of a conversion, and the number of the first case that fails."""
+
+    error: BuildFailed
+    graph: int
+    case: int
 
 
 def transform(
@@ -52,7 +63,7 @@ def transform(
     cases: Sequence[Case],
     *,
     reference: Sequence[Arrays],
-    tolerance: Tolerance,
+    tolerance: Tolerance | None,
     into: Path,
     on_gpu: bool = True,
     on_cpu: bool = True,
@@ -60,78 +71,150 @@ def transform(
     """Convert `model` to `precision`, in the folder `into`. `reference` are the outputs of `cases`. int8 takes a graph
     each for engines `on_gpu` and `on_cpu`; if only one is needed, both paths are the same.
 
-    Inputs and outputs keep their types. Raises BuildFailed(stage="transform") for the worst output if it is not within
-    `tolerance`.
+    Inputs and outputs keep their types. If an output is not within `tolerance`, the layers that cause the first
+    difference stay in fp32 and the model is converted again, up to MAX_ROUNDS times. Raises
+    BuildFailed(stage="transform") for the worst output if that does not suffice. Without a `tolerance`, outputs are not
+    compared.
     """
     if precision in (Precision.FP32, Precision.TF32):
         return TransformedModel(model.path, model.path, "unchanged")
-    too_large: tuple[str, ...] = ()
-    if precision is Precision.INT8:
-        path = checked = cpu_path = into / "int8.onnx"
-        if not _quantise_model(model, cases, path, for_gpu=on_gpu):
-            return TransformedModel(model.path, model.path, "unchanged: there is nothing to quantize")
-        if on_gpu and on_cpu:
-            cpu_path = into / "int8-cpu.onnx"
-            _quantise_model(model, cases, cpu_path, for_gpu=False)
-        summary = "quantized, with scales from the samples"
-    else:
-        path, checked, lowered = _lowered(model, precision, into)
-        cpu_path = checked if precision is Precision.BF16 else path  # ONNX Runtime has almost no bfloat16 on the CPU
-        too_large = lowered.too_large
-        summary = f"{lowered.nodes} nodes in {precision}"
-        if too_large:
-            summary += f"; kept in fp32, as {precision} cannot represent their values: {_listed(too_large)}"
-    session = CpuSession(checked, model.outputs, _STAGE, has_integer_products=model.has_integer_products)
-    outputs = [session.run(case.inputs) for case in cases]
-    try:
-        comparison = compare([case.name for case in cases], reference, outputs, _STAGE)
-        check(comparison, tolerance, _STAGE)
-    except BuildFailed as error:
-        hint = f"; {_listed(too_large)} cannot be represented in {precision}" if too_large else ""
-        raise BuildFailed(f"in {precision} {error.message}{hint}", stage=_STAGE, node=error.node) from error
-    return TransformedModel(path, cpu_path, summary, comparison)
+    convert_with = partial(convert, model, precision, cases, on_gpu=on_gpu, on_cpu=on_cpu)
+    conversion = convert_with(_new_folder(into, precision))
+    if conversion is None:
+        return TransformedModel(model.path, model.path, "unchanged: there is nothing to quantize")
+    if tolerance is None:
+        return TransformedModel(conversion.path, conversion.cpu_path, conversion.summary)
+    checks = _OutputCheck(model, precision, cases, reference, tolerance)
+    outcome = checks.run(conversion)
+    original, first, kept, rounds = outcome, None, list[NodeProto](), 0
+    while isinstance(outcome, _Failure):
+        assert isinstance(original, _Failure)
+        difference = checks.first_difference(conversion, outcome)
+        first = first or difference
+        layers = checks.layers_to_keep(conversion, difference) if difference else []
+        if not layers or rounds == MAX_ROUNDS:
+            raise _error(original.error, precision, conversion, kept, first) from original.error
+        kept += layers
+        rounds += 1
+        shutil.rmtree(conversion.path.parent)
+        again = convert_with(_new_folder(into, f"{precision}-{rounds}"), [node.output[0] for node in kept])
+        assert again is not None, "layers_to_keep leaves one"
+        conversion, outcome = again, checks.run(again, outcome)
+    return TransformedModel(
+        conversion.path,
+        conversion.cpu_path,
+        conversion.summary,
+        outcome,
+        tuple(map(name_of, kept)),
+        _describe(first, precision),
+    )
 
 
-def _lowered(model: NormalModel, precision: Precision, into: Path) -> tuple[Path, Path, Lowered]:
-    """Return the lowered model, and an emulation of it for the check. For the lowered model itself, ONNX Runtime on the
-    CPU would compute in float32 without rounding between nodes."""
-    half = _HALVES[precision]
-    source = onnx.load(model.path)
-    if precision is Precision.BF16:
-        source = _in_opset(source, _BF16_OPSET)
-    lowered = lower(source, half)
-    path = _save(lowered.model, into / f"{precision}.onnx")
-    emulated = lower(source, half, emulate=True)
-    return path, _save(emulated.model, into / f"{precision}-emulated.onnx"), lowered
+class _OutputCheck:
+    """Checks conversions of `model` against the `reference`, and finds the layers that cause a failure."""
+
+    def __init__(
+        self,
+        model: NormalModel,
+        precision: Precision,
+        cases: Sequence[Case],
+        reference: Sequence[Arrays],
+        tolerance: Tolerance,
+    ) -> None:
+        self._model = model
+        self._graph = onnx.load(model.path, load_external_data=False).graph
+        self._precision = precision
+        self._cases = cases
+        self._reference = reference
+        self._tolerance = tolerance
+
+    def run(self, conversion: Conversion, last: _Failure | None = None) -> Comparison | _Failure:
+        """Compare all graphs and cases; first only the case of the `last` failure, which costs less."""
+        if last is not None:
+            # A session continues its sequence of random numbers, so the cases before are needed as well.
+            first_case = 0 if self._model.random_nodes else last.case
+            outcome = self._run_graph(conversion, last.graph, range(first_case, last.case + 1))
+            if isinstance(outcome, _Failure):
+                return outcome
+        comparisons = []
+        for number in range(len(conversion.checked)):
+            outcome = self._run_graph(conversion, number, range(len(self._cases)))
+            if isinstance(outcome, _Failure):
+                return outcome
+            comparisons.append(outcome)
+        return Comparison(tuple(row for comparison in comparisons for row in comparison.outputs))
+
+    def first_difference(self, conversion: Conversion, failure: _Failure) -> Difference | None:
+        """Return the first node that differs by more than is usual in the precision, else the first by more than the
+        tolerance, which is meant for outputs: values between nodes have another scale."""
+        for limits in (TOLERANCES[self._precision], self._tolerance):
+            try:
+                difference = find_first_difference(
+                    self._model,
+                    conversion.checked[failure.graph],
+                    conversion.values,
+                    HALVES.get(self._precision, TensorProto.FLOAT),
+                    case=self._cases[failure.case],
+                    tolerance=limits,
+                )
+            except BuildFailed:  # such as too little memory; the caller reports the output that differs
+                return None
+            if difference:
+                return difference
+        return None
+
+    def layers_to_keep(self, conversion: Conversion, difference: Difference) -> list[NodeProto]:
+        """Return the converted layers that cause `difference`; none if no layer would remain."""
+        layers = layers_to_keep(self._graph, difference.node, conversion.layers)
+        return layers if len(layers) < len(conversion.layers) else []
+
+    def _run_graph(self, conversion: Conversion, graph: int, numbers: Sequence[int]) -> Comparison | _Failure:
+        model = self._model
+        session = CpuSession(
+            conversion.checked[graph], model.outputs, _STAGE, has_integer_products=model.has_integer_products
+        )
+        outputs = [session.run(self._cases[number].inputs) for number in numbers]
+        try:
+            return self._compare(numbers, outputs)
+        except BuildFailed as error:
+            for number, output in zip(numbers, outputs, strict=True):
+                try:
+                    self._compare([number], [output])
+                except BuildFailed:
+                    return _Failure(error, graph, number)
+            raise
+
+    def _compare(self, numbers: Sequence[int], outputs: Sequence[Arrays]) -> Comparison:
+        names = [self._cases[number].name for number in numbers]
+        reference = [self._reference[number] for number in numbers]
+        comparison = compare(names, reference, outputs, self._tolerance, stage=_STAGE)
+        check(comparison, self._tolerance, _STAGE)
+        return comparison
 
 
-def _in_opset(model: ModelProto, least: int) -> ModelProto:
-    """Return `model` in the opset `least`, unless its opset is newer; unchanged if it cannot be converted."""
-    if not _CONVERTIBLE_OPSET <= main_opset(model) < least or ort_capabilities.newest_opset("") < least:
-        return model
-    try:
-        return shape_inference.infer_shapes(version_converter.convert_version(model, least))
-    except (version_converter.ConvertError, RuntimeError, ValueError, EncodeError):  # EncodeError: it is too large
-        return model
+def _new_folder(into: Path, name: str) -> Path:
+    folder = into / name
+    folder.mkdir(parents=True)
+    return folder
 
 
-def _quantise_model(model: NormalModel, cases: Sequence[Case], path: Path, *, for_gpu: bool) -> bool:
-    """Quantize the model into `path`. Return whether there was something to quantize."""
-    from gpufn_builder.precision.quantise import INT8_OPSET, quantise  # noqa: PLC0415  a fifth of a build's import time
-
-    source = _in_opset(onnx.load(model.path), INT8_OPSET)
-    return quantise(source, cases, path, weights_beside=_is_large(source), for_gpu=for_gpu)
-
-
-def _save(model: ModelProto, path: Path) -> Path:
-    is_large = _is_large(model)
-    onnx.save(model, path, save_as_external_data=is_large, location=f"{path.stem}-{_WEIGHTS}" if is_large else None)
-    return path
-
-
-def _is_large(model: ModelProto) -> bool:
-    return sum(len(tensor.raw_data) for tensor in model.graph.initializer) > _INLINE_BYTES
+def _error(
+    error: BuildFailed,
+    precision: Precision,
+    conversion: Conversion,
+    kept: Sequence[NodeProto],
+    first: Difference | None,
+) -> BuildFailed:
+    parts = [f"in {precision} {error.message}", _describe(first, precision)]
+    if kept:
+        parts.append(f"outputs still differ with these layers in fp32: {listed([name_of(node) for node in kept])}")
+    if conversion.too_large:
+        parts.append(f"{listed(conversion.too_large)} cannot be represented in {precision}")
+    node = name_of(first.node) if first else error.node
+    return BuildFailed("; ".join(filter(None, parts)), stage=_STAGE, node=node)
 
 
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+def _describe(first: Difference | None, precision: Precision) -> str:
+    if first is None:
+        return ""
+    return f"the first node that differs in {precision} is {name_of(first.node)} ({first.reason})"

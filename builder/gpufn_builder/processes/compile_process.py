@@ -3,7 +3,7 @@
 1. The compiler produces the engine's files.
 2. The engine runs every case and is compared with the reference. `row_independence` decides whether calls may share
    runs.
-3. The engine is measured at the shapes that it is tuned for.
+3. The engine is measured at the shapes that it is tuned for, while no other build measures on the device.
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from gpufn_builder.checks import golden, row_independence, verify
-from gpufn_builder.checks.measure import measure
-from gpufn_builder.compilers.base import CompileJob, Compiler
+from gpufn_builder.checks.measure import Measurement, measure
+from gpufn_builder.compilers.base import CompileJob, Compiler, Engine
+from gpufn_builder.onnx_model.tensors import Arrays
+from gpufn_builder.processes.measure_lock import alone_on
 from gpufn_builder.processes.process import ReportProgress, serve
 from gpufn_builder.processes.process_messages import CandidateRequest, CandidateResult
 from gpufn_core.domain.engine import GOLDEN_FILE, Backend, BuildStage
@@ -57,17 +59,21 @@ def make(
     done(BuildStage.COMPILE)
     with contextlib.closing(compiler.load(job, compiled)) as engine:
         count = f"{len(cases)} case{'s' if len(cases) > 1 else ''}"
-        report_progress(BuildStage.VERIFY, _BEGIN[BuildStage.VERIFY], count)
-        outputs = [engine.run(inputs) for inputs, _ in cases.values()]
-        comparison = verify.compare(list(cases), [expected for _, expected in cases.values()], outputs)
-        verify.check(comparison, request.tolerance)
+        outputs = []
+        for name, (case, _) in cases.items():
+            report_progress(BuildStage.VERIFY, _BEGIN[BuildStage.VERIFY], f"{count}: {name}")
+            outputs.append(engine.run(case))
+        comparison = None
+        if request.tolerance is not None:
+            reference = [expected for _, expected in cases.values()]
+            comparison = verify.compare(list(cases), reference, outputs, request.tolerance, floors=request.floors)
+            verify.check(comparison, request.tolerance)
         why_alone = row_independence.NO_ROWS
         if request.batched:
             inputs = [inputs for inputs, _ in cases.values()]
             why_alone = row_independence.why_alone(engine.run, inputs, measured, request.profiles, request.tolerance)
         done(BuildStage.VERIFY)
-        report_progress(BuildStage.MEASURE, _BEGIN[BuildStage.MEASURE], "")
-        speed = measure(engine.bind(measured), request.measuring, clock)
+        speed = _measure(engine, measured, request, report_progress, clock)
         done(BuildStage.MEASURE)
     sample, _ = next(iter(cases.values()))
     golden.save(job.folder / GOLDEN_FILE, sample, outputs[0])
@@ -75,8 +81,8 @@ def make(
         files=(*compiled.files, GOLDEN_FILE),
         settings=compiled.settings,
         why_alone=why_alone,
-        accuracy=comparison.worst,
-        outputs=comparison.outputs,
+        accuracy=comparison.worst if comparison else None,
+        outputs=comparison.outputs if comparison else (),
         latency=speed.latency,
         quantiles_s=speed.quantiles_s,
         gpu_nodes=compiled.gpu_nodes,
@@ -85,6 +91,23 @@ def make(
         notes=compiled.notes,
         seconds=seconds,
     )
+
+
+def _measure(
+    engine: Engine,
+    inputs: Arrays,
+    request: CandidateRequest,
+    report_progress: ReportProgress,
+    clock: Callable[[], float],
+) -> Measurement:
+    def report(detail: str = "") -> None:
+        report_progress(BuildStage.MEASURE, _BEGIN[BuildStage.MEASURE], detail)
+
+    with alone_on(
+        request.identity.device, Path(request.caches), lambda: report("waiting for the measurement of another build")
+    ):
+        report()
+        return measure(engine.bind(inputs), request.measuring, clock)
 
 
 def compiler_for(backend: Backend) -> Compiler:

@@ -17,11 +17,16 @@ class OutputFile:
     def __init__(self, path: Path) -> None:
         path.unlink(missing_ok=True)
         self.file: BinaryIO = path.open("a+b")  # append mode, so that writes after a truncation start at the beginning
+        self._last_size = 0
 
-    def truncate(self) -> None:
-        """Empty the file if it is too large. Called periodically while the process runs."""
-        if self._size() > _MAX_BYTES:
+    def check(self) -> bool:
+        """Return whether the process has written since the last call. Empty the file if it is too large."""
+        size = self._size()
+        has_grown, self._last_size = size != self._last_size, size
+        if size > _MAX_BYTES:
             os.ftruncate(self.file.fileno(), 0)
+            self._last_size = 0
+        return has_grown
 
     def last_lines(self) -> str:
         end = os.pread(self.file.fileno(), _LAST_BYTES, max(0, self._size() - _LAST_BYTES))

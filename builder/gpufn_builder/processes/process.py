@@ -1,7 +1,10 @@
 """Child processes for work that may crash, hang or run out of memory, with a request, a progress pipe and a result.
 
     work = ChildProcess("gpufn_builder.processes.build_process", request, folder, environ, name="the build")
-    result = work.wait(on_progress, BuildResult, timeout_s=3600)  # or BuildFailed with its last output
+    result = work.wait(on_progress, BuildResult, timeout_s=600)  # or BuildFailed with its last output
+
+Each line on the pipe and each write to the output is progress. A process without progress for `timeout_s` is killed.
+The parent repeats the last ProgressUpdate for output, so that its own parent sees progress too.
 
 A build's process leads a process group, which the processes of its candidates join, so that the whole group can be
 killed. All of them die with their parent. `serve` is the child's side.
@@ -31,6 +34,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
+from gpufn_builder.processes.memory import held_bytes
 from gpufn_builder.processes.output_tail import OutputFile
 from gpufn_builder.processes.process_messages import Failed, Line, ProgressUpdate, Request, truncate_error
 from gpufn_core.domain.device import NO_MPS
@@ -50,9 +54,16 @@ _RESULT: Final = "result"
 _PASSED_ON: Final = ("PATH", "PYTHONPATH", "HOME", "LANG", "TMPDIR", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
 _OUT_OF_MEMORY: Final = ("MemoryError", "bad_alloc", "bad allocation", "Failed to allocate memory", "out of memory")
 
+_LONGEST_S: Final = 86_400.0  # of a process that makes progress; a hostile model could make progress forever
+_MORE_TIME: Final = "if one step of the model takes longer, set build_timeout of the Model (--build-timeout)"
+
 ReportProgress = Callable[[BuildStage, float, str], None]
 _Request = TypeVar("_Request", bound=Request)
 _Result = TypeVar("_Result", bound=msgspec.Struct)
+
+
+class _Stalled(Exception):
+    """The process makes no progress."""
 
 
 def environment(environ: Mapping[str, str], *, gpu: str = "") -> dict[str, str]:
@@ -119,25 +130,29 @@ class ChildProcess:
         timeout_s: float,
         *,
         grace_s: float = 0.0,
+        on_held: Callable[[int], None] | None = None,
     ) -> _Result:
-        """Wait for the process and return its result. Raises BuildFailed if it fails or exceeds `timeout_s`. It gets
-        `grace_s` more, because a child that knows the timeout reports more precisely what took long."""
-        stage: BuildStage | str = ""
+        """Wait for the process and return its result. Raises BuildFailed if it fails, or makes no progress for
+        `timeout_s`. It gets `grace_s` more, because a child that knows the timeout reports what made no progress.
+        `on_held` receives the memory that it and its descendants hold, with each line and each second."""
+        last: ProgressUpdate | None = None
         error: ErrorInfo | None = None
         problem = ""
         try:
-            for line in self._lines_until(time.monotonic() + timeout_s + grace_s):
-                if isinstance(line, ProgressUpdate):
-                    stage = line.stage
-                    on_progress(line)
-                else:
+            for line in self._lines_while_active(timeout_s + grace_s, on_held):
+                if isinstance(line, Failed):
                     error = line.error
+                elif (last := line or last) is not None:
+                    on_progress(last)
+        except _Stalled:
+            problem = f"made no progress for {timeout_s:g} s and was stopped: {_MORE_TIME}"
         except TimeoutError:
-            problem = f"did not end within {timeout_s:g} s"
+            problem = f"did not end within {_LONGEST_S / 3600:g} hours and was stopped"
         except msgspec.DecodeError:
             problem = "sent an invalid message"
         finally:
             code, output = self._close()
+        stage: BuildStage | str = last.stage if last else ""
         if not problem and error is not None:
             log = error.traceback or output
             raise BuildFailed(error.message, stage=error.stage or stage, node=error.node or "", log=log)
@@ -163,23 +178,32 @@ class ChildProcess:
                 else:
                     signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
-    def _lines_until(self, until: float) -> Iterator[Line]:
-        """Yield the lines of the pipe until the process has ended. Raises TimeoutError, DecodeError."""
+    def _lines_while_active(self, timeout_s: float, on_held: Callable[[int], None] | None) -> Iterator[Line | None]:
+        """Yield the lines of the pipe until the process has ended, and None for output. Raises _Stalled without a line
+        or output for `timeout_s`, TimeoutError, DecodeError."""
         decode = msgspec.json.Decoder(Line).decode
         poll = select.poll()
         poll.register(self._lines, select.POLLIN)
         poll.register(self._pidfd, select.POLLIN)
         rest = b""
-        while (remaining_s := until - time.monotonic()) > 0:
-            ready = dict(poll.poll(min(remaining_s, _POLL_S) * 1000))
-            self._output_file.truncate()
+        active_at = began = time.monotonic()
+        while (now := time.monotonic()) < began + _LONGEST_S:
+            if now >= active_at + timeout_s:
+                raise _Stalled
+            ready = dict(poll.poll(min(active_at + timeout_s - now, _POLL_S) * 1000))
+            if on_held is not None:
+                on_held(held_bytes(self._process.pid))
             if self._lines in ready:
+                active_at = time.monotonic()
                 if not (data := os.read(self._lines, _PIPE_BYTES)):
                     poll.unregister(self._lines)
                 *lines, rest = (rest + data).split(b"\n")
                 if len(rest) > _LONGEST_LINE:
                     raise msgspec.DecodeError("the line is too long")
                 yield from map(decode, lines)
+            if self._output_file.check():
+                active_at = time.monotonic()
+                yield None
             if self._pidfd in ready:
                 return  # later lines come from other processes that still have the pipe open
         raise TimeoutError

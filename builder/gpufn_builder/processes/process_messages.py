@@ -1,7 +1,8 @@
 """Messages between the service, its build process, and the processes of the build's candidates.
 
 To the child: a request, in a JSON file. From the child: a ProgressUpdate or Failed per line on a pipe, in JSON; and on
-success a result in a file beside the request, in msgpack, because JSON has no infinities.
+success a result in a file beside the request, in msgpack, because JSON has no infinities. A line and output of the
+process are its progress: without either for the timeout of the build, the process is killed.
 """
 
 from __future__ import annotations
@@ -44,13 +45,14 @@ def truncate_error(error: ErrorInfo) -> ErrorInfo:
     untrusted model chooses the names of its nodes."""
     return msgspec.structs.replace(
         error,
-        message=_one_line(error.message),
-        node=_one_line(error.node) if error.node else None,
+        message=one_line(error.message),
+        node=one_line(error.node) if error.node else None,
         traceback=error.traceback[-8000:] if error.traceback else None,
     )
 
 
-def _one_line(text: str) -> str:
+def one_line(text: str) -> str:
+    """Return `text` as one line of bounded length."""
     return " ".join(text.split())[:1000]
 
 
@@ -76,8 +78,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BuildRequest(Request, frozen=True, kw_only=True):
-    """`folder` contains MODEL and SAMPLES and is for all files of the build. `candidates` are in order, the best
-    first."""
+    """`folder` contains MODEL and SAMPLES and is for all files of the build. `candidates` are in the order of the
+    chain."""
 
     build: str
     spec: ModelSpec
@@ -85,6 +87,7 @@ class BuildRequest(Request, frozen=True, kw_only=True):
     candidates: tuple[EngineIdentity, ...]
     folder: str
     caches: str
+    timeout_s: float  # without progress
     measuring: MeasurePlan = THOROUGH
 
 
@@ -98,7 +101,7 @@ class BuiltEngine(msgspec.Struct, frozen=True):
 class BuildResult(msgspec.Struct, frozen=True, kw_only=True):
     """With an `error` there are no engines; the rows show how far the build got."""
 
-    engines: tuple[BuiltEngine, ...] = ()  # the best first
+    engines: tuple[BuiltEngine, ...] = ()
     stages: tuple[StageRow, ...] = ()
     candidates: tuple[CandidateRow, ...] = ()
     error: ErrorInfo | None = None
@@ -113,13 +116,14 @@ class CandidateRequest(Request, frozen=True, kw_only=True):
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     profiles: tuple[ShapeProfile, ...]
-    tolerance: Tolerance
+    tolerance: Tolerance | None  # None: do not verify
     batched: bool  # the shapes allow batches
     cases: dict[str, str]  # name → file
     measured: str  # a file
     folder: str  # for the engine's files
     caches: str
     measuring: MeasurePlan
+    floors: tuple[dict[str, float], ...] = ()  # of each case, by output
 
 
 class CandidateResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -128,7 +132,7 @@ class CandidateResult(msgspec.Struct, frozen=True, kw_only=True):
     files: tuple[str, ...]
     settings: dict[str, int | str]
     why_alone: str  # as in EngineManifest
-    accuracy: Accuracy
+    accuracy: Accuracy | None  # None: not verified
     outputs: tuple[OutputRow, ...]
     latency: Latency
     quantiles_s: tuple[float, ...]  # of the run times, evenly spaced from the fastest to the slowest

@@ -11,6 +11,7 @@ from typing import Final
 
 import jinja2
 
+from gpufn_builder.backend_choice import MARGIN
 from gpufn_builder.report.numbers import duration, number, small
 from gpufn_builder.report.plot import Plot
 from gpufn_builder.report.report import BuildReport, CandidateRow
@@ -31,11 +32,13 @@ def render(report: BuildReport) -> str:
         report=report,
         began=datetime.datetime.fromtimestamp(report.started_at, datetime.UTC),
         passed=passed,
+        measured_on_gpu=sum(row.backend.on_gpu for row in measured),
         plot=Plot(measured) if measured else None,
         outputs=outputs,
         max_outputs=_MAX_OUTPUTS,
         tolerance=_tolerance(report.tolerance),
         details=_details,
+        margin=MARGIN,
     )
 
 
@@ -66,7 +69,10 @@ def _details(row: CandidateRow) -> list[tuple[str, str]]:
 
 def _tolerance(tolerance: Tolerance) -> str:
     limits = (("max abs ≤", tolerance.max_abs), ("rel. L2 ≤", tolerance.rel_l2), ("cosine ≥", tolerance.cosine))
-    return ", ".join(f"{words} {limit:g}" for words, limit in limits if limit is not None) or "anything"
+    texts = [f"{words} {limit:g}" for words, limit in limits if limit is not None]
+    if tolerance.limits_elements:
+        texts.append(f"each element ≤ {tolerance.atol or 0:g} + {tolerance.rtol or 0:g} · |reference| or the floor")
+    return ", ".join(texts) or "anything"
 
 
 _TEMPLATES: Final = jinja2.Environment(

@@ -5,6 +5,7 @@ One struct, stored as JSON; `page` renders it.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import msgspec
@@ -22,13 +23,32 @@ class StageRow(msgspec.Struct, frozen=True):
     found: str  # a description of the result
 
 
+class Element(msgspec.Struct, frozen=True):
+    """An element of an output, its reference and their difference. `allowed` is the limit of this difference; None if
+    the tolerance has no limit of elements. Values are texts, because JSON has no infinities."""
+
+    index: tuple[int, ...]
+    value: str
+    reference: str
+    difference: float
+    allowed: float | None = None
+
+    @property
+    def excess(self) -> float:
+        """The difference as a multiple of the limit; 0 without one."""
+        if self.allowed is None or self.difference == 0:
+            return 0.0
+        return self.difference / self.allowed if self.allowed else math.inf
+
+
 class OutputRow(msgspec.Struct, frozen=True):
     """One output of one case against the reference. In JSON an infinity is null.
 
     `p999_abs` is the 99.9th percentile of the differences. If the reference is all zeros, `rel_l2` is the norm of the
     difference and `cosine` is 1, because zeros have no direction. `argmax` is the share of rows (along the last axis)
     whose largest element is at the same position; for types other than floats, the share of equal elements. `nans`
-    counts NaNs of the reference.
+    counts NaNs of the reference. `worst` is the element that exceeds its limit the most, or, if no limit concerns
+    elements, has the largest difference; None for an empty output. `passes_fp32`: each element is within fp32's limits.
     """
 
     case: str
@@ -41,6 +61,8 @@ class OutputRow(msgspec.Struct, frozen=True):
     cosine: float = 1.0
     argmax: float = 1.0
     nans: int = 0
+    worst: Element | None = None
+    passes_fp32: bool = True
 
     @property
     def accuracy(self) -> Accuracy:
@@ -68,6 +90,7 @@ class CandidateRow(msgspec.Struct, frozen=True, kw_only=True):
     cpu_nodes: int = 0
     nodes: dict[str, int] = {}  # "operator on provider" → count
     notes: tuple[str, ...] = ()
+    remarks: tuple[str, ...] = ()
 
     @property
     def passed(self) -> bool:
@@ -111,6 +134,7 @@ def engine_row(manifest: EngineManifest, **fields: Any) -> CandidateRow:
         latency=manifest.latency,
         gpu_nodes=manifest.gpu_nodes,
         cpu_nodes=manifest.cpu_nodes,
+        remarks=manifest.remarks,
         **fields,
     )
 

@@ -1,4 +1,4 @@
-"""Uploaded artifacts for builds: model files and samples, by digest."""
+"""Uploaded artifacts: the files of models, their samples, and weights, by digest."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from collections.abc import AsyncIterator, Iterable
 
 from gpufn_core.errors import InvalidSpec
 from gpufn_core.protocol import subjects
-from gpufn_core.spec.model_spec import ModelFile, ModelSpec
+from gpufn_core.spec.model_spec import ModelSpec
+from gpufn_core.spec.weights_spec import WeightsSpec
 from gpufn_platform.bus.connection import Bus
 from gpufn_platform.bus.storage import object_store
 
@@ -29,19 +30,20 @@ class Artifacts:
         else:
             await object_store.put_stream(self._bus, subjects.MODEL_FILES, digest, size, parts)
 
-    async def check_uploaded(self, models: Iterable[ModelSpec]) -> None:
+    async def check_uploaded(self, models: Iterable[ModelSpec], weights: Iterable[WeightsSpec] = ()) -> None:
         """Raises InvalidSpec naming the first missing file."""
-        files: dict[str, ModelFile] = {}
+        names: dict[str, str] = {}
         for model in models:
             samples = () if model.samples is None else (model.samples,)
-            files |= {file.digest: file for file in (*model.files, *samples)}
-        wanted = list(files.values())
+            names |= {file.digest: f"the model's file {file.name}" for file in (*model.files, *samples)}
+        for each in weights:
+            names |= {file.digest: f"the file {file.path} of {each.source}" for file in each.uploads}
+        wanted = list(names)
         for at in range(0, len(wanted), _AT_ONCE):
             batch = wanted[at : at + _AT_ONCE]
-            stored = await asyncio.gather(*(self.has(file.digest) for file in batch))
-            for file, is_stored in zip(batch, stored, strict=True):
+            stored = await asyncio.gather(*map(self.has, batch))
+            for digest, is_stored in zip(batch, stored, strict=True):
                 if not is_stored:
                     raise InvalidSpec(
-                        f"the model's file {file.name} ({file.digest[:12]}) is not uploaded: "
-                        f"PUT /v1/artifacts/{file.digest} first"
+                        f"{names[digest]} ({digest[:12]}) is not uploaded: PUT /v1/artifacts/{digest} first"
                     )

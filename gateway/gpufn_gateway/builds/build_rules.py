@@ -1,4 +1,5 @@
-"""Build rules: what to build for a revision with models, and the revision's state once its builds have ended. Pure."""
+"""Build rules: what to build for a revision with models, the build that another waits for, and the revision's state
+once its builds have ended. Pure."""
 
 from __future__ import annotations
 
@@ -6,15 +7,17 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from gpufn_core.domain.device import DeviceType
-from gpufn_core.domain.engine import CPU_KIND, Build, BuildState
+from gpufn_core.domain.device import ANY_KIND, DeviceType, has_kind
+from gpufn_core.domain.engine import CPU_KIND, Build, BuildState, EngineManifest
 from gpufn_core.domain.revision import Revision, RevisionState
 from gpufn_core.errors import BuildFailed, ErrorInfo, NoCapacity
 from gpufn_core.protocol.reports import NodeReport
 from gpufn_core.spec.resources import Resources
-from gpufn_gateway.controller.placement.gpus import ANY_KIND, has_kind
+from gpufn_gateway.builds.gpu_memory import memory_problem
 
-RECORDED_WITHIN_S = 60.0  # a build is recorded before its revision, but the watches may report them in reverse order
+# Builds are recorded before their revision, and manifests before the build's end, but the watches may report them in
+# reverse order.
+RECORDED_WITHIN_S = 60.0
 
 
 def device_kinds(resources: Resources, nodes: Iterable[NodeReport]) -> tuple[str, ...]:
@@ -32,10 +35,12 @@ def device_kinds(resources: Resources, nodes: Iterable[NodeReport]) -> tuple[str
     return tuple(sorted(kinds))
 
 
-def after_builds(revision: Revision, builds: Mapping[str, Build], now: float) -> Revision | None:
+def after_builds(
+    revision: Revision, builds: Mapping[str, Build], manifests: Mapping[str, EngineManifest], now: float
+) -> Revision | None:
     """Return a BUILDING revision as READY or FAILED; None while one of its builds is running.
 
-    `builds` are the known builds, by id; `now` is in unix seconds.
+    `builds` are the known builds, by id. `manifests` are the known manifests, by EngineKey; `now` is in unix seconds.
     """
     own = [builds.get(build) for build in revision.builds]
     for build in own:
@@ -46,12 +51,31 @@ def after_builds(revision: Revision, builds: Mapping[str, Build], now: float) ->
         if now - revision.created_at < RECORDED_WITHIN_S:
             return None
         return as_failed(revision, BuildFailed("a build of this revision is missing: deploy again").info())
-    if not all(build.state.ended for build in known):
+    has_limit = revision.spec.resources.vram_bytes is not None
+    if not all(build.state.ended and not (has_limit and _awaits_manifest(build, manifests, now)) for build in known):
         return None
+    if problem := memory_problem(revision, known, manifests):
+        return as_failed(revision, BuildFailed(problem).info())
     engines: dict[str, dict[str, tuple[str, ...]]] = {}
     for build in known:
         engines.setdefault(build.model.parameter, {})[build.device] = build.engines
     return msgspec.structs.replace(revision, state=RevisionState.READY, engines=engines)
+
+
+def _awaits_manifest(build: Build, manifests: Mapping[str, EngineManifest], now: float) -> bool:
+    """Return whether the manifest of the engine that workers load first is not known here yet."""
+    return now - (build.ended_at or 0.0) < RECORDED_WITHIN_S and not manifests.keys() >= {*build.engines[:1]}
+
+
+def build_ahead(build: Build, builds: Iterable[Build]) -> Build | None:
+    """Return the build that a PENDING build waits for: the one of its DeviceKind that runs for the longest time.
+
+    None if none runs. A builder always runs one build of each DeviceKind, so builds of other kinds are not ahead.
+    """
+    running = [each for each in builds if each.state is BuildState.BUILDING and each.device == build.device]
+    if build.state is not BuildState.PENDING or not running:
+        return None
+    return min(running, key=lambda each: (each.started_at or 0.0, each.id))
 
 
 def as_failed(revision: Revision, error: ErrorInfo) -> Revision:

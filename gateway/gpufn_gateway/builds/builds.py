@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from typing import Any
 
 import msgspec
 
@@ -18,6 +19,7 @@ from gpufn_core.protocol import subjects
 from gpufn_core.protocol.codec import encode
 from gpufn_core.spec.model_spec import ModelSpec
 from gpufn_gateway.buckets import decode_build
+from gpufn_gateway.builds.build_rules import build_ahead
 from gpufn_platform.bus.connection import Bus
 from gpufn_platform.bus.storage.key_value import Entry, KeyValue, Watch
 from gpufn_platform.process.clock import Clock
@@ -63,6 +65,15 @@ class Builds:
     def newest_first(self) -> list[Build]:
         return sorted(self.known.values(), key=lambda build: build.id, reverse=True)
 
+    def ahead(self, build: Build) -> dict[str, Any] | None:
+        """Describe the build that a waiting build waits for, and for how long that has been building."""
+        ahead = build_ahead(build, self.known.values())
+        if ahead is None:
+            return None
+        building_s = max(0.0, self._clock.time() - (ahead.started_at or ahead.created_at))
+        model = ahead.model.files[0].name
+        return {"id": ahead.id, "model": model, "function": ahead.function, "building_s": round(building_s, 3)}
+
     def change(self, build_id: str) -> int:
         """Return a number that grows with each change of this build."""
         return self._changed_at.get(build_id, 0)
@@ -94,9 +105,10 @@ class Builds:
 
     # --- changes -----------------------------------------------------------------------------------------------------
 
-    async def begin(self, model: ModelSpec, device: str) -> Build:
+    async def begin(self, model: ModelSpec, device: str, function: str = "") -> Build:
         """Queue a build of `model`, whose files are stored, for a DeviceKind. Raises QueueFull."""
-        build = Build(id=new_ulid(), model=model, device=device, created_at=self._clock.time())
+        now = self._clock.time()
+        build = Build(id=new_ulid(), model=model, device=device, created_at=now, function=function)
         value = encode(build)
         await self._builds.create(build.id, value)
         try:

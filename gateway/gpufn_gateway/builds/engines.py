@@ -122,5 +122,6 @@ def engine_view(manifest: EngineManifest) -> dict[str, Any]:
         "size": manifest.size,
         "accuracy": manifest.accuracy,
         "latency": manifest.latency,
+        "remarks": manifest.remarks,
         "built_at": manifest.built_at,
     }

@@ -49,7 +49,7 @@ class RevisionActivation:
         was_done, self._is_done = self._is_done, False
         done = True
         for revision in list(self._revisions(RevisionState.BUILDING)):
-            after = build_rules.after_builds(revision, self._builds.known, self._clock.time())
+            after = build_rules.after_builds(revision, self._builds.known, self._registry.manifests, self._clock.time())
             if after is not None:
                 done &= await self._finish(after)
         if not was_done:

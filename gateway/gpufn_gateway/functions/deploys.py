@@ -116,7 +116,8 @@ class Deploys:
     async def deploy(self, spec: FunctionSpec, bundle: str, options: DeployOptions = _DEFAULT_OPTIONS) -> Function:
         """Deploy a spec without models.
 
-        Raises InvalidBundle if the bundle was not uploaded, SourceConflict, and Conflict if too many deploys race.
+        Raises InvalidBundle or InvalidSpec if something was not uploaded, SourceConflict, and Conflict if too many
+        deploys race.
         """
         await self._check(spec, bundle, options)
         return await self._move_active(await self._create_revision(spec, Digest(bundle), options))
@@ -128,14 +129,13 @@ class Deploys:
         device to build for.
         """
         await self._check(spec, bundle, options)
-        await self.artifacts.check_uploaded(spec.models)
         kinds = build_rules.device_kinds(spec.resources, self.registry.live_nodes())
         # Queue the builds before creating the revision: a revision without running builds would wait forever.
         builds: list[str] = []
         try:
             for model in spec.models:
                 for kind in kinds:
-                    builds.append((await self.builds.begin(model, kind)).id)
+                    builds.append((await self.builds.begin(model, kind, spec.name)).id)
             return await self._create_revision(spec, Digest(bundle), options, tuple(builds))
         except BaseException:
             await self._cancel(builds)
@@ -231,7 +231,7 @@ class Deploys:
                 await self.buckets.schedules.delete(key)
 
     async def _check(self, spec: FunctionSpec, bundle: str, options: DeployOptions) -> None:
-        """Check the address of the webhook, the arguments of the schedule, the bundle and the source."""
+        """Check the webhook's address, the schedule's arguments, the uploads and the source."""
         try:
             if spec.webhook is not None:
                 self.addresses.check(spec.webhook)
@@ -241,6 +241,7 @@ class Deploys:
             raise InvalidSpec(f"{spec.name}: {error.message}") from error
         if not await self.has_bundle(bundle):
             raise InvalidBundle(f"The bundle {bundle[:12]} is not uploaded: PUT /v1/bundles/{bundle} first.")
+        await self.artifacts.check_uploaded(spec.models, spec.weights)
         await self._check_source(spec.name, options)
 
     async def _cancel(self, builds: Iterable[str]) -> None:

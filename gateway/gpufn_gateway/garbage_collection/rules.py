@@ -122,12 +122,13 @@ def named_blobs(
     models = [model for revision in all_revisions for model in revision.spec.models]
     models += [build.model for build in all_builds if not build.state.ended]
     uploads = {file.digest for model in models for file in model.files}
+    weights = {file.digest for revision in all_revisions for each in revision.spec.weights for file in each.uploads}
     samples = {model.samples.digest for model in models if model.samples is not None}
     engines = {file.digest for manifest in manifests for file in manifest.files}
     reports = {digest for build in all_builds for digest in (build.report, build.page)}
     return {
         subjects.BUNDLES: {revision.bundle for revision in all_revisions},
-        subjects.MODEL_FILES: uploads | samples,
+        subjects.MODEL_FILES: uploads | samples | weights,
         subjects.ENGINE_FILES: engines | reports,
     }
 

@@ -49,7 +49,7 @@ _GAUGES: Final = {
     "mps_clients": "Processes that share the GPU by MPS",
 }
 _COUNTERS: Final = {
-    "energy_j": "Energy in joules",
+    "energy_joules": "Energy that the GPU has used since its driver was loaded, in joules",
     "ecc_corrected": "Corrected memory errors",
     "ecc_uncorrected": "Uncorrected memory errors",
     "rows_remapped_corrected": "Rows remapped because of corrected errors",

@@ -126,7 +126,10 @@ _FIELDS: Final[Mapping[str, Mapping[str, Schema]]] = {
         "parameter": _text(model_spec.PARAMETER),
         "files": {"minItems": 1, "maxItems": model_spec.MAX_MODEL_FILES},
         "max_batch": {"minimum": 1, "maximum": model_spec.MAX_BATCH},
-        "max_build_s": {"minimum": model_spec.MIN_BUILD_S, "maximum": model_spec.MAX_BUILD_S},
+        "build_timeout_s": {
+            "minimum": model_spec.MIN_BUILD_TIMEOUT_S,
+            "maximum": model_spec.MAX_BUILD_TIMEOUT_S,
+        },
         "memory_limit_bytes": _PROCESS_MEMORY,
     },
     "ModelFile": {
@@ -135,7 +138,10 @@ _FIELDS: Final[Mapping[str, Mapping[str, Schema]]] = {
         "size": {"minimum": 0, "maximum": LARGEST_INTEGER},
     },
     "ShapeRange": {"min": _SIZES, "opt": _SIZES, "max": _SIZES},
-    "Tolerance": {"max_abs": {"minimum": 0}, "rel_l2": {"minimum": 0}, "cosine": {"minimum": -1, "maximum": 1}},
+    "Tolerance": {
+        **{name: {"minimum": 0} for name in ("max_abs", "rel_l2", "atol", "rtol")},
+        "cosine": {"minimum": -1, "maximum": 1},
+    },
 }
 _METHOD_OF_A_CLASS: Final = rf"^(?![0-9])\w{{1,{function_spec.LONGEST_METHOD_NAME}}}$"
 # Rules between fields, by struct.

@@ -86,11 +86,12 @@ class BuildRoutes:
 
 
 def build_view(builds: Builds, build: Build) -> dict[str, Any]:
-    """Return a Build with its links and the number of its last change, which grows."""
+    """Return a Build with its links, the build that it waits for, and the number of its last change, which grows."""
     url = f"/v1/builds/{build.id}"
     links = {"self": url}
     if build.report:
         links["report"] = f"{url}/report"
     if build.page:
         links["page"] = f"{url}/report.html"
-    return {**msgspec.structs.asdict(build), "change": builds.change(build.id), "links": links}
+    more = {"ahead": builds.ahead(build), "change": builds.change(build.id), "links": links}
+    return {**msgspec.structs.asdict(build), **more}

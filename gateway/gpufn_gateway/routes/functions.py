@@ -244,7 +244,7 @@ def _wants_env_values(request: Request) -> bool:
 
 
 def _status_view(status: FunctionStatus) -> dict[str, Any]:
-    fields = ("workers", "queued", "running", "wanted", "reason", "waiting", "start_error", "next")
+    fields = ("workers", "queued", "running", "wanted", "reason", "waiting", "last_start", "start_error", "next")
     return {name: getattr(status, name) for name in fields}
 
 

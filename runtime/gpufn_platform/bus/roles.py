@@ -138,6 +138,7 @@ _PERMISSIONS = {
             *_read_bucket(subjects.ENGINES),
             *_read_store(subjects.BUNDLES),
             *_read_store(subjects.ENGINE_FILES),
+            *_read_store(subjects.MODEL_FILES),  # weights
         ],
         subscribe=[*_inboxes("agent"), subjects.kill("*"), subjects.RUNNER_REPORTS, subjects.on_node("agent", "*")],
     ),
@@ -190,6 +191,7 @@ _PERMISSIONS = {
             subjects.runner_inbox("*"),
             subjects.on_node("runner", "*"),
             subjects.RESULTS_FILTER,
+            subjects.DEVICE_REPORTS,  # the energy of its node's GPUs
         ],
     ),
     "builder": _allow(

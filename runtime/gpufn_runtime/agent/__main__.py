@@ -10,6 +10,7 @@ import logging
 import os
 import signal
 import sys
+from collections.abc import AsyncGenerator
 from pathlib import Path
 
 import msgspec
@@ -19,6 +20,7 @@ from gpufn_core.errors import BusUnavailable, Conflict, GpufnError
 from gpufn_core.home import Home
 from gpufn_core.ids import Digest
 from gpufn_core.protocol import subjects
+from gpufn_core.weights.credentials import CREDENTIALS
 from gpufn_platform.bus.connection import Bus
 from gpufn_platform.bus.node_claim import claim_node
 from gpufn_platform.bus.storage import object_store, streams
@@ -32,12 +34,15 @@ from gpufn_platform.process.watchdog import notify_watchdog
 from gpufn_runtime.agent.cache.bundles import BundleCache
 from gpufn_runtime.agent.cache.engines import EngineCache
 from gpufn_runtime.agent.cache.images import Images
+from gpufn_runtime.agent.cache.weights import WeightsCache
+from gpufn_runtime.agent.cache.weights_fetch import WeightsFetch
 from gpufn_runtime.agent.devices.base import Inventory
 from gpufn_runtime.agent.devices.cuda_proofs import CudaProofs
 from gpufn_runtime.agent.devices.declared import DeclaredInventory, cpu_pool
 from gpufn_runtime.agent.devices.facts import has_own_pids, node_facts
 from gpufn_runtime.agent.devices.failed_gpus import FailedGpus
 from gpufn_runtime.agent.devices.nvml import NvmlInventory
+from gpufn_runtime.agent.devices.power_limits import PowerLimits
 from gpufn_runtime.agent.devices.watch import DeviceWatch
 from gpufn_runtime.agent.launchers.choose import LauncherByImage
 from gpufn_runtime.agent.launchers.containers.launcher import ContainerLauncher, LogImageLine
@@ -49,6 +54,7 @@ from gpufn_runtime.agent.mps.daemon_factory import DaemonFactory
 from gpufn_runtime.agent.mps.daemons import MpsDaemons
 from gpufn_runtime.agent.node_address import address_towards
 from gpufn_runtime.agent.reports import image_log
+from gpufn_runtime.agent.selinux import label_for_containers
 from gpufn_runtime.agent.settings import AgentSettings
 from gpufn_runtime.agent.workers.cgroups import MemoryGroups
 from gpufn_runtime.agent.workers.environment import worker_packages
@@ -57,7 +63,7 @@ log = logging.getLogger("gpufn_runtime.agent")
 
 _CONNECT_PAUSE_S = 0.2
 _BUCKETS = (subjects.ASSIGNMENTS, subjects.FUNCTIONS, subjects.REVISIONS, subjects.ENGINES)
-_STORES = (subjects.BUNDLES, subjects.ENGINE_FILES)
+_STORES = (subjects.BUNDLES, subjects.ENGINE_FILES, subjects.MODEL_FILES)
 _WORKER_NEEDS = ("msgspec", "cloudpickle")
 
 
@@ -66,7 +72,7 @@ def main() -> int:
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format=line)
     try:
         settings = AgentSettings.from_env()
-        hide_environment("GPUFN_NATS_URL")
+        hide_environment("GPUFN_NATS_URL", *CREDENTIALS)
         open_files = fd_limit.raise_to_hard_limit()
         lock = _lock(settings.home)
     except GpufnError as error:
@@ -128,6 +134,9 @@ async def _run_agent(
     async def fetch_file(digest: str, path: Path) -> None:
         await object_store.get_file(bus, subjects.ENGINE_FILES, digest, path)
 
+    def read_weights(digest: str) -> AsyncGenerator[bytes, None]:
+        return object_store.read(bus, subjects.MODEL_FILES, digest)
+
     manifests = KeyValue(bus, subjects.ENGINES)
 
     async def find_engine(key: str) -> EngineManifest | None:
@@ -139,7 +148,12 @@ async def _run_agent(
     shares = _shares(settings, clock)
     proofs = CudaProofs()
     devices = _devices(settings, shares, proofs)
-    containers = _containers(settings, image_log(bus, clock))
+    power_limits = PowerLimits(home.power_limits, settings.gpu_power_limits)
+    devices.facts = power_limits.apply(devices.gpus, devices.facts)
+    containers = _containers(settings, image_log(bus, clock), has_gpus=bool(devices.gpus))
+    if containers is not None:
+        mounted = (home.run, home.cache, home.claim_shared_bodies(), *map(Path, worker_packages()))
+        await asyncio.to_thread(label_for_containers, *mounted)
     agent = Agent(
         node=settings.node,
         home=home,
@@ -149,6 +163,7 @@ async def _run_agent(
         revisions=KeyValue(bus, subjects.REVISIONS),
         bundles=BundleCache(home.bundles, fetch),
         engines=EngineCache(home.engines, find_engine, fetch_file),
+        weights=WeightsCache(home.weights, WeightsFetch(read_weights, os.environ, clock), settings.weights_bytes),
         launcher=LauncherByImage(templates, containers),
         groups=MemoryGroups.find(),
         devices=devices,
@@ -171,9 +186,10 @@ async def _run_agent(
         await agent.run(stop, force_stop)
         for task in background:
             task.cancel()
+    power_limits.restore()  # not after an error: workers live on, and the next agent restores the limits first
 
 
-def _containers(settings: AgentSettings, log_line: LogImageLine) -> ContainerLauncher | None:
+def _containers(settings: AgentSettings, log_line: LogImageLine, *, has_gpus: bool) -> ContainerLauncher | None:
     """Return None if the docker package is not installed."""
     try:
         from gpufn_runtime.agent.launchers.containers.docker_client import Docker  # noqa: PLC0415
@@ -192,6 +208,7 @@ def _containers(settings: AgentSettings, log_line: LogImageLine) -> ContainerLau
         limit=settings.templates,
         packages=worker_packages(),
         log_line=log_line,
+        has_gpus=has_gpus,
     )
 
 

@@ -39,6 +39,7 @@ from gpufn_platform.process.grace_period import GRACE_S
 from gpufn_runtime.agent.cache.bundles import BundleCache
 from gpufn_runtime.agent.cache.engines import EngineCache
 from gpufn_runtime.agent.cache.prefetch import Prefetch, Preparer
+from gpufn_runtime.agent.cache.weights import WeightsCache
 from gpufn_runtime.agent.clock_check import ClockCheck
 from gpufn_runtime.agent.decide import reconcile
 from gpufn_runtime.agent.decide.fleet import Fleet, Phase
@@ -90,6 +91,7 @@ class Agent:
         revisions: KeyValue,
         bundles: BundleCache,
         engines: EngineCache,
+        weights: WeightsCache,
         launcher: AgentLauncher,
         groups: MemoryGroups,
         devices: DeviceWatch,
@@ -112,6 +114,7 @@ class Agent:
         self._assignments = assignments
         self._bundles = bundles
         self._engines = engines
+        self._weights = weights
         self._launcher = launcher
         self._clock = clock
         self._grace_s = grace_s
@@ -132,6 +135,7 @@ class Agent:
             readiness=launcher,
             clock=clock,
             clock_check=self._clock_check,
+            weights=weights.report,
             contains_all=default_image is not None,
             address=address,
             park_bytes=devices.pool.memory_bytes // _PARKED_DIVISOR if park_bytes is None else park_bytes,
@@ -142,7 +146,8 @@ class Agent:
             revisions=revisions,
             bundles=bundles,
             engines=engines,
-            gpu_kinds=(device.kind for device in devices.gpus),
+            weights=weights,
+            gpus=devices.gpus,
             launcher=launcher,
             running=self._fleet.revisions,
             image_of=configs.image,
@@ -192,6 +197,7 @@ class Agent:
         grace_period.clear_running_calls(self._home)
         self._bundles.sweep()
         self._engines.sweep()
+        self._weights.sweep()
         folders = worker_folder.all_folders(self._home)
         watches = [
             *await self._prefetch.watch(),

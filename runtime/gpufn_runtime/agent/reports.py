@@ -18,7 +18,14 @@ from gpufn_core.errors import BusUnavailable
 from gpufn_core.protocol import subjects
 from gpufn_core.protocol.codec import encode
 from gpufn_core.protocol.messages import LogLine
-from gpufn_core.protocol.reports import DeviceReport, NodeReport, ProcessReport, WorkerEvent, WorkerEventKind
+from gpufn_core.protocol.reports import (
+    DeviceReport,
+    NodeReport,
+    ProcessReport,
+    WeightsReport,
+    WorkerEvent,
+    WorkerEventKind,
+)
 from gpufn_platform.bus.connection import Bus
 from gpufn_platform.process.clock import Clock
 from gpufn_runtime.agent.clock_check import ClockCheck
@@ -31,13 +38,17 @@ _MAX_UNSENT_EVENTS = 256
 
 
 class Readiness(Protocol):
-    """This node's ability to start workers: its templates and standbys, and why containers cannot start, if so."""
+    """This node's ability to start workers: its templates and standbys, and why containers cannot start or cannot have
+    GPUs, if so."""
 
     @property
     def templates(self) -> tuple[str, ...]: ...
 
     @property
     def container_trouble(self) -> str: ...
+
+    @property
+    def gpu_container_trouble(self) -> str: ...
 
 
 class Reports:
@@ -51,6 +62,7 @@ class Reports:
         readiness: Readiness,
         clock: Clock,
         clock_check: ClockCheck,
+        weights: Callable[[], WeightsReport],
         contains_all: bool,
         address: str,
         park_bytes: int,
@@ -62,6 +74,7 @@ class Reports:
         self._readiness = readiness
         self._clock = clock
         self._clock_check = clock_check
+        self._weights = weights
         self._contains_all = contains_all
         self._address = address
         self._park_bytes = park_bytes
@@ -80,7 +93,9 @@ class Reports:
             processes=tuple(self._process(worker) for worker in self._running_workers.values()),
             templates=self._readiness.templates,
             container_trouble=self._readiness.container_trouble,
+            gpu_container_trouble=self._readiness.gpu_container_trouble,
             park_bytes=self._park_bytes,
+            weights=self._weights(),
             contains_all=self._contains_all,
             address=self._address,
             clock_skew_s=self._clock_check.skew_s,

@@ -6,7 +6,7 @@ import os
 import re
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from gpufn_core.domain.device import Device
 from gpufn_core.errors import InvalidSpec
@@ -19,10 +19,12 @@ from gpufn_platform.process.settings import (
     node_name,
     number,
     process_memory,
+    size,
     whole_number,
     yes_or_no,
 )
 from gpufn_runtime.agent.devices.declared import parse_devices
+from gpufn_runtime.agent.devices.power_limits import parse_power_limits
 
 _MAX_TEMPLATES = 1000
 _ADDRESS = re.compile(r"[A-Za-z0-9.-]{0,253}|[0-9A-Fa-f:]{2,45}")
@@ -40,9 +42,12 @@ class AgentSettings:
                           which is too little on a virtual machine with dynamic memory
     GPUFN_TEMPLATES       maximum number of templates kept in memory; 0 for none. Default: 4
     GPUFN_PARK_MEMORY     memory of this host for parked workers, such as 16Gi; 0 for none. Default: a quarter
+    GPUFN_WEIGHTS_DISK    disk space of this host for weights, such as 500Gi. Default: half of the disk
     GPUFN_GRACE           seconds that running calls may take to finish when the agent stops. Default: 30
     GPUFN_MPS_EXCLUSIVE   yes: only MPS clients may use a GPU that is shared by MPS (compute mode EXCLUSIVE_PROCESS,
                           which needs root). Default: no
+    GPUFN_GPU_POWER_LIMIT  power limit of GPUs in watts, such as 300, or by kind, such as H100=500,L4=60. The agent sets
+                          it, which needs root, and restores the old one when it stops. Default: none
     GPUFN_LAUNCHER        where functions without an image run: process or docker. Default: process
     GPUFN_BASE_IMAGE      base image for a version of Python. Default: python:{python}-slim
     GPUFN_BUILD_NETWORK   Docker network for image builds. Default: Docker's own
@@ -58,8 +63,10 @@ class AgentSettings:
     memory_bytes: int | None = None
     templates: int = 4
     park_bytes: int | None = None
+    weights_bytes: int | None = None
     grace_s: float = GRACE_S
     mps_exclusive: bool = False
+    gpu_power_limits: Mapping[str, float] = field(default_factory=dict)
     default_image: ImageSpec | None = None
     base_image: str = "python:{python}-slim"
     build_network: str = ""
@@ -80,8 +87,10 @@ class AgentSettings:
                 "GPUFN_TEMPLATES", environ.get("GPUFN_TEMPLATES") or str(cls.templates), 0, _MAX_TEMPLATES
             ),
             park_bytes=_size(environ, "GPUFN_PARK_MEMORY"),
+            weights_bytes=size("GPUFN_WEIGHTS_DISK", text) if (text := environ.get("GPUFN_WEIGHTS_DISK")) else None,
             grace_s=number("GPUFN_GRACE", environ.get("GPUFN_GRACE") or str(GRACE_S)),
             mps_exclusive=yes_or_no("GPUFN_MPS_EXCLUSIVE", environ.get("GPUFN_MPS_EXCLUSIVE") or "no"),
+            gpu_power_limits=parse_power_limits(environ.get("GPUFN_GPU_POWER_LIMIT", "")),
             default_image=_default_image(environ.get("GPUFN_LAUNCHER") or "process"),
             base_image=_base_image(environ.get("GPUFN_BASE_IMAGE") or cls.base_image),
             build_network=environ.get("GPUFN_BUILD_NETWORK", ""),

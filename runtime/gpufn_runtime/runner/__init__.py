@@ -7,5 +7,5 @@ dispatch/               receives calls, from the queues and by the fast path of 
 attempts/settle.py      sends the reply or stores the record, then acknowledges
 workers/                the sockets of the workers
 recovery/               calls of an earlier runner, and of callers that are gone
-gpu/                    turns on a GPU that functions share by time
+gpu/                    turns on a GPU that functions share by time, and the energy of calls
 """

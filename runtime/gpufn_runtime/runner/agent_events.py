@@ -60,11 +60,13 @@ class AgentEvents:
         """Return the cold start of a worker that has just become READY, from the agent's and the worker's times."""
         worker_times = link.cold_start or ColdStart()
         started = self._launches.get(link.id)
-        place_s = started.place_s if started is not None else 0.0
-        launch_s = max(0.0, self._clock.time() - link.created_at - place_s - worker_times.load_s - worker_times.warm_s)
-        launch_s = min(launch_s, self._clock.monotonic() - link.listening_since)  # the agent's clock may differ
+        place_s, fetch_s = (started.place_s, started.fetch_s) if started is not None else (0.0, 0.0)
+        # The agent's clock may differ from this one, so the start takes no longer than the runner has known the worker.
+        start_s = min(self._clock.time() - link.created_at - place_s, self._clock.monotonic() - link.listening_since)
+        launch_s = max(0.0, start_s - fetch_s - worker_times.load_s - worker_times.warm_s)
         return ColdStart(
             place_s=place_s,
+            fetch_s=fetch_s,
             launch_s=launch_s,
             load_s=worker_times.load_s,
             warm_s=worker_times.warm_s,

@@ -22,7 +22,7 @@ from gpufn_core.home import Home
 from gpufn_core.protocol import frames, subjects
 from gpufn_core.protocol.codec import encode
 from gpufn_core.protocol.messages import Cancel, StreamCredit
-from gpufn_core.protocol.reports import RunnerReport, WorkerReport
+from gpufn_core.protocol.reports import DeviceReport, RunnerReport, WorkerReport
 from gpufn_platform.bus.connection import Bus, Message
 from gpufn_platform.bus.storage.key_value import Entry, KeyValue
 from gpufn_platform.process.clock import Clock
@@ -58,6 +58,7 @@ _TICK_S = 1.0
 _assignment = msgspec.msgpack.Decoder(Assignment)
 _cancel = msgspec.msgpack.Decoder(Cancel)
 _credit = msgspec.msgpack.Decoder(StreamCredit)
+_device_report = msgspec.msgpack.Decoder(DeviceReport)
 
 
 class Runner:
@@ -123,6 +124,7 @@ class Runner:
         self._bus.subscribe(subjects.runner_inbox(self._name), self._on_credit)
         self._bus.subscribe(subjects.CANCELS, self._on_cancel)
         self._bus.subscribe(subjects.WAKEUPS, self._on_wakeup)
+        self._bus.subscribe(subjects.device_report(self._node), self._on_device_report)
         await self._directory.open()
         await self._fast_path.open()
         watch = await self._assignments.watch(self._on_assignment, prefix=f"{self._node}.")
@@ -243,6 +245,7 @@ class Runner:
                 relay=self._relay.handle,
                 created_at=assignment.created_at,
                 seat=self._turns.seat(assignment.function, assignment.share),
+                gpus=assignment.share.gpus,
                 gpus_charged=assignment.gpus_charged,
                 is_inherited=assignment.worker in self._initial_workers,
             )
@@ -294,6 +297,11 @@ class Runner:
 
     def _on_cancel(self, message: Message) -> None:
         self._queues.cancel_all(_cancel.decode(message.payload).invocation)
+
+    def _on_device_report(self, message: Message) -> None:
+        links = [link for queue in self._queues.values() for link in queue.workers.links.values() if link.gpus]
+        running = [attempt for link in links for attempt in link.attempts.values()]
+        self._meter.count_energy(_device_report.decode(message.payload).devices, running)
 
     def _on_wakeup(self, message: Message) -> None:
         function, queue = message.subject.rpartition(".")[2], wakeups.queue_of(message.payload)

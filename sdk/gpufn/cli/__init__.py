@@ -47,7 +47,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "rollback": ("gpufn.cli.functions.manage:rollback", "Make an earlier revision active."),
     "rm": ("gpufn.cli.functions.manage:rm", "Delete a function. Queued calls are cancelled; running calls finish."),
     "schedules": ("gpufn.cli.functions.schedules:app", "List, add, pause and remove schedules."),
-    "usage": ("gpufn.cli.functions.usage:usage", "Show the run time and the GPU seconds of calls."),
+    "usage": ("gpufn.cli.functions.usage:usage", "Show the run time, the GPU seconds and the energy of calls."),
     "nodes": ("gpufn.cli.operate.nodes:nodes", "List the nodes and their devices."),
     "top": ("gpufn.cli.operate.top:top", "Watch devices and their workers live."),
     "builds": ("gpufn.cli.models.builds:app", "List and cancel model builds, and read their reports."),

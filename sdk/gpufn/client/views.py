@@ -13,7 +13,7 @@ from gpufn_core.domain.usage import Usage
 from gpufn_core.errors import ErrorInfo
 from gpufn_core.protocol.messages import Progress
 from gpufn_core.protocol.records import AttemptRecord, KeyLimits
-from gpufn_core.protocol.reports import NextRevision, Waiting, WorkerCounts
+from gpufn_core.protocol.reports import LastStart, NextRevision, Waiting, WorkerCounts
 from gpufn_core.spec.model_spec import ShapeProfile, TensorSpec
 from gpufn_core.spec.priority import Priority
 from gpufn_core.spec.schedule import Missed
@@ -43,6 +43,7 @@ class FunctionView(msgspec.Struct, frozen=True, kw_only=True):
     waiting: Waiting | None = None
     service_s: float | None = None
     cold_start_s: float | None = None
+    last_start: LastStart | None = None
     start_error: ErrorInfo | None = None
     next: NextRevision | None = None
     check: Check | None = None  # of the active revision
@@ -79,8 +80,18 @@ class MapView(msgspec.Struct, frozen=True, kw_only=True):
     ended: int = 0
 
 
+class BuildAhead(msgspec.Struct, frozen=True, kw_only=True):
+    """The build that another one waits for. `function` is empty for a build without a function."""
+
+    id: str
+    model: str  # name of the ONNX file
+    function: str = ""
+    building_s: float = 0.0
+
+
 class BuildView(msgspec.Struct, frozen=True, kw_only=True):
-    """A Build: its progress and its end. `progress` is 0 to 1 over all stages; `change` increases with each change."""
+    """A Build: its progress and its end. `progress` is 0 to 1 over all stages; `change` increases with each change.
+    `ahead` is the build that this one waits for."""
 
     id: str
     device: str
@@ -91,10 +102,13 @@ class BuildView(msgspec.Struct, frozen=True, kw_only=True):
     engines: tuple[str, ...] = ()
     cached: bool = False
     error: ErrorInfo | None = None
+    remarks: tuple[str, ...] = ()
     created_at: float | None = None
     started_at: float | None = None
     ended_at: float | None = None
     change: int = 0
+    function: str = ""
+    ahead: BuildAhead | None = None
     model: dict[str, Any] = {}
 
     @property
@@ -115,6 +129,7 @@ class EngineView(msgspec.Struct, frozen=True, kw_only=True):
     size: int
     accuracy: Accuracy | None = None
     latency: Latency | None = None
+    remarks: tuple[str, ...] = ()
     built_at: float = 0.0
     used_by: tuple[str, ...] = ()
 
@@ -181,6 +196,7 @@ class WhyView(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
     terms: dict[str, float] = {}
     waiting: Waiting | None = None
+    last_start: LastStart | None = None
     start_error: ErrorInfo | None = None
     next: NextRevision | None = None
 

@@ -24,6 +24,7 @@ from gpufn_core.errors import InvalidInput, InvalidSpec
 from gpufn_core.spec.function_spec import CallKind, EntryPoint, FunctionSpec, Packaging
 from gpufn_core.spec.image_spec import ImageSpec
 from gpufn_core.spec.model_spec import ModelSpec
+from gpufn_core.spec.weights_spec import WeightsSpec
 
 if TYPE_CHECKING:
     from gpufn.declare.named_function import NamedFunction
@@ -62,6 +63,7 @@ class _Declaration:
         modules: tuple[str, ...] = (),
         models: tuple[ModelSpec, ...] = (),
         image: ImageSpec | None = None,
+        weights: tuple[WeightsSpec, ...] = (),
     ) -> FunctionSpec:
         """Return the spec to deploy. Resolves the type hints. Raises InvalidSpec, which names the wrong parameter."""
         from gpufn.declare import signature_schema  # noqa: PLC0415
@@ -75,6 +77,7 @@ class _Declaration:
                 modules=modules,
                 models=models,
                 image=image,
+                weights=weights,
             )
         except InvalidSpec as error:
             raise InvalidSpec(f"{self.__qualname__}: {error.message}") from error

@@ -21,7 +21,7 @@ from gpufn_core.spec.model_spec import (
     ShapeProfile,
     ShapeRange,
     Tolerance,
-    wrong_build_time,
+    wrong_build_timeout,
 )
 from gpufn_core.spec.units import parse_bytes
 
@@ -42,9 +42,10 @@ class Model:
     `shapes` sets the shapes of the dynamic inputs: `{"x": (1, 128)}`, or the smallest, the usual and the largest shape:
     `{"x": ((1, 16), (8, 128), (32, 512))}`. Without it, they are derived from `max_batch` and `samples`, an .npz or
     .safetensors file with one array per input, stacked along a new first axis. `tolerance` limits how far outputs may
-    differ from the reference: a dict of max_abs, rel_l2, cosine. With `allow_cpu=True`, a function with a GPU computes
-    the model on the CPU if no engine for its GPU passes. A build may take `build_timeout` seconds, and each compiler
-    process may use `build_memory`.
+    differ from the reference: a dict of atol, rtol, max_abs, rel_l2, cosine. `verify=False` skips this comparison,
+    which fails if outputs are random. With `allow_cpu=True`, a function with a GPU computes the model on the CPU if no
+    engine for its GPU passes. A build that makes no progress for `build_timeout` seconds ends (default: the builder's,
+    600). Each compiler process may use `build_memory`.
 
     The function receives a session. `session(images)`, or `session(x=images)`, takes and returns numpy arrays: one
     array for a model with one output, else a dict by name. In an async function, write `await session.aio(images)`. A
@@ -71,9 +72,10 @@ class Model:
     shapes: Shapes | None = None
     samples: str | os.PathLike[str] | None = None
     tolerance: Mapping[str, float] | None = None
+    verify: bool = True
     allow_cpu: bool = False
     files: Sequence[str | os.PathLike[str]] | None = None
-    build_timeout: float = 3600.0
+    build_timeout: float | None = None
     build_memory: str | int | None = None
 
     def __post_init__(self) -> None:
@@ -103,8 +105,9 @@ class Model:
             profiles=_profiles(self.shapes),
             samples=samples,
             tolerance=_tolerance(self.tolerance),
-            allow_cpu=_allows_cpu(self.allow_cpu),
-            max_build_s=_seconds("build_timeout", self.build_timeout),
+            verify=_is_bool("verify", self.verify),
+            allow_cpu=_is_bool("allow_cpu", self.allow_cpu),
+            build_timeout_s=None if self.build_timeout is None else _seconds("build_timeout", self.build_timeout),
             memory_limit_bytes=None if self.build_memory is None else parse_bytes(self.build_memory),
         )
 
@@ -132,7 +135,7 @@ def _whole(option: str, value: Any) -> int:
 def _seconds(option: str, value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise InvalidSpec(f"{option} is a number of seconds, not {value!r}")
-    if (wrong := wrong_build_time(value)) is not None:
+    if (wrong := wrong_build_timeout(value)) is not None:
         raise InvalidSpec(f"{option} is {wrong}")
     return float(value)
 
@@ -171,10 +174,12 @@ def _tolerance(tolerance: Any) -> Tolerance | None:
             raise ValueError("each value is a finite number")
         return msgspec.convert(dict(tolerance), Tolerance)
     except (TypeError, ValueError) as error:
-        raise InvalidSpec(f"tolerance is a dict of max_abs, rel_l2 and cosine, not {tolerance!r}: {error}") from None
+        raise InvalidSpec(
+            f"tolerance is a dict of atol, rtol, max_abs, rel_l2 and cosine, not {tolerance!r}: {error}"
+        ) from None
 
 
-def _allows_cpu(value: Any) -> bool:
+def _is_bool(option: str, value: Any) -> bool:
     if not isinstance(value, bool):
-        raise InvalidSpec(f"allow_cpu is True or False, not {value!r}")
+        raise InvalidSpec(f"{option} is True or False, not {value!r}")
     return value

@@ -15,6 +15,7 @@ import msgspec
 
 from gpufn.declare.image import Image
 from gpufn.declare.model import Model
+from gpufn.declare.weights import Weights
 from gpufn_core.domain.device import Share
 from gpufn_core.errors import InvalidSpec
 from gpufn_core.spec.function_spec import Batch, EntryPoint, FunctionSpec, MethodSpec, Packaging, Retry, ScalingPolicy
@@ -24,10 +25,14 @@ from gpufn_core.spec.priority import Priority
 from gpufn_core.spec.resources import Resources
 from gpufn_core.spec.schedule import Schedule
 from gpufn_core.spec.units import parse_bytes
+from gpufn_core.spec.weights_spec import WeightsSpec
 
 _GPU = re.compile(r"(?P<name>[A-Za-z0-9][A-Za-z0-9 ._-]*)(?::(?P<count>\d{1,3}))?")
 # Planned options. They are refused with a reason, so that no program silently relies on them.
-_NOT_YET = {"secrets": "; use env=... for values that are not secret", "volumes": ""}
+_NOT_YET = {
+    "secrets": "; use env=... for values that are not secret",
+    "volumes": "; use weights=Weights(...) for files that workers only read",
+}
 # The names of the options on other platforms.
 _OTHER_NAMES = {
     "allow_concurrent_inputs": "concurrency",
@@ -133,6 +138,10 @@ class PlainOptions(TypedDict, total=False):
         str | Schedule | None,
         'when the platform calls the function: a cron line such as `"*/5 * * * *"`, or a `Schedule`',
     ]
+    weights: Annotated[
+        Weights | Sequence[Weights] | None,
+        "the `Weights`, or a list of them, that a node fetches before a worker starts",
+    ]
     webhook: Annotated[str | None, "the URL that receives a request when a submitted call has ended"]
     retention: Annotated[float, "seconds for which the outcome of a submitted call is kept after its end"]
     priority: Annotated[Literal["hi", "normal", "low"], "the priority of calls that set none"]
@@ -203,6 +212,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     pickle: bool = _SPEC_DEFAULTS["pickle"]
     declared_models: dict[str, Model] = {}
     declared_image: Image | None = None
+    declared_weights: tuple[Weights, ...] = ()
 
     def spec(
         self,
@@ -214,10 +224,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         modules: tuple[str, ...] = (),
         models: tuple[ModelSpec, ...] = (),
         image: ImageSpec | None = None,
+        weights: tuple[WeightsSpec, ...] = (),
     ) -> FunctionSpec:
-        """Return the spec. `models` and `image` are the declared ones, with their files read; empty before that."""
+        """Return the spec. `models`, `image` and `weights` are the declared ones, with their files known; empty before
+        that."""
         fields = msgspec.structs.asdict(self)
-        del fields["declared_models"], fields["declared_image"]
+        del fields["declared_models"], fields["declared_image"], fields["declared_weights"]
         return FunctionSpec(
             entry=entry or EntryPoint("", "", Packaging.SOURCE),
             methods=methods,
@@ -226,6 +238,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             modules=modules,
             models=models,
             image=image,
+            weights=weights,
             **fields,
         )
 
@@ -249,6 +262,7 @@ def settings_from(options: Mapping[str, Any], default_name: str) -> Settings:
         "webhook": options.get("webhook"),
         "declared_models": _models(options.get("models") or {}),
         "declared_image": options.get("image"),
+        "declared_weights": _weights(options.get("weights")),
     }
     fields |= {field: options[name] for name, field in _LIMITS.items() if name in options}
     return Settings(**fields)
@@ -350,3 +364,14 @@ def _models(models: Mapping[Any, Any]) -> dict[str, Model]:
         if not isinstance(name, str) or not isinstance(model, Model):
             raise InvalidSpec(f'models: write {{"net": Model("net.onnx")}}, not {name!r}: {model!r}')
     return dict(models)
+
+
+def _weights(weights: Any) -> tuple[Weights, ...]:
+    declared = () if weights is None else (weights,) if isinstance(weights, Weights) else weights
+    if not isinstance(declared, (list, tuple)) or not all(isinstance(each, Weights) for each in declared):
+        raise InvalidSpec(
+            f"weights is a Weights, such as Weights('hf://org/model'), or a list of them, not {weights!r}"
+        )
+    if len(set(declared)) < len(declared):
+        raise InvalidSpec("weights names the same source twice")
+    return tuple(declared)

@@ -11,6 +11,7 @@ from gpufn_core.domain.engine import BuildState
 from gpufn_core.errors import BuildFailed, ErrorInfo, GpufnError, error_from
 
 _LONG_POLL_S = 30.0
+_WAITING_POLL_S = 5.0  # another build may become the one ahead, which is no change of this build
 
 
 class Uploads(Protocol):
@@ -45,7 +46,8 @@ def wait_until_ended(
     """
     on_change(build)
     while not build.state.ended:
-        build = api.build(build.id, wait_s=_LONG_POLL_S, since=build.change)
+        poll_s = _WAITING_POLL_S if build.state is BuildState.PENDING else _LONG_POLL_S
+        build = api.build(build.id, wait_s=poll_s, since=build.change)
         on_change(build)
     if build.state is BuildState.CANCELLED:
         raise BuildFailed(f"the build {build.id} was cancelled")

@@ -45,7 +45,7 @@ def _unmet_by_each(resources: Resources, nodes: list[dict[str, Any]], *, in_cont
     problems = [node.get("container_trouble", "") for node in nodes]
     if in_container and all(problems):
         return f"no node can start containers, which its image needs ({problems[0]})"
-    if unmet := _unmet_gpu_requirement(resources, nodes):
+    if unmet := _unmet_gpu_requirement(resources, nodes, in_container=in_container):
         return unmet
     pools = [device for device in devices if device.get("type") == "cpu"]
     memory = max((device.get("memory_bytes", 0) for device in pools), default=0)
@@ -57,26 +57,30 @@ def _unmet_by_each(resources: Resources, nodes: list[dict[str, Any]], *, in_cont
     return ""
 
 
-def _unmet_gpu_requirement(resources: Resources, nodes: Iterable[dict[str, Any]]) -> str:
+def _unmet_gpu_requirement(resources: Resources, nodes: Iterable[dict[str, Any]], *, in_container: bool) -> str:
     if not resources.gpu:
         return ""
     gpu = "a GPU" if "any" in resources.gpu else f"the GPU {' or '.join(map(repr, resources.gpu))}"
     kinds = [kind.lower() for kind in resources.gpu]
-    matches = [
-        [
+
+    def matches(node: dict[str, Any]) -> list[dict[str, Any]]:
+        return [
             device
             for device in node.get("devices", [])
             if device.get("type") == "gpu" and any(kind == "any" or kind in device["kind"].lower() for kind in kinds)
         ]
-        for node in nodes
-    ]
-    most = max(map(len, matches), default=0)
-    if not most:
+
+    with_gpus = [node for node in nodes if matches(node)]
+    if not with_gpus:
         return f"no node has {gpu}"
+    most = max(len(matches(node)) for node in with_gpus)
     if most < resources.gpu_count:
         several = "GPUs" if "any" in resources.gpu else f"of {gpu}"
         return f"no node has {resources.gpu_count} {several}"
-    vram = max(device.get("memory_bytes", 0) for devices in matches for device in devices)
+    vram = max(device.get("memory_bytes", 0) for node in with_gpus for device in matches(node))
     if resources.vram_bytes is not None and resources.vram_bytes > vram:
         return f"no GPU has {format_bytes(resources.vram_bytes)} of memory, the largest has {format_bytes(vram)}"
+    troubles = [node.get("gpu_container_trouble", "") for node in with_gpus]
+    if in_container and all(troubles):
+        return f"no node with {gpu} can use it in containers, which its image needs ({troubles[0]})"
     return ""

@@ -14,7 +14,7 @@ from gpufn_core.errors import Conflict, FunctionStartFailed, RevisionNotFound
 _FIRST_POLL_S, _LONGEST_POLL_S = 0.02, 0.5
 _VIEW_LAG_S = 5.0  # the gateway's view of the two records may lag behind its own response
 _UNPACK_S = 30.0  # for the node to unpack the bundle, on top of the worker's startup_timeout
-_STARTS_WITH_IMAGE = 3  # a late start is retried, since the node may have to build the image first
+_LATE_STARTS = 3  # a late start is retried, since the node may have to build an image or fetch weights first
 
 
 class Api(Protocol):
@@ -33,10 +33,12 @@ def wait_until_checked(
     startup_timeout_s: float,
     timeout_s: float | None = None,
     *,
+    on_poll: Callable[[], None] = lambda: None,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Check | None:
-    """Return the check of the active revision once it has ended; None for a revision without a check.
+    """Return the check of the active revision once it has ended; None for a revision without a check. `on_poll` is
+    called at each poll.
 
     Raises FunctionStartFailed if the worker does not start, Conflict if another revision replaces this one, and
     TimeoutError.
@@ -45,7 +47,7 @@ def wait_until_checked(
         return view.check
     name, number = view.name, view.active
     started, poll_s = clock(), _FIRST_POLL_S
-    starts = _STARTS_WITH_IMAGE if view.spec.get("image") else 1
+    starts = _LATE_STARTS if view.spec.get("image") or view.spec.get("weights") else 1
     limit_s = starts * startup_timeout_s + _UNPACK_S if timeout_s is None else timeout_s
     while True:
         revision = _revision(api, name, number)
@@ -58,6 +60,7 @@ def wait_until_checked(
             raise Conflict(f"{name}@{number} was replaced before it was checked")
         if waited_s >= limit_s:
             raise TimeoutError(f"no worker of {name}@{number} is ready after {limit_s:g} s; see `gpufn why {name}`")
+        on_poll()
         sleep(poll_s)
         poll_s = min(poll_s * 1.2, _LONGEST_POLL_S)
 

@@ -2,7 +2,7 @@
 
 1. read the revision that serves; stop if its code and spec are the same
 2. warn about requirements that no node meets: the function's calls would wait without an error
-3. upload the bundle and the models' files, create the revision
+3. upload the bundle, the models' files and local weights, create the revision
 4. wait until the engines of its models are built; it becomes active only then
 5. wait until one of its workers has started: the check of a deploy (`gpufn.deploy.check_wait`)
 6. wait until calls go to it: while the old revision has warm workers, it keeps serving until the new one has its own
@@ -24,7 +24,7 @@ from gpufn.deploy.capacity_warnings import unmet_requirement
 from gpufn.deploy.check_wait import is_pending, wait_until_checked
 from gpufn.deploy.signature_changes import signature_changes
 from gpufn_core.domain.revision import CheckState, RevisionState, Source
-from gpufn_core.errors import Conflict, Forbidden, FunctionNotFound, FunctionStartFailed, InvalidSpec
+from gpufn_core.errors import Conflict, Forbidden, FunctionNotFound, FunctionStartFailed, GpufnError, InvalidSpec
 from gpufn_core.ids import Digest
 from gpufn_core.spec.function_spec import Batch, EntryPoint, FunctionSpec, MethodSpec, Packaging, spec_from_json
 
@@ -39,7 +39,7 @@ _MANY_PARALLEL_CALLS = 4096  # in one worker; a higher number is rarely intended
 
 
 class Deployable(NamedTuple):
-    """A spec, its bundle, the paths of its models' files by digest, and the source of the deploy.
+    """A spec, its bundle, the paths of the files to upload by digest, and the source of the deploy.
 
     `code` is the digest of the function's own code; the bundle may contain other functions too.
     """
@@ -53,7 +53,7 @@ class Deployable(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Bytes of the bundle and the models."""
+        """Bytes of the bundle and the files to upload."""
         return len(self.data) + sum(path.stat().st_size for path in self.paths.values())
 
 
@@ -100,13 +100,17 @@ class Api(Protocol):
 
 
 def deployables(functions: Iterable[AnyFunction], include: Sequence[str] = ()) -> Iterator[Deployable]:
-    """Read and hash the code and the models of each function. Raises InvalidSpec and InvalidBundle."""
+    """Read and hash the code, the models and the weights of each function.
+
+    Raises InvalidSpec, InvalidBundle, and ArtifactUnavailable if the origin of weights does not respond.
+    """
     from gpufn.declare import image as _image  # noqa: PLC0415
     from gpufn.declare.function import Function, FunctionClass  # noqa: PLC0415
     from gpufn.deploy.bundle import bundles_of  # noqa: PLC0415
     from gpufn.deploy.code_digest import code_digest  # noqa: PLC0415
     from gpufn.deploy.deploy_source import source_of  # noqa: PLC0415
     from gpufn.deploy.model_files import folder_of, prepare_all  # noqa: PLC0415
+    from gpufn.deploy.weights_files import prepare_each  # noqa: PLC0415
 
     functions = list(functions)
     for function in functions:
@@ -123,12 +127,21 @@ def deployables(functions: Iterable[AnyFunction], include: Sequence[str] = ()) -
         for function in functions
         if (declared := function.settings.declared_image) is not None
     }
+    weights = prepare_each(each for function in functions for each in function.settings.declared_weights)
     contents = {name: data for image in images.values() for name, data in image.contents.items()}
     for function, packaging, bundle in bundles_of(functions, include, contents):
         models = prepare_all(function.settings.declared_models, folder_of(function.raw))
         image = images[function].spec if function in images else None
-        spec = function.spec(packaging, bundle.modules, tuple(model.spec for model in models), image)
+        used = [weights[each] for each in function.settings.declared_weights]
+        spec = function.spec(
+            packaging,
+            bundle.modules,
+            tuple(model.spec for model in models),
+            image,
+            tuple(prepared.spec for prepared in used),
+        )
         paths = {digest: path for model in models for digest, path in model.paths.items()}
+        paths |= {digest: path for prepared in used for digest, path in prepared.paths.items()}
         code = ""
         if packaging is Packaging.SOURCE:
             code = code_digest(bundle.contents(), spec.entry.module, spec.entry.qualname)
@@ -230,12 +243,23 @@ def finish(api: Api, deployment: Deployment, timeout_s: float | None = None) -> 
 
 
 def finish_check(
-    api: Api, view: FunctionView, startup_timeout_s: float, timeout_s: float | None = None
+    api: Api,
+    view: FunctionView,
+    startup_timeout_s: float,
+    timeout_s: float | None = None,
+    *,
+    on_reason: Callable[[str], None] | None = None,
 ) -> FunctionView:
-    """Run step 5 and return the function's view afterwards."""
+    """Run step 5 and return the function's view afterwards. `on_reason` receives the progress of weights."""
     if not is_pending(view):
         return view
-    check = wait_until_checked(api, view, startup_timeout_s, timeout_s)
+
+    def report_reason() -> None:
+        if on_reason is not None and view.spec.get("weights"):
+            with contextlib.suppress(GpufnError):  # the wait itself reports a failure
+                on_reason(api.function(view.name).reason)
+
+    check = wait_until_checked(api, view, startup_timeout_s, timeout_s, on_poll=report_reason)
     return msgspec.structs.replace(api.function(view.name), check=check)
 
 

@@ -12,6 +12,8 @@ import msgspec
 # container hook mounts that folder. In a folder that does not exist, CUDA finds none.
 NO_MPS: Final[Mapping[str, str]] = {"CUDA_MPS_PIPE_DIRECTORY": "/nonexistent/mps"}
 
+ANY_KIND: Final = "any"  # in `gpu=`: every kind of GPU
+
 
 class DeviceType(enum.StrEnum):
     CPU = "cpu"
@@ -50,6 +52,19 @@ class Device(msgspec.Struct, frozen=True, omit_defaults=True):
     health_reason: str = ""
 
 
+def has_kind(device: Device, wanted: str) -> bool:
+    """Return whether `wanted`, as in ``gpu="L4"``, names this device: "L4" is in "NVIDIA L4", and "any" is every GPU.
+
+    A MIG instance ("NVIDIA A100 MIG 1g.5gb") is named only by the part that its parent's name lacks: "MIG 1g.5gb", not
+    "A100".
+    """
+    name = wanted.lower()
+    if name == ANY_KIND:
+        return True
+    kind = device.kind.lower()
+    return name in kind and not (device.parent and name in kind.partition(" mig ")[0])
+
+
 class LinkKind(enum.IntEnum):
     """The connection between two GPUs of a node, the slowest first."""
 
@@ -77,13 +92,18 @@ class MpsLevel(enum.StrEnum):
 
 
 class NodeFacts(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The software of a node. Text is empty if unknown."""
+    """The software of a node. Text is empty if unknown.
+
+    `power_limits` are the limits in watts of the GPUs that the operator's setting is about, by uuid, as they were when
+    the agent started. `power_limit_notices` are the reasons why a limit is not that of the setting.
+    """
 
     driver: str = ""
     cuda: str = ""
     mps: MpsLevel = MpsLevel.NONE
     has_own_pids: bool = False  # its agent is in a pid namespace of its own: the driver's pids mean nothing there
-    container_runtime: str = ""  # for GPUs in containers: "nvidia" if Docker has it
+    power_limits: dict[str, float] = {}
+    power_limit_notices: tuple[str, ...] = ()
 
 
 class DeviceShare(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -31,7 +31,7 @@ class DeviceMetrics(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=Tru
     fan: float | None = None
     power_w: float | None = None
     power_limit_w: float | None = None
-    energy_j: float | None = None
+    energy_joules: float | None = None  # counter; Volta and newer, and whole GPUs only
     sm_clock_mhz: int | None = None
     sm_clock_max_mhz: int | None = None
     memory_clock_mhz: int | None = None

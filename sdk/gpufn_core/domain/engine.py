@@ -14,7 +14,7 @@ import msgspec
 from gpufn_core.errors import ErrorInfo
 from gpufn_core.spec.model_spec import ModelFile, ModelSpec, Precision, ShapeProfile, TensorSpec, Tolerance
 
-ENGINE_SCHEMA = 3  # version of the manifest and of the builder's work: a new number rebuilds all engines
+ENGINE_SCHEMA = 4  # version of the manifest and of the builder's work: a new number rebuilds all engines
 MANIFEST_FILE = "manifest.json"  # on a node, beside the engine's files
 GOLDEN_FILE = "golden.npz"
 CPU_KIND = "cpu"  # the DeviceKind of every CPU pool; a GPU's is its model name as the driver reports it
@@ -35,6 +35,8 @@ class Backend(enum.StrEnum):
 class EngineIdentity(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that makes two engines interchangeable; its digest is the EngineKey. A test changes each field.
 
+    `tolerance` is None for the preset. It decides which engines pass, and which layers stay in fp32.
+
     The driver's version is not included. It is recorded, and the golden sample at each load detects what it breaks.
     """
 
@@ -51,6 +53,8 @@ class EngineIdentity(msgspec.Struct, frozen=True, kw_only=True):
     compute_capability: str  # for a CPU: the vector instructions of the machine
     os: str
     arch: str
+    tolerance: Tolerance | None = None
+    verified: bool = True
     schema: int = ENGINE_SCHEMA
 
     @property
@@ -73,21 +77,6 @@ class Accuracy(msgspec.Struct, frozen=True):
     rel_l2: float
     cosine: float
 
-    def beyond(self, tolerance: Tolerance) -> str:
-        """Describe what exceeds `tolerance`; empty if nothing does.
-
-        >>> Accuracy(max_abs=0.1, rel_l2=2e-3, cosine=0.9).beyond(Tolerance(rel_l2=1e-3, cosine=0.8))
-        'rel_l2 is 0.002, and at most 0.001 is allowed'
-        """
-        violations = []
-        if tolerance.max_abs is not None and not self.max_abs <= tolerance.max_abs:
-            violations.append(f"max_abs is {self.max_abs:.6g}, and at most {tolerance.max_abs:g} is allowed")
-        if tolerance.rel_l2 is not None and not self.rel_l2 <= tolerance.rel_l2:
-            violations.append(f"rel_l2 is {self.rel_l2:.6g}, and at most {tolerance.rel_l2:g} is allowed")
-        if tolerance.cosine is not None and not self.cosine >= tolerance.cosine:
-            violations.append(f"cosine is {self.cosine:.6g}, and at least {tolerance.cosine:g} is allowed")
-        return "; ".join(violations)
-
 
 class Latency(msgspec.Struct, frozen=True):
     """Latency of one run at the profile's `opt` shapes, in seconds; `per_s` is runs per second. `settled`: three
@@ -109,9 +98,12 @@ class EngineManifest(msgspec.Struct, frozen=True, kw_only=True):
     The golden file has one sample, arrays ``in.<name>`` and ``out.<name>``, which a worker runs before it is READY.
     `batched` means that the first dimension of each input and output counts rows, and that the builder found the rows
     to be independent, so that calls can share a run of up to `max_batch` rows. `why_alone` is why they cannot.
+    `accuracy` is None if the engine was not verified. `remarks` say how the engine differs from the requested one, such
+    as layers kept in fp32.
 
     `settings` of onnxruntime: `intra_op_threads` (default: the worker's cores) and `graph_optimization`, the level that
-    remains to be done at load: `none`, `basic`, `extended` or `all` (default).
+    remains to be done at load: `none`, `basic`, `extended` or `all` (default). Of tensorrt: `device_memory_bytes`, the
+    GPU memory of each execution context.
     """
 
     key: str
@@ -124,11 +116,12 @@ class EngineManifest(msgspec.Struct, frozen=True, kw_only=True):
     max_batch: int
     files: tuple[ModelFile, ...]
     settings: dict[str, int | str]
-    accuracy: Accuracy
+    accuracy: Accuracy | None
     latency: Latency | None
     built_at: float  # unix seconds
     arithmetic: Precision = Precision.FP32
     why_alone: str = ""
+    remarks: tuple[str, ...] = ()
     driver: str = ""
     gpu_nodes: int = 0  # nodes of the graph that run on the GPU
     cpu_nodes: int = 0
@@ -136,6 +129,11 @@ class EngineManifest(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def backend(self) -> Backend:
         return self.identity.backend
+
+    @property
+    def context_bytes(self) -> int:
+        """GPU memory of each execution context, or 0 if the backend reports none."""
+        return int(self.settings.get("device_memory_bytes", 0))
 
     @property
     def size(self) -> int:
@@ -177,6 +175,7 @@ class Build(msgspec.Struct, frozen=True, kw_only=True):
     model: ModelSpec
     device: str  # DeviceKind
     created_at: float
+    function: str = ""  # that is deployed; empty for a build without one
     state: BuildState = BuildState.PENDING
     cancel: bool = False  # a user requested its end
     stage: BuildStage | None = None
@@ -185,6 +184,7 @@ class Build(msgspec.Struct, frozen=True, kw_only=True):
     engines: tuple[str, ...] = ()
     cached: bool = False  # the engines already existed, so the build compiled none
     error: ErrorInfo | None = None
+    remarks: tuple[str, ...] = ()  # of the best engine
     report: str = ""
     page: str = ""
     started_at: float | None = None

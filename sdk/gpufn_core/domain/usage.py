@@ -23,21 +23,39 @@ class Usage(msgspec.Struct, frozen=True):
     `gpu_s` are the GPU seconds charged for them: the run time, divided among the calls that run in the same worker at
     the same time, multiplied by the worker's GPUs. Under MPS it is multiplied by the worker's part of one GPU
     (`DeviceShare.gpu_part`).
+
+    `joules` is the energy of the `joules_calls` calls whose energy is known; None if there are none.
     """
 
     calls: int = 0
     failed: int = 0
     run_s: float = 0.0
     gpu_s: float = 0.0
+    joules: float | None = None
+    joules_calls: int = 0
 
     def __add__(self, other: Usage) -> Usage:
         """
-        >>> Usage(1, 0, 2.0) + Usage(1, 1, 0.5, 0.25)
-        Usage(calls=2, failed=1, run_s=2.5, gpu_s=0.25)
+        >>> Usage(1, 0, 2.0) + Usage(1, 1, 0.5, 0.25, 60.0, 1)
+        Usage(calls=2, failed=1, run_s=2.5, gpu_s=0.25, joules=60.0, joules_calls=1)
         """
+        known = [joules for joules in (self.joules, other.joules) if joules is not None]
         return Usage(
-            self.calls + other.calls, self.failed + other.failed, self.run_s + other.run_s, self.gpu_s + other.gpu_s
+            self.calls + other.calls,
+            self.failed + other.failed,
+            self.run_s + other.run_s,
+            self.gpu_s + other.gpu_s,
+            sum(known) if known else None,
+            self.joules_calls + other.joules_calls,
         )
+
+    @property
+    def joules_per_call(self) -> float | None:
+        """
+        >>> Usage(3, joules=60.0, joules_calls=2).joules_per_call
+        30.0
+        """
+        return None if self.joules is None or not self.joules_calls else self.joules / self.joules_calls
 
 
 class UsageKey(NamedTuple):

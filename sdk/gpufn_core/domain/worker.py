@@ -168,10 +168,11 @@ class Exit(msgspec.Struct, frozen=True):
 
 
 class ColdStart(msgspec.Struct, frozen=True):
-    """The phases of a cold start, in seconds: decide and place; launch the process; load the code; warm up. The start
-    of a parked worker has only `resume_s`."""
+    """The phases of a cold start, in seconds: decide and place; fetch what the node lacks (bundle, engines, weights);
+    launch the process; load the code, with its imports; warm up. The start of a parked worker has only `resume_s`."""
 
     place_s: float = 0.0
+    fetch_s: float = 0.0
     launch_s: float = 0.0
     load_s: float = 0.0
     warm_s: float = 0.0
@@ -183,7 +184,13 @@ class ColdStart(msgspec.Struct, frozen=True):
         """Seconds by the name of the phase."""
         if self.resume_s is not None:
             return {"resume": self.resume_s}
-        return {"place": self.place_s, "launch": self.launch_s, "load": self.load_s, "warm": self.warm_s}
+        return {
+            "place": self.place_s,
+            "fetch": self.fetch_s,
+            "launch": self.launch_s,
+            "load": self.load_s,
+            "warm": self.warm_s,
+        }
 
     @property
     def total_s(self) -> float:

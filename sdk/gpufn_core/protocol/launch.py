@@ -36,6 +36,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     shared_bodies: str = ""  # folder of large bodies that this worker reads and writes
     launched_at: float  # unix seconds
     engines: dict[str, tuple[str, ...]] = {}  # parameter of a model → folders of its engines, the best first
+    weights: tuple[str, ...] = ()  # the path of each of the spec's weights, a folder or a file
     mps: MpsLimits | None = None  # set if the worker shares its GPU by MPS
     memory_bytes: int | None = None  # memory that the worker may use, however that is enforced
     memory_limit_bytes: int | None = None  # limit that the process sets on itself where no cgroup enforces one

@@ -82,6 +82,33 @@ class ProcessReport(msgspec.Struct, frozen=True):
     rank: int | None = None
 
 
+class WeightsFetch(msgspec.Struct, frozen=True):
+    """Weights that a node is fetching, by the digest of their manifest."""
+
+    digest: str
+    source: str
+    done_bytes: int
+    total_bytes: int
+
+
+class WeightsReport(msgspec.Struct, frozen=True):
+    """The weights on a node's disk. Counters start with the agent. A hit is a start that found its weights there.
+
+    `complete` has the digests of the manifests whose files are all there. `bytes_per_s` is the rate of the last fetch;
+    None before the first.
+    """
+
+    hits: int = 0
+    misses: int = 0
+    fetched_bytes: int = 0
+    evicted_bytes: int = 0
+    stored_bytes: int = 0
+    limit_bytes: int = 0
+    fetches: tuple[WeightsFetch, ...] = ()
+    complete: tuple[str, ...] = ()
+    bytes_per_s: float | None = None
+
+
 class NodeReport(msgspec.Struct, frozen=True):
     node: str
     sent_at: float
@@ -95,7 +122,9 @@ class NodeReport(msgspec.Struct, frozen=True):
     python: str = ""
     platform: str = ""
     container_trouble: str = ""  # why the node cannot start containers
+    gpu_container_trouble: str = ""  # why its containers cannot have GPUs
     contains_all: bool = False  # functions without an image run in containers too
+    weights: WeightsReport = WeightsReport()
     address: str = ""  # where other nodes reach this one
     clock_skew_s: float | None = None  # the node's wall clock minus the NATS server's; None: unknown
 
@@ -145,6 +174,7 @@ class WorkerCounts(msgspec.Struct, frozen=True):
 class WaitReason(enum.StrEnum):
     NO_CAPACITY = "no_capacity"
     STARTING = "starting"
+    WEIGHTS = "weights"  # a starting worker waits until its node has fetched its weights
     CRASH_LOOPING = "crash_looping"
     LIMIT = "limit"
     STORE = "store"  # NATS stores nothing; its disk may be full
@@ -170,6 +200,15 @@ class NextRevision(msgspec.Struct, frozen=True):
     start_error: ErrorInfo | None = None
 
 
+class LastStart(msgspec.Struct, frozen=True):
+    """The last cold start or resume of a function: the node, the unix seconds at which the worker was ready, and the
+    seconds of each phase, in their order."""
+
+    node: str
+    at: float
+    phases: dict[str, float]
+
+
 class FunctionStatus(msgspec.Struct, frozen=True, kw_only=True):
     """The controller's latest knowledge and decision about a function. None means unknown. `waiting` is about the
     serving revision, `waiting_of` about other revisions with calls."""
@@ -186,6 +225,7 @@ class FunctionStatus(msgspec.Struct, frozen=True, kw_only=True):
     waiting_of: dict[int, Waiting] = {}
     service_s: float | None = None  # duration of one call
     cold_start_s: float | None = None
+    last_start: LastStart | None = None  # of the serving revision
     start_error: ErrorInfo | None = None  # set while the circuit breaker is open
     next: NextRevision | None = None  # set while another revision is about to serve
 

@@ -21,6 +21,7 @@ from gpufn_core.spec.priority import Priority
 from gpufn_core.spec.resources import Resources
 from gpufn_core.spec.schedule import Schedule
 from gpufn_core.spec.units import Bounds, check_fields
+from gpufn_core.spec.weights_spec import WeightsSpec, check_weights
 
 ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 MODULE_NAME = re.compile(r"[A-Za-z_]\w{0,99}")
@@ -240,6 +241,7 @@ class FunctionSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     env: dict[str, str] = {}
     python: str = ""  # major.minor of the deploying interpreter; a pickle needs the same version
     models: tuple[ModelSpec, ...] = ()
+    weights: tuple[WeightsSpec, ...] = ()
     image: ImageSpec | None = None  # the image of its workers' containers
     egress: bool = False  # whether its containers can reach the network
     pickle: bool = False  # whether its workers accept and return pickles, which can run code (decision 0030)
@@ -272,6 +274,7 @@ class FunctionSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         self._check_env()
         self._check_modules()
         self._check_models()
+        self._check_weights()
         self._check_image()
         if self.resources.nodes > 1:
             self._check_gang()
@@ -332,6 +335,12 @@ class FunctionSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
             raise InvalidSpec(f"{self.name}: two models use the same parameter")
         if self.entry.packaging is Packaging.MODEL and len(self.models) != 1:
             raise InvalidSpec(f"{self.name}: a function without code needs exactly one model, not {len(self.models)}")
+
+    def _check_weights(self) -> None:
+        try:
+            check_weights(self.weights)
+        except InvalidSpec as error:
+            raise InvalidSpec(f"{self.name}: {error.message}") from None
 
     def _check_image(self) -> None:
         image = self.image

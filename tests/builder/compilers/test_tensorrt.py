@@ -57,6 +57,21 @@ class Script:
         self.logs: list[tuple[str, str]] = []
         self.loads = True
         self.output_shape: tuple[int, ...] = (4, 3)
+        self.data_shape: tuple[int, ...] | None = None  # of an output whose shape depends on the data
+        self.allocator: Any = None
+        self.accepts_allocators = True
+        self.given = 0  # the address of that output
+
+    def set_allocator(self, name: str, allocator: Any) -> bool:
+        self.allocator = allocator
+        return self.accepts_allocators
+
+    def execute(self, stream: int) -> bool:
+        if self.data_shape is not None:
+            size = int(np.prod(self.data_shape)) * 4
+            self.given = self.allocator.reallocate_output_async("y", 0, size, 256, stream)
+            self.allocator.notify_shape("y", self.data_shape)
+        return True
 
     def select_profile(self) -> bool:
         """Raise as the real bindings do, which never return False."""
@@ -133,7 +148,8 @@ def _stand_in(script: Script) -> Any:
         set_optimization_profile_async=lambda index, stream: script.select_profile(),
         infer_shapes=list,
         get_tensor_shape=lambda name: script.output_shape,
-        execute_async_v3=lambda stream: True,
+        set_output_allocator=script.set_allocator,
+        execute_async_v3=script.execute,
     )
     engine = Recorder(
         script,
@@ -146,6 +162,7 @@ def _stand_in(script: Script) -> Any:
         __name__="tensorrt",
         __version__="11.4.0",
         ILogger=ILogger,
+        IOutputAllocator=Base,
         IProgressMonitor=Base,
         Builder=builder,
         OnnxParser=parser,
@@ -320,13 +337,23 @@ def test_an_engine_that_cannot_be_run_is_told(module: Any, script: Script, tmp_p
 
 
 @pytest.mark.usefixtures("cuda")
-def test_an_output_whose_size_depends_on_the_data_is_refused_as_workers_would(
+def test_an_output_whose_shape_depends_on_the_data_is_allocated_during_the_run(
     module: Any, script: Script, tmp_path: Path
 ) -> None:
     compiled = _compile(module, tmp_path)
     script.output_shape = (-1, 3)
-    engine = module.TensorRT().load(_job(tmp_path), compiled)
-    with closing(engine), pytest.raises(BuildFailed) as it:
-        engine.run({"x": np.zeros((4, 3), np.float32)})
-    assert (it.value.stage, it.value.node) == ("verify", "y")
-    assert "shape of y" in it.value.message
+    inputs = {"x": np.zeros((4, 3), np.float32)}
+    with closing(module.TensorRT().load(_job(tmp_path), compiled)) as engine:
+        for count in (2, 1, 0, 4):
+            script.data_shape = (count, 3)
+            assert engine.run(inputs)["y"].shape == (count, 3)
+            assert script.called("copy")[-1][1:] == [script.given, count * 3 * 4, 7]
+        script.data_shape = None
+        with pytest.raises(BuildFailed) as it:
+            engine.run(inputs)
+        assert (it.value.stage, "y" in it.value.message) == ("verify", True)
+    allocated = len(script.called("allocate"))
+    assert len(script.called("free")) == allocated, "all memory is freed"
+    script.accepts_allocators = False
+    with pytest.raises(BuildFailed), closing(module.TensorRT().load(_job(tmp_path), compiled)) as engine:
+        engine.run(inputs)

@@ -232,15 +232,6 @@ def test_a_first_dimension_that_may_count_rows(rows: list[int | str | None], is_
     assert normal(proto, tmp_path).batched is is_batched
 
 
-def test_an_output_whose_rank_only_a_run_tells_is_named(tmp_path: Path) -> None:
-    proto = model(
-        [node("Reshape", "x shape", "y")],
-        [value("x", ["N"]), value("shape", ["rank"], TensorProto.INT64)],
-        [value("y", None)],
-    )
-    assert normal(proto, tmp_path).unranked == ("y",)
-
-
 def test_a_graph_that_is_not_valid_names_the_node(tmp_path: Path) -> None:
     proto = model([node("Conv", "x", "y")], [value("x", [1, 1, 4])], [value("y", None)])
     with pytest.raises(BuildFailed) as caught:

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import ModelProto, NodeProto, TensorProto, checker, helper
+from onnx import ModelProto, NodeProto, TensorProto, checker, helper, numpy_helper
 
 from gpufn_builder.checks.cpu_session import CpuSession
 from gpufn_builder.checks.reference import run_reference
@@ -146,23 +146,100 @@ def test_an_epsilon_that_would_vanish_is_left_in_float32(tmp_path: Path) -> None
     assert "their values: tiny" in Prepared(proto, tmp_path).into_precision(Precision.FP16).summary
 
 
-def test_a_model_that_overflows_half_precision_is_refused_and_named(tmp_path: Path) -> None:
-    proto = model(
+def _overflowing_input() -> ModelProto:
+    return model(
         [node("MatMul", "x w", "h"), node("Mul", "h big", "scaled"), node("MatMul", "scaled w", "y")],
         [value("x", [1, 4])],
         [value("y", [1, 4])],
         [weights("w", 4, 4), constant("big", 1e6)],
     )
+
+
+# --- layers that stay in fp32 ---------------------------------------------------------------------------------------
+
+
+def test_layers_that_overflow_half_precision_stay_in_float32(tmp_path: Path) -> None:
+    made = Prepared(models.overflowing(), tmp_path).into_precision(Precision.FP16)
+    assert made.kept == ("large_node", "y_node")
+    assert operators(made.path) == ["Cast", "MatMul", "Relu", "Cast", "MatMul", "MatMul"]
+    assert made.comparison is not None
+    assert made.comparison.worst.rel_l2 < 5e-3
+    assert "large_node" in made.first_difference
+
+
+def test_a_layer_whose_input_overflows_half_precision_stays_in_float32(tmp_path: Path) -> None:
+    made = Prepared(_overflowing_input(), tmp_path).into_precision(Precision.FP16)
+    assert made.kept == ("y_node",)
+    assert operators(made.path) == ["Cast", "MatMul", "Cast", "Mul", "MatMul"]
+
+
+def test_bf16_does_not_overflow_so_all_layers_are_lowered(tmp_path: Path) -> None:
+    made = Prepared(models.overflowing(), tmp_path).into_precision(Precision.BF16)
+    assert (made.kept, made.first_difference) == ((), "")
+
+
+def test_a_layer_that_loses_its_accuracy_in_int8_is_not_quantised(tmp_path: Path) -> None:
+    prepared = Prepared(models.outlier(), tmp_path)
+    made = prepared.into_precision(Precision.INT8)
+    assert made.kept == ("h_node",)
+    for path in (made.path, made.cpu_path):
+        graph = onnx.load(path).graph
+        inputs = {each.output[0]: list(each.input) for each in graph.node if each.op_type == "MatMul"}
+        assert inputs["h"] == ["scaled", "w"]
+        assert "v" not in next(names for output, names in inputs.items() if output != "h")
+
+
+def test_the_products_before_the_first_node_that_differs_stay_in_float32(tmp_path: Path) -> None:
+    """A difference of almost equal values: the products before it must be exact, not the subtraction."""
+    proto = model(
+        [
+            node("MatMul", "x w", "h"),
+            node("MatMul", "x v", "k"),
+            node("Sub", "h k", "near"),
+            node("MatMul", "near u", "y"),
+        ],
+        [value("x", ["N", 8])],
+        [value("y", ["N", 8])],
+        [
+            weights("w", 8, 8),
+            constant("v", numpy_helper.to_array(weights("w", 8, 8)) * 1.001 + 1e-3),
+            weights("u", 8, 8),
+        ],
+    )
+    made = Prepared(proto, tmp_path).into_precision(Precision.FP16)
+    assert set(made.kept) == {"h_node", "k_node"}
+    assert "near_node" in made.first_difference
+
+
+def test_a_model_of_which_too_many_layers_differ_is_refused_with_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpufn_builder.precision.transform.MAX_ROUNDS", 1)
     with pytest.raises(BuildFailed) as caught:
-        Prepared(proto, tmp_path).into_precision(Precision.FP16)
-    assert (caught.value.stage, caught.value.node) == ("transform", "y")
+        Prepared(models.overflowing(), tmp_path).into_precision(Precision.FP16)
+    assert (caught.value.stage, caught.value.node) == ("transform", "large_node")
     assert caught.value.message.startswith("in fp16 output y ")
-    assert re.search(r"; big .* fp16$", caught.value.message)
+    assert "large_node" in caught.value.message
 
 
-def test_what_is_beyond_the_tolerance_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(BuildFailed, match=r"in fp16 output y .* \w+ shapes: max_abs is "):
+def test_a_precision_that_no_layer_can_have_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BuildFailed, match=r"in fp16 output y .* \w+ shapes: max_abs is ") as caught:
         Prepared(models.mlp(), tmp_path).into_precision(Precision.FP16, Tolerance(max_abs=1e-9))
+    assert caught.value.node is not None
+
+
+def test_a_conversion_is_not_compared_without_verification(tmp_path: Path) -> None:
+    prepared = Prepared(models.overflowing(), tmp_path)
+    made = transform(prepared.normal, Precision.FP16, prepared.cases, reference=[], tolerance=None, into=prepared.into)
+    assert (made.kept, made.comparison) == ((), None)
+
+
+def test_layers_without_names_are_named_by_their_output(tmp_path: Path) -> None:
+    proto = models.outlier()
+    for each in proto.graph.node:
+        each.ClearField("name")
+    made = Prepared(proto, tmp_path).into_precision(Precision.INT8)
+    assert made.kept == ("h",)
 
 
 def test_a_body_of_an_if_gets_what_it_takes_from_around_it_in_float32(tmp_path: Path) -> None:
@@ -246,7 +323,7 @@ def test_int8_for_one_kind_of_engine_takes_one_graph(tmp_path: Path) -> None:
     for on_gpu in (True, False):
         made = transform(
             prepared.normal, Precision.INT8, prepared.cases, reference=prepared.reference,
-            tolerance=TOLERANCES[Precision.INT8], into=prepared.into, on_gpu=on_gpu, on_cpu=not on_gpu,
+            tolerance=TOLERANCES[Precision.INT8], into=prepared.into / str(on_gpu), on_gpu=on_gpu, on_cpu=not on_gpu,
         )  # fmt: skip
         assert made.path == made.cpu_path
 
@@ -345,7 +422,7 @@ def test_int8_without_samples_is_refused(tmp_path: Path) -> None:
 def test_constants_too_many_for_one_file_lie_beside_it(
     precision: Precision, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gpufn_builder.precision.transform._INLINE_BYTES", 64)
+    monkeypatch.setattr("gpufn_builder.precision.conversion._INLINE_BYTES", 64)
     proto = model([node("MatMul", "x w", "y")], [value("x", [2, 64])], [value("y", [2, 64])], [weights("w", 64, 64)])
     made = Prepared(proto, tmp_path).into_precision(precision)
     assert made.path.stat().st_size < 3000

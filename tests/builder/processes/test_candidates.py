@@ -138,10 +138,23 @@ def test_a_disk_that_is_full_is_told_though_nothing_can_be_printed(tmp_path: Pat
 
 
 def test_one_that_hangs_is_ended(tmp_path: Path) -> None:
-    with pytest.raises(BuildFailed, match=r"onnxruntime-cpu .*within 3 s") as failure:
+    with pytest.raises(BuildFailed, match=r"onnxruntime-cpu made no progress for 3 s .*--build-timeout") as failure:
         _run(tmp_path, "hang", timeout_s=3)
     assert failure.value.stage == "compile"
     assert not Path(f"/proc/{(tmp_path / 'engine').read_text()}").exists()
+
+
+def test_output_is_progress_and_is_passed_on_as_progress(tmp_path: Path) -> None:
+    updates: list[ProgressUpdate] = []
+
+    def note(update: ProgressUpdate) -> None:
+        updates.append(update)
+        if len(updates) == 2:
+            (tmp_path / "engine").touch()
+
+    request = _request(tmp_path, "print and wait")
+    run_candidate(request, tmp_path, _environ(), timeout_s=60, on_progress=note, process=PROCESS)
+    assert updates == [ProgressUpdate(BuildStage.COMPILE, 0.25, "a detail")] * 2
 
 
 def test_one_that_is_cancelled_ends_at_once(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from gpufn import Retry, current, gpu_function
 
-IDLE_S = 3
+IDLE_S = 1
 _RETRIES = Retry(50, delay_s=0.05, backoff=1.0, on=(OSError,))
 
 

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from tests.conftest import Platform
+from tests.conftest import QUICK, Platform
 from tests.e2e.chaos.gateway import START_S, Gateway
 from tests.waiting import until
 
@@ -41,9 +41,7 @@ class Again:
         with (self._platform.home / "up.log").open("ab") as output:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "gpufn", "up", "--port", port],
-                env=os.environ
-                | {"GPUFN_HOME": str(self._platform.home), "GPUFN_BUILD_MEASURE": "0.03", "GPUFN_GRACE": "2"}
-                | dict(self._environ),
+                env=os.environ | {"GPUFN_HOME": str(self._platform.home), **QUICK, **self._environ},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
@@ -54,7 +52,7 @@ class Again:
 
     def _is_ready(self) -> bool:
         try:
-            return httpx.get(f"{self._platform.url}/readyz", timeout=5).status_code == 200
+            return self._platform.client.get("/readyz", timeout=5).status_code == 200
         except httpx.TransportError:
             return False
 

@@ -12,6 +12,8 @@ from typing import Any
 
 import httpx
 
+from tests.conftest import http_client
+
 _TIMEOUT_S = 15.0
 _LONGEST_PAUSE_S = 1.0
 BALLAST = "x" * (300 << 10)  # so much goes by reference
@@ -51,7 +53,7 @@ class Client:
     """One client's connections: each request goes to any of the gateways."""
 
     def __init__(self, urls: list[str], dice: random.Random, stop: threading.Event) -> None:
-        self._clients = [httpx.Client(base_url=url, timeout=_TIMEOUT_S) for url in urls]
+        self._clients = [http_client(url, timeout_s=_TIMEOUT_S) for url in urls]
         self.dice = dice
         self.stop = stop
 

@@ -30,7 +30,7 @@ FUNCTIONS = ("mark", "series", "nap")
 _MOST_LETTERS = 1000  # that are listed
 
 
-def eventually(look: Callable[[], object], what: str, within_s: float = WITHIN_S) -> None:
+def eventually(look: Callable[[], object], what: str, within_s: float = WITHIN_S, every_s: float = 0.1) -> None:
     """Until `look()` finds nothing that is in the way."""
     give_up = time.monotonic() + within_s
     while True:
@@ -41,7 +41,7 @@ def eventually(look: Callable[[], object], what: str, within_s: float = WITHIN_S
         if not left:
             return
         assert time.monotonic() < give_up, f"{what}: {left}"
-        time.sleep(0.1)
+        time.sleep(every_s)
 
 
 def outcomes(clients: list[httpx.Client], calls: Iterable[Call]) -> dict[str, tuple[int, Any]]:

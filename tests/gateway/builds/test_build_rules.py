@@ -2,10 +2,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
-from gpufn_core.domain.device import Device, DeviceType
-from gpufn_core.domain.engine import Build, BuildState
+from gpufn_core.domain.device import Device, DeviceType, Share
+from gpufn_core.domain.engine import Build, BuildState, EngineManifest
 from gpufn_core.domain.revision import Revision, RevisionState
 from gpufn_core.errors import BuildFailed, NoCapacity
 from gpufn_core.ids import Digest
@@ -13,7 +14,9 @@ from gpufn_core.protocol.reports import NodeReport
 from gpufn_core.spec.function_spec import EntryPoint, FunctionSpec, MethodSpec
 from gpufn_core.spec.model_spec import ModelFile, ModelSpec
 from gpufn_core.spec.resources import Resources
-from gpufn_gateway.builds.build_rules import RECORDED_WITHIN_S, after_builds, device_kinds
+from gpufn_core.spec.units import parse_bytes
+from gpufn_gateway.builds.build_rules import RECORDED_WITHIN_S, after_builds, build_ahead, device_kinds
+from tests.gateway.garbage_collection.test_rules import manifest
 
 MODELS = tuple(ModelSpec(parameter=name, files=(ModelFile(f"{name}.onnx", "0" * 64, 1),)) for name in ("a", "b"))
 SPEC = FunctionSpec(name="f", entry=EntryPoint("app", "f"), methods=(MethodSpec(),), models=MODELS)
@@ -71,12 +74,12 @@ OK = BuildState.SUCCEEDED
 @pytest.mark.parametrize("state", [BuildState.PENDING, BuildState.BUILDING])
 def test_a_revision_is_being_built_until_all_its_builds_have_ended(state: BuildState) -> None:
     builds = {"1": build("1", OK, engines=("k1",)), "2": build("2", state)}
-    assert after_builds(REVISION, builds, 100.0) is None
+    assert after_builds(REVISION, builds, {}, 100.0) is None
 
 
 def test_a_revision_whose_builds_succeeded_is_ready_and_has_their_engines() -> None:
     builds = {"1": build("1", OK, engines=("k1", "k2")), "2": build("2", OK, engines=("k3",))}
-    after = after_builds(REVISION, builds, 1e9)
+    after = after_builds(REVISION, builds, {}, 1e9)
     assert after is not None
     assert (after.state, after.engines) == (RevisionState.READY, {"a": {"cpu": ("k1", "k2")}, "b": {"cpu": ("k3",)}})
 
@@ -90,7 +93,7 @@ def test_a_revision_whose_builds_succeeded_is_ready_and_has_their_engines() -> N
     ],
 )  # fmt: skip
 def test_one_build_that_failed_fails_its_revision_at_once(ended: Build, message: str) -> None:
-    after = after_builds(REVISION, {"1": build("1", BuildState.BUILDING), "2": ended}, 100.0)
+    after = after_builds(REVISION, {"1": build("1", BuildState.BUILDING), "2": ended}, {}, 100.0)
     assert after is not None
     assert after.error is not None
     assert (after.state, after.error.code, after.error.message) == (RevisionState.FAILED, "build_failed", message)
@@ -99,9 +102,89 @@ def test_one_build_that_failed_fails_its_revision_at_once(ended: Build, message:
 
 def test_a_build_that_is_not_heard_of_is_waited_for_and_then_missed() -> None:
     builds = {"1": build("1", OK, engines=("k1",))}
-    assert after_builds(REVISION, builds, 100.0 + RECORDED_WITHIN_S - 1) is None
-    after = after_builds(REVISION, builds, 100.0 + RECORDED_WITHIN_S)
+    assert after_builds(REVISION, builds, {}, 100.0 + RECORDED_WITHIN_S - 1) is None
+    after = after_builds(REVISION, builds, {}, 100.0 + RECORDED_WITHIN_S)
     assert after is not None
     assert after.error is not None
     assert (after.state, after.error.code) == (RevisionState.FAILED, "build_failed")
     assert "deploy again" in after.error.message
+
+
+_ENGINE_BYTES, _CONTEXT_BYTES = 2 << 30, 512 << 20
+
+
+def _revision(vram: str | None, concurrency: int = 3) -> Revision:
+    resources = Resources(gpu=("any",), share=Share.MPS, vram_bytes=parse_bytes(vram)) if vram else Resources()
+    spec = msgspec.structs.replace(SPEC, resources=resources, concurrency=concurrency)
+    return msgspec.structs.replace(REVISION, spec=spec)
+
+
+def _built(key: str, **settings: int) -> EngineManifest:
+    return msgspec.structs.replace(manifest(key, ("0", _ENGINE_BYTES)), settings=settings)
+
+
+_MANIFESTS = {key: _built(key, device_memory_bytes=_CONTEXT_BYTES) for key in ("k1", "k3")}
+_BUILT = {"1": build("1", OK, engines=("k1", "k2")), "2": build("2", OK, engines=("k3",))}
+
+
+@pytest.mark.parametrize(
+    ("vram", "concurrency", "manifests", "state"),
+    [
+        ("7GiB", 3, _MANIFESTS, RevisionState.READY),  # 2 x (2 GiB + 3 x 512 MiB)
+        ("6.9GiB", 3, _MANIFESTS, RevisionState.FAILED),
+        ("5GiB", 1, _MANIFESTS, RevisionState.READY),
+        (None, 3, _MANIFESTS, RevisionState.READY),
+        ("1GiB", 3, {key: _built(key) for key in _MANIFESTS}, RevisionState.READY),  # ONNX Runtime reports no memory
+    ],
+)
+def test_engines_and_their_contexts_fit_in_the_declared_vram(
+    vram: str | None, concurrency: int, manifests: dict[str, EngineManifest], state: RevisionState
+) -> None:
+    after = after_builds(_revision(vram, concurrency), _BUILT, manifests, 1e9)
+    assert after is not None
+    assert after.state is state
+    if state is RevisionState.FAILED:
+        assert after.error is not None
+        assert after.error.code == "build_failed"
+        assert all(figure in after.error.message for figure in ("7 GiB", "6.9 GiB", "2 GiB", "512 MiB", "vram"))
+
+
+def test_a_manifest_that_a_limit_is_compared_with_is_waited_for() -> None:
+    builds = {id_: msgspec.structs.replace(build, ended_at=100.0) for id_, build in _BUILT.items()}
+    revision = _revision("1GiB")
+    assert after_builds(revision, builds, {}, 100.0 + RECORDED_WITHIN_S - 1) is None
+    assert after_builds(_revision(None), builds, {}, 100.0) is not None
+    after = after_builds(revision, builds, {}, 100.0 + RECORDED_WITHIN_S)
+    assert after is not None
+    assert after.state is RevisionState.READY
+
+
+def waiting(id_: str, device: str = "cpu", state: BuildState = BuildState.PENDING, **fields: Any) -> Build:
+    return Build(id=id_, model=MODELS[0], device=device, created_at=1.0, state=state, **fields)
+
+
+RUNNING = waiting("1", state=BuildState.BUILDING, started_at=20.0)
+
+
+@pytest.mark.parametrize(
+    ("others", "ahead"),
+    [
+        ([], None),
+        ([RUNNING], "1"),
+        ([waiting("1", "NVIDIA L4", BuildState.BUILDING, started_at=1.0)], None),  # of another device
+        ([waiting("1", state=BuildState.SUCCEEDED, started_at=1.0)], None),
+        ([RUNNING, waiting("2", state=BuildState.BUILDING, started_at=10.0)], "2"),  # runs for longer
+        ([waiting("2")], None),  # waits too
+        ([waiting("8"), RUNNING], "1"),
+    ],
+)
+def test_a_build_waits_behind_the_build_of_its_device_that_runs_for_the_longest_time(
+    others: list[Build], ahead: str | None
+) -> None:
+    found = build_ahead(waiting("9"), [*others, waiting("9")])
+    assert (found and found.id) == ahead
+
+
+@pytest.mark.parametrize("state", [state for state in BuildState if state is not BuildState.PENDING])
+def test_a_build_that_does_not_wait_has_no_build_ahead(state: BuildState) -> None:
+    assert build_ahead(waiting("9", state=state), [RUNNING]) is None

@@ -60,6 +60,31 @@ def model(name: str, *models: ModelSpec, **fields: Any) -> FunctionSpec:
     return FunctionSpec(name=name, entry=entry, methods=(MethodSpec(),), models=models or (NET,), **fields)
 
 
+async def test_a_build_that_waits_names_the_build_ahead(nats: Any) -> None:
+    async with gateway_on(nats) as gateway:
+        for name in ("first", "second"):
+            await deploy(gateway, model(name))
+        ids = [
+            (await gateway.http.get(f"/v1/functions/{name}/revisions/1")).json()["builds"]
+            for name in ("first", "second")
+        ]
+        [first], [second] = ids
+        assert (first["function"], first["ahead"], second["ahead"]) == ("first", None, None)
+        now = gateway.clock.time()
+        running = msgspec.structs.replace(
+            gateway.builds.get(first["id"]), state=BuildState.BUILDING, started_at=now - 60
+        )
+        await gateway.buckets.builds.put(running.id, encode(running))
+        await until_async(lambda: gateway.builds.get(running.id) == running)
+        [second] = (await gateway.http.get("/v1/functions/second/revisions/1")).json()["builds"]
+        assert second["ahead"].pop("building_s") >= 60
+        assert second["ahead"] == {"id": running.id, "model": "net.onnx", "function": "first"}
+        [first] = (await gateway.http.get("/v1/functions/first/revisions/1")).json()["builds"]
+        assert first["ahead"] is None
+        for build in (first, second):
+            await gateway.builds.cancel(build["id"])
+
+
 async def upload(gateway: Whole, data: bytes = ONNX, digest: str | None = None, **headers: str) -> Any:
     return await gateway.http.put(f"/v1/artifacts/{digest or digest_of(data)}", content=data, headers=headers)
 

@@ -9,6 +9,7 @@ from gpufn_core.ids import Digest
 from gpufn_core.protocol import subjects
 from gpufn_core.spec.function_spec import EntryPoint, FunctionSpec, MethodSpec
 from gpufn_core.spec.model_spec import ModelFile, ModelSpec, Precision
+from gpufn_core.spec.weights_spec import WeightsFile, WeightsSpec
 from gpufn_gateway.garbage_collection.rules import changes, expired_builds, named_blobs, tombstone, unused, users
 
 MODEL = ModelSpec(parameter="net", files=(ModelFile("net.onnx", "0" * 64, 1),))
@@ -183,6 +184,15 @@ def test_builds_go_when_they_are_old_or_many() -> None:
     assert [each.id for each in expired_builds([old, runs], [], NOW)] == ["old"]
     waits = revision(1, RevisionState.BUILDING, builds=("old",))
     assert expired_builds([old, runs], [waits], NOW) == []
+
+
+def test_uploaded_weights_are_named_by_revisions() -> None:
+    local = WeightsSpec(source="./weights", files=(WeightsFile("w", 1, "3" * 64),))
+    fetched = WeightsSpec(source="hf://org/model", commit="c" * 40, files=(WeightsFile("w", 1, "4" * 64),))
+    ready = revision(1, RevisionState.READY)
+    spec = msgspec.structs.replace(ready.spec, weights=(local, fetched))
+    named = named_blobs([msgspec.structs.replace(ready, spec=spec)], [], [])
+    assert named[subjects.MODEL_FILES] == {"0" * 64, "3" * 64}
 
 
 def test_blobs_are_named_by_revisions_builds_and_engines() -> None:

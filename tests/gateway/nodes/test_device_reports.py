@@ -20,7 +20,7 @@ REPORT = NodeReport(
     "n1", 1.0, (L4, HOT), links=(DeviceLink("GPU-1", "GPU-2", LinkKind.NVLINK),), facts=NodeFacts(mps=MpsLevel.V2)
 )
 METRICS = DeviceMetrics(
-    uuid="GPU-1", utilisation=0.5, memory_used_bytes=1 << 30, energy_j=5000.0, rows_pending=False,
+    uuid="GPU-1", utilisation=0.5, memory_used_bytes=1 << 30, energy_joules=5000.0, rows_pending=False,
     clock_limits=("power",), recovery_action="none", xids={"13": 2}, processes=(GpuProcess(7, 1 << 20),),
 )  # fmt: skip
 
@@ -73,7 +73,7 @@ async def test_gpus_are_told_to_prometheus(gateway: Any) -> None:
     told = {
         f"gpufn_gpu_utilisation{{{labels}}}": 0.5,
         f"gpufn_gpu_memory_used_bytes{{{labels}}}": 2.0**30,
-        f"gpufn_gpu_energy_j_total{{{labels}}}": 5000.0,
+        f"gpufn_gpu_energy_joules_total{{{labels}}}": 5000.0,
         f"gpufn_gpu_rows_pending{{{labels}}}": 0.0,
         f'gpufn_gpu_clock_limited{{by="power",{labels}}}': 1.0,
         f'gpufn_gpu_recovery_action{{action="none",{labels}}}': 1.0,

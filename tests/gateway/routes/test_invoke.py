@@ -10,7 +10,7 @@ import pytest
 from gpufn_core.domain.invocation import OutcomeKind
 from gpufn_core.domain.worker import ColdStart
 from gpufn_core.errors import BusUnavailable, CapacityError, ErrorInfo, QueueFull
-from gpufn_core.protocol.reports import RunnerReport
+from gpufn_core.protocol.reports import NodeReport, RunnerReport, WeightsReport
 from gpufn_core.spec.function_spec import MethodSpec
 from gpufn_gateway.http.body_reader import BodyBudget, BodyReader
 from gpufn_gateway.problems import problem_of
@@ -36,7 +36,7 @@ async def test_a_cold_start_shows_its_phases(gateway: Any) -> None:
     gateway.queue.answer = lambda call: call.reply(b"1", cold_start=cold)
     answer = await gateway.post(URL, GOOD)
     assert answer.headers["server-timing"] == (
-        "queue;dur=1.2, run;dur=3.4, place;dur=1.0, launch;dur=50.0, load;dur=200.0, warm;dur=0.0"
+        "queue;dur=1.2, run;dur=3.4, place;dur=1.0, fetch;dur=0.0, launch;dur=50.0, load;dur=200.0, warm;dur=0.0"
     )
 
 
@@ -400,6 +400,19 @@ async def test_calls_are_counted(gateway: Any, problem: Any) -> None:
     assert 'gpufn_run_seconds_bucket{function="embed",le="0.0025"} 0.0' in text
     assert 'gpufn_run_seconds_bucket{function="embed",le="0.005"} 2.0' in text
     assert "gpufn_calls_in_flight 0.0" in text
+
+
+async def test_weights_are_counted_by_node(gateway: Any) -> None:
+    counts = WeightsReport(hits=1, misses=2, fetched_bytes=3, evicted_bytes=4, stored_bytes=5)
+    gateway.registry.receive_node_report(NodeReport("a", gateway.clock.time(), (), weights=counts))
+    text = (await gateway.get("/metrics")).text
+    assert [line for line in text.splitlines() if line.startswith("gpufn_weights")] == [
+        'gpufn_weights_starts_total{node="a",result="hit"} 1.0',
+        'gpufn_weights_starts_total{node="a",result="miss"} 2.0',
+        'gpufn_weights_fetched_bytes_total{node="a"} 3.0',
+        'gpufn_weights_evicted_bytes_total{node="a"} 4.0',
+        'gpufn_weights_stored_bytes{node="a"} 5.0',
+    ]
 
 
 async def test_what_runners_drop_is_counted_by_node(gateway: Any) -> None:

@@ -94,6 +94,7 @@ async def test_why_tells_the_terms_of_the_decision(gateway: Any, make: Any) -> N
         "reason": "because",
         "terms": {"L": 2.0},
         "waiting": None,
+        "last_start": None,
         "start_error": {"code": "function_raised", "message": "no"},
         "next": {"revision": 2, "start_error": None},
     }

@@ -65,6 +65,16 @@ async def test_usage_is_found_under_either_spelling_and_that_there_is_no_such_fu
     assert (problem(unknown), problem(no_name)) == ((404, "function_not_found"), (422, "invalid_input"))
 
 
+async def test_unknown_energy_is_null_and_known_energy_is_added_up(nats: Any) -> None:
+    usage = {"a": Usage(2, joules=300.0, joules_calls=1), "b": Usage(1), "c": Usage(1, joules=100.0, joules_calls=1)}
+    async with gateway_on(nats) as gateway:
+        for node, each in usage.items():
+            await gateway.buckets.usage.put(UsageKey("2026-09-01", "warm", "platform").record(node), encode(each))
+        await gateway.buckets.usage.put(UsageKey("2026-09-01", "zero", "platform").record("b"), encode(Usage(1)))
+        rows = (await gateway.http.get("/v1/usage?since=2026-09-01&until=2026-09-01")).json()["usage"]
+    assert [(row["usage"]["joules"], row["usage"]["joules_calls"]) for row in rows] == [(400.0, 2), (None, 0)]
+
+
 @pytest.mark.parametrize(
     ("query", "said"),
     [

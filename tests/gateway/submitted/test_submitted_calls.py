@@ -142,7 +142,7 @@ async def test_an_invoke_with_a_key_can_be_taken_up_again(nats: Any, make: Any, 
         assert answer.headers["x-gpufn-invocation"] == invocation
         assert answer.headers["server-timing"] == (  # as for an invoke without a key
             "queue;dur=500.0, run;dur=250.0, gpu;dur=125.0, "
-            "place;dur=1.0, launch;dur=50.0, load;dur=200.0, warm;dur=0.0"
+            "place;dur=1.0, fetch;dur=0.0, launch;dur=50.0, load;dur=200.0, warm;dur=0.0"
         )
         third = await gateway.http.post(path, content=GOOD, headers=headers)  # from the stored record
         assert (third.status_code, third.content) == (200, b"[1]")

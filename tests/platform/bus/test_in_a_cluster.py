@@ -21,6 +21,7 @@ from tests.e2e.chaos.cluster import Cluster
 T = TypeVar("T")
 RECORDS = 200
 ROUNDS = 3  # of reads after the node has caught up
+READERS = 3  # at a time: more keep a busy machine from ever catching up
 
 
 @pytest.fixture
@@ -121,7 +122,7 @@ async def _shows_no_past(cluster: Cluster) -> None:
     while rounds < ROUNDS:
         has_caught_up = _all_are_current(await about(bus, kv.stream))
         rounds = rounds + 1 if has_caught_up else 0
-        seen.update(await asyncio.gather(*(read() for _ in range(8))))
+        seen.update(await asyncio.gather(*(read() for _ in range(READERS))))
     assert seen <= {None, RECORDS}
     assert len(await at_last(kv.entries)) == RECORDS
     await bus.close()

@@ -65,6 +65,7 @@ EXPECTED = {
         "KV_gpufn_functions": FOLLOW,
         "KV_gpufn_revisions": FOLLOW,
         "OBJ_gpufn_bundles": "igd",
+        "OBJ_gpufn_models": "igd",  # weights
         "OBJ_gpufn_engine_files": "igd",
     },
     "runner": {
@@ -209,7 +210,7 @@ SUBSCRIPTIONS = {
     "gpufn.v1.evt.call.*": set(),
     "gpufn.v1.hb.controller": {"runner"},
     "gpufn.v1.hb.node.n": {"builder"},
-    "gpufn.v1.hb.device.*": set(),
+    "gpufn.v1.hb.device.*": {"runner"},
     "gpufn.v1.hb.runner.n": {"agent"},
     "gpufn.v1.hb.gateway.*": set(),
     "gpufn.v1.ctl.builder.cpu": {"builder"},

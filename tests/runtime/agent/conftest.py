@@ -30,6 +30,7 @@ from gpufn_core.protocol.messages import KillOrder, LogLine
 from gpufn_core.protocol.reports import NodeReport, RunnerReport, WorkerEvent, WorkerReport
 from gpufn_core.spec.function_spec import EntryPoint, FunctionSpec, MethodSpec
 from gpufn_core.spec.resources import Resources
+from gpufn_core.spec.weights_spec import WeightsFile, WeightsSpec
 from gpufn_local.nats_process import EmbeddedServer
 from gpufn_platform.bus.connection import Bus, Message
 from gpufn_platform.bus.storage import object_store
@@ -37,6 +38,8 @@ from gpufn_platform.bus.storage.key_value import KeyValue
 from gpufn_platform.process.clock import SystemClock
 from gpufn_runtime.agent.cache.bundles import BundleCache
 from gpufn_runtime.agent.cache.engines import EngineCache
+from gpufn_runtime.agent.cache.weights import WeightsCache
+from gpufn_runtime.agent.cache.weights_disk import PartFile
 from gpufn_runtime.agent.devices.base import Inventory
 from gpufn_runtime.agent.devices.declared import DeclaredInventory
 from gpufn_runtime.agent.devices.watch import DeviceWatch
@@ -71,6 +74,27 @@ def _patient_daemon(gpu: str, folder: Path, **options: Any) -> Daemon:
     return daemon
 
 
+class FakeWeights:
+    """Files of weights by digest. A fetch writes one byte, and the rest once `may_finish` is set."""
+
+    def __init__(self) -> None:
+        self.files: dict[str, bytes] = {}
+        self.may_finish = asyncio.Event()
+        self.may_finish.set()
+
+    async def fetch(self, spec: WeightsSpec, file: WeightsFile, part: PartFile) -> None:
+        if file.digest not in self.files:
+            raise ArtifactUnavailable(f"{spec.source} has no {file.path}.")
+        part.restart()
+        part.add(self.files[file.digest][:1])
+        await self.may_finish.wait()
+        part.add(self.files[file.digest][1:])
+
+    def put(self, source: str, data: bytes) -> WeightsSpec:
+        self.files[digest_of(data)] = data
+        return WeightsSpec(source=source, files=(WeightsFile("w", len(data), digest_of(data)),))
+
+
 class Node:
     """`events` and `lines` are the agent's worker events and log lines, in order."""
 
@@ -83,6 +107,7 @@ class Node:
         self.bundles: dict[Digest, bytes] = {}
         self.engines: dict[str, EngineManifest] = {}
         self.engine_files: dict[str, bytes] = {}
+        self.weights = FakeWeights()
         self.fetches = 0
         self.server: EmbeddedServer | None = None
         self.connected: dict[str, asyncio.Event] = {}
@@ -111,7 +136,7 @@ class Node:
         self.functions = await KeyValue.open(self.bus, subjects.FUNCTIONS)
         self.revisions = await KeyValue.open(self.bus, subjects.REVISIONS)
         await KeyValue.open(self.bus, subjects.ENGINES)
-        for store in (subjects.BUNDLES, subjects.ENGINE_FILES):
+        for store in (subjects.BUNDLES, subjects.ENGINE_FILES, subjects.MODEL_FILES):
             await object_store.ensure_bucket(self.bus, store)
 
     async def fetch(self, digest: Digest) -> bytes:
@@ -160,6 +185,7 @@ class Node:
             revisions=self.revisions,
             bundles=BundleCache(self.home.bundles, self.fetch),
             engines=EngineCache(self.home.engines, self.find_engine, self.fetch_file),
+            weights=WeightsCache(self.home.weights, self.weights, 1 << 30),
             launcher=LauncherByImage(self.launcher, None),
             groups=groups or MemoryGroups(None),
             devices=DeviceWatch(

@@ -49,6 +49,7 @@ def test_an_assignment_becomes_a_process_and_a_started_event(on_node: Any) -> No
         assert event.cold_start is not None
         assert event.cold_start.standby is False
         assert 0 < event.cold_start.launch_s < 1
+        assert 0 < event.cold_start.fetch_s < 1
         os.kill(await node.pid(worker), 0)
         assert await node.line("hello") == f"hello from {worker}"
         report = await node.until(lambda: [r for r in node.reports if r.processes])

@@ -223,3 +223,30 @@ def test_a_bus_that_stores_nothing_is_said_in_one_line(tmp_path: Path) -> None:
     assert ended.returncode == 1
     assert "Traceback" not in ended.stderr
     assert "ERROR agent gpufn_runtime.agent: No subscriber on $JS.API" in ended.stderr.splitlines()[-1]
+
+
+def test_the_power_limit_of_the_setting_holds_while_the_agent_runs(on_node: Any, nats: Any, tmp_path: Path) -> None:
+    log = tmp_path / "agent.log"
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys\n"
+        "from tests.runtime.agent.devices.fake_nvml import FakeGpu, FakeNvml\n"
+        "sys.modules['pynvml'] = FakeNvml(FakeGpu('GPU-0'))\n"
+    )
+    path = os.pathsep.join(str(folder) for folder in (tmp_path, ROOT, ROOT / "sdk", ROOT / "runtime"))
+
+    async def run(node: Any) -> None:
+        await node.use_the_platforms_buckets()
+        settings = {"PYTHONPATH": path, "GPUFN_TEMPLATES": "0", "GPUFN_GPU_POWER_LIMIT": "300"}
+        agent = start(node, nats.url_for("agent"), log, **settings)
+        try:
+            await node.until(lambda: [r for r in node.reports if r.facts.power_limits == {"GPU-0": 300.0}])
+            assert node.home.power_limits.exists()
+            agent.send_signal(signal.SIGTERM)
+            assert await wait(agent) == 0
+            assert not node.home.power_limits.exists()
+        finally:
+            agent.kill()
+            await wait(agent)
+            print(log.read_text())
+
+    on_node(run)

@@ -152,15 +152,17 @@ def test_the_other_lists_have_a_text_and_a_json_form(gateway: StubGateway) -> No
     map_ = {"id": "1" * 26, "function": "f", "state": "open", "submitted_at": 2.0, "accepted": 3000, "ended": 1200}
     gateway.on("GET /v1/maps", {"maps": [map_]})
     gateway.on("GET /v1/functions/f/logs", json.dumps(line).encode())
-    gateway.on("GET /v1/functions/f/why", {"function": "f", "reason": "because", "terms": {"calls": 2.0}})
+    start = {"node": "gpu-1", "at": 1.0, "phases": {"place": 0.0, "load": 2.0}}
+    decision = {"function": "f", "reason": "because", "terms": {"calls": 2.0}, "last_start": start}
+    gateway.on("GET /v1/functions/f/why", decision)
     gateway.on("GET /v1/keys", {"keys": []})
     for arguments, text in {
         ("nodes",): "EPYC, 2 cores",
         ("calls", "f"): "failed, attempt 2",
         ("logs", "f"): "  f@1\n" + time.strftime("%H:%M:%S", time.localtime(1.0)) + "  w-1  ! hi\n",
         ("calls", "f", "-n", "1"): "a map: 1,200 of 3,000 items have ended",
-        ("why", "f"): "reason   because\ncalls    unknown yet\n",
-        ("why", "f", "--verbose"): "terms    calls 2",
+        ("why", "f"): "reason      because\ncalls       unknown yet\nlast start  2 s on gpu-1, ",
+        ("why", "f", "--verbose"): "terms       calls 2",
     }.items():
         assert text in command(*arguments).stdout
         json.loads(command(*arguments, "--json").stdout)

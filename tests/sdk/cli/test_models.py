@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 
 from gpufn.cli import app
 from gpufn.cli.models.build_progress import build_progress, describe_progress
-from gpufn.client.views import BuildView
+from gpufn.client.views import BuildAhead, BuildView
 from gpufn.deploy.torch_export import check_tensors, module_and_inputs
 from gpufn_core.domain.engine import BuildStage, BuildState
 from gpufn_core.errors import InvalidSpec
@@ -40,7 +40,7 @@ _CRASH = {
     "node": "Conv_3",
     "traceback": "line 1\nline 2",
 }
-_REPORT = {
+_REPORT: dict[str, list[dict[str, Any]]] = {
     "candidates": [
         {
             "backend": "onnxruntime-cpu",
@@ -81,6 +81,8 @@ def test_a_model_is_uploaded_deployed_and_awaited(platform: StubGateway) -> None
     queued = _BUILD | {"state": "pending", "stage": None, "detail": ""}
     for build in (
         queued,
+        queued | {"ahead": {"id": "b0", "model": "slow.onnx", "function": "slow", "building_s": 30.0}},
+        queued | {"ahead": {"id": "b0", "model": "slow.onnx", "function": "slow", "building_s": 31.0}},
         queued | {"detail": "no builder runs for cpu"},
         begun,
         _BUILD,
@@ -94,6 +96,7 @@ def test_a_model_is_uploaded_deployed_and_awaited(platform: StubGateway) -> None
     assert (result.exit_code, result.stdout) == (0, f"net@1  {platform.url}/v2/models/net/infer\n")
     assert result.stderr.splitlines() == [
         "net.onnx on cpu: waiting for a builder",
+        "net.onnx on cpu: waiting for a builder: slow.onnx of slow is being built for 30 s",
         "net.onnx on cpu: waiting: no builder runs for cpu",
         "net.onnx on cpu: compile: onnxruntime-cpu",
         "net.onnx on cpu: built",
@@ -111,7 +114,8 @@ def test_a_model_is_uploaded_deployed_and_awaited(platform: StubGateway) -> None
 def test_a_models_options_become_the_spec(platform: StubGateway) -> None:
     arguments = (
         "deploy net.onnx --no-wait --name resnet --max-batch 32 --precision fp16 --gpu L4 --gpu any --allow-cpu "
-        "--shape x=1x3:8x3:32x3 --shape y=4 --tolerance rel_l2=0.01 --min 1 --max 2 --memory 2Gi --idle-timeout 5"
+        "--no-verify --shape x=1x3:8x3:32x3 --shape y=4 --tolerance rel_l2=0.01 --min 1 --max 2 "
+        "--memory 2Gi --idle-timeout 5 --build-timeout 1200"
     )
     result = _gpufn(*arguments.split())
     assert (result.exit_code, result.stdout.startswith("resnet@1  building: `gpufn builds`")) == (0, True)
@@ -132,6 +136,8 @@ def test_a_models_options_become_the_spec(platform: StubGateway) -> None:
     assert model["profiles"][0]["inputs"]["x"] == {"min": [1, 3], "opt": [8, 3], "max": [32, 3]}
     assert model["profiles"][0]["inputs"]["y"]["opt"] == [4]
     assert model["tolerance"]["rel_l2"] == 0.01
+    assert model["verify"] is False
+    assert model["build_timeout_s"] == 1200
 
 
 def test_a_function_with_a_model_sends_the_file_beside_it(platform: StubGateway, project: Project) -> None:
@@ -195,9 +201,9 @@ def test_debug_shows_the_compilers_log(platform: StubGateway, monkeypatch: pytes
         (["deploy", "net.onnx", "--precision", "fp8"], 2, "gpufn: precision is fp32, tf32, fp16, bf16 or int8"),
         (["deploy", "net.onnx", "--shape", "x"], 2, "gpufn: --shape must be x=1x3x224x224, or"),
         (["deploy", "net.onnx", "--shape", "x=1:2"], 2, "gpufn: --shape must be x=1x3x224x224, or"),
-        (["deploy", "net.onnx", "--tolerance", "l2"], 2, "gpufn: --tolerance must be a limit such as rel_l2=0.01"),
-        (["deploy", "net.onnx", "--tolerance", "rel_l2=nan"], 2, "gpufn: tolerance is a dict of max_abs, rel_l2 and"),
-        (["deploy", "net.onnx", "--tolerance", "max_abs=inf"], 2, "gpufn: tolerance is a dict of max_abs, rel_l2 and"),
+        (["deploy", "net.onnx", "--tolerance", "l2"], 2, "gpufn: --tolerance must be a limit such as atol="),
+        (["deploy", "net.onnx", "--tolerance", "rel_l2=nan"], 2, "gpufn: tolerance is a dict of atol, rtol, "),
+        (["deploy", "net.onnx", "--tolerance", "max_abs=inf"], 2, "gpufn: tolerance is a dict of atol, rtol, "),
         (["build", "net.pt"], 2, "gpufn: net.pt is neither an ONNX file (.onnx) nor FILE.py:FACTORY"),
         (["build", "no.py:make"], 2, "gpufn: there is no file no.py"),
         (["build", "app.py:make"], 1, "gpufn: cannot export app.py:make: app.py has no function make"),
@@ -323,6 +329,23 @@ _MODEL: dict[str, Any] = {
 }
 
 
+def test_remarks_on_an_engine_are_shown_wherever_it_is(platform: StubGateway) -> None:
+    remark = "kept in fp32: large_node"
+    built = _BUILD | {"state": "succeeded", "remarks": [remark]}
+    revision = {"number": 1, "state": "ready", "is_active": True, "builds": [built]}
+    platform.on("GET /v1/functions/net/revisions/1", revision)
+    assert f"built; {remark}" in _gpufn("deploy", "net.onnx").stderr
+    platform.on("GET /v1/builds/b1", built)
+    platform.on("GET /v1/builds", {"builds": [built]})
+    assert f"built; {remark}" in _gpufn("builds").stdout
+    report = {"candidates": [{**_REPORT["candidates"][0], "remarks": [remark]}]}
+    platform.on("GET /v1/builds/b1/report", report)
+    assert _gpufn("build", "net.onnx").stdout.splitlines()[-1].endswith(remark)
+    engines = {"cpu": [_ENGINE | {"remarks": [remark]}]}
+    platform.on("GET /v1/models/net", _MODEL | {"engines": engines})
+    assert remark in _gpufn("models", "describe", "net").stdout
+
+
 def test_engines_are_listed_with_who_uses_them(gateway: StubGateway) -> None:
     gateway.on("GET /v1/engines", {"engines": [_ENGINE | {"used_by": ["net@1", "net@2"]}]})
     for arguments in (["engines"], ["engines", "ls"]):
@@ -401,6 +424,14 @@ def test_at_a_terminal_builds_have_bars(monkeypatch: pytest.MonkeyPatch, capsys:
     [
         ({"state": BuildState.PENDING}, "waiting for a builder"),
         ({"state": BuildState.PENDING, "detail": "no builder runs for cpu"}, "waiting: no builder runs for cpu"),
+        (
+            {"state": BuildState.PENDING, "ahead": BuildAhead(id="a", model="m.onnx", building_s=720.0)},
+            "waiting for a builder: m.onnx is being built for 12 min",
+        ),
+        (
+            {"state": BuildState.PENDING, "ahead": BuildAhead(id="a", model="m.onnx", function="f", building_s=3.0)},
+            "waiting for a builder: m.onnx of f is being built for 3 s",
+        ),
         ({"state": BuildState.BUILDING}, "starting"),
         ({"state": BuildState.BUILDING, "stage": BuildStage.VERIFY}, "verify"),
         ({"state": BuildState.BUILDING, "stage": BuildStage.VERIFY, "detail": "2 of 3"}, "verify: 2 of 3"),

@@ -1,4 +1,4 @@
-"""The skew of a node's clock in `gpufn nodes` and `gpufn doctor`."""
+"""The power of GPUs in `gpufn nodes`, and the skew of a node's clock there and in `gpufn doctor`."""
 
 from __future__ import annotations
 
@@ -40,7 +40,22 @@ def test_nodes_and_doctor_show_the_skew(
     assert ("NTP" in checks["clock"]["do"]) is (state == "bad")
 
 
+def test_nodes_show_why_a_power_limit_is_not_the_setting(gateway: StubGateway) -> None:
+    facts = {"power_limit_notices": ["GPU-1: its power limit cannot be set"]}
+    gateway.on("GET /v1/nodes", {"nodes": [node(0.0) | {"facts": facts}]})
+    assert "node n1: GPU-1: its power limit cannot be set" in command("nodes").stdout.splitlines()
+
+
 def test_doctor_does_not_judge_the_clock_of_another_machine(gateway: StubGateway) -> None:
     gateway.on("GET /v1/nodes", {"nodes": [node(9.0) | {"hostname": "elsewhere"}]})
     checks = {finding["check"]: finding for finding in json.loads(command("doctor", "--json").stdout)}
     assert (checks["clock"]["state"], checks["clock"]["found"].partition(":")[0]) == ("note", "skew unknown")
+
+
+@pytest.mark.parametrize(("metrics", "power"), [({"power_w": 71.5}, "72 W"), ({}, "-")])
+def test_nodes_show_the_power_of_a_gpu(gateway: StubGateway, metrics: dict[str, Any], power: str) -> None:
+    gpu = {"uuid": "GPU-1", "type": "gpu", "kind": "NVIDIA L4", "memory_bytes": 24 << 30}
+    measured = [{"uuid": "GPU-1", "memory_used_bytes": 1 << 30, **metrics}]
+    gateway.on("GET /v1/nodes", {"nodes": [node(0.0) | {"devices": [gpu], "metrics": measured}]})
+    head, row = command("nodes").stdout.splitlines()
+    assert row[head.index("POWER") :].startswith(power)

@@ -34,10 +34,12 @@ def _gpufn(*arguments: str) -> Any:
 
 
 def test_calls_of_all_functions_name_theirs(gateway: StubGateway) -> None:
-    call = {"id": ID, "state": "running", "function": "f.run", "submitted_at": 1.0}
+    timings = {"queue_s": 3.0, "launch_s": 0.5, "load_s": 2.0, "run_s": 0.1}
+    call = {"id": ID, "state": "running", "function": "f.run", "submitted_at": 1.0, "timings": timings}
     gateway.on("GET /v1/calls", {"calls": [call]})
     result = _gpufn("calls", "--state", "running", "--function", "f", "--since", "2h", "-n", "5")
     assert "f.run" in result.stdout
+    assert "2.5 s" in result.stdout  # the cold start
     query = gateway.requests[-1].path.partition("?")[2]
     assert ("function=f" in query, "state=running" in query, "since=" in query, "limit=5" in query) == (True,) * 4
 
@@ -48,14 +50,24 @@ def test_usage_is_added_up_by_what_is_asked_for(gateway: StubGateway) -> None:
     rows = [{"day": day, "function": "f", "key": "platform", "usage": took} for day in days]
     gateway.on("GET /v1/usage", {"usage": rows})
     table = [line.split() for line in _gpufn("usage", "f", "--since", "1d").stdout.splitlines()[1:]]
-    assert table == [[day, "f", "platform", "2", "1", "90", "s", "22.5"] for day in days]
+    assert table == [[day, "f", "platform", "2", "1", "90", "s", "22.5", "-", "-"] for day in days]
     assert "function=f&since=20" in gateway.requests[-1].path
     added = _gpufn("usage", "--by", "function").stdout.splitlines()
     assert [line.split() for line in added] == [
-        ["FUNCTION", "CALLS", "FAILED", "RAN", "GPU", "SECONDS"], ["f", "4", "2", "3", "min", "45.0"],
+        ["FUNCTION", "CALLS", "FAILED", "RAN", "GPU", "SECONDS", "JOULES", "PER", "CALL"],
+        ["f", "4", "2", "3", "min", "45.0", "-", "-"],
     ]  # fmt: skip
     totals = json.loads(_gpufn("usage", "--by", "key", "--json").stdout)
-    assert totals == [{"key": "platform", "usage": {"calls": 4, "failed": 2, "run_s": 180.0, "gpu_s": 45.0}}]
+    known = {"calls": 4, "failed": 2, "run_s": 180.0, "gpu_s": 45.0}
+    assert totals == [{"key": "platform", "usage": known | {"joules": None, "joules_calls": 0}}]
+
+
+def test_the_joules_per_call_are_those_of_calls_whose_energy_is_known(gateway: StubGateway) -> None:
+    unknown = {"calls": 4, "run_s": 9.0, "gpu_s": 9.0}
+    usage = {"2026-11-20": unknown | {"joules": 1800.0, "joules_calls": 3}, "2026-11-21": unknown}
+    rows = [{"day": day, "function": "f", "key": "platform", "usage": each} for day, each in usage.items()]
+    gateway.on("GET /v1/usage", {"usage": rows})
+    assert _gpufn("usage", "--by", "function").stdout.split()[-2:] == ["1,800.0", "600.0"]
 
 
 def test_where_there_is_no_usage_it_is_told_since_when_and_that_the_last_seconds_are_missing(

@@ -38,8 +38,9 @@ _ONE = ShapeRange((1, 3), (1, 3), (1, 3))
         ({"tolerance": {"rel_l2": -0.1}}, "tolerance: rel_l2 is 0 or more, not -0.1"),
         ({"tolerance": {"cosine": 1.5}}, "tolerance: cosine is from -1 to 1, not 1.5"),
         ({"samples": "s.pkl"}, "samples is an .npz or .safetensors file, not 's.pkl'"),
-        ({"tolerance": {"l2": 1.0}}, "tolerance is a dict of max_abs, rel_l2 and cosine, not {'l2': 1.0}"),
+        ({"tolerance": {"l2": 1.0}}, "tolerance is a dict of atol, rtol, max_abs, rel_l2 and cosine, not {'l2': 1.0}"),
         ({"allow_cpu": "yes"}, "allow_cpu is True or False, not 'yes'"),
+        ({"verify": 0}, "verify is True or False, not 0"),
         ({"files": "weights.bin"}, "files is a list of paths, not 'weights.bin'"),
         ({"build_timeout": 0}, "build_timeout is a number of seconds from 1 to 86400, not 0"),
         ({"build_timeout": float("nan")}, "build_timeout is a number of seconds from 1 to 86400, not nan"),
@@ -72,14 +73,16 @@ def test_options_become_the_spec(tmp_path: Path) -> None:
         shapes={"x": (1, 3), "y": ((1, 3), (2, 3), (8, 3))},
         samples="s.npz",
         tolerance={"cosine": 0.9},
+        verify=False,
         allow_cpu=True,
         build_timeout=60,
         build_memory="2Gi",
     )
     spec, paths = prepare("net", model, tmp_path)
     assert (spec.parameter, spec.precision, spec.max_batch, spec.allow_cpu) == ("net", Precision.INT8, 8, True)
+    assert not spec.verify
     assert spec.profiles == (ShapeProfile({"x": _ONE, "y": ShapeRange((1, 3), (2, 3), (8, 3))}),)
-    assert (spec.tolerance, spec.max_build_s, spec.memory_limit_bytes) == (Tolerance(cosine=0.9), 60.0, 2 << 30)
+    assert (spec.tolerance, spec.build_timeout_s, spec.memory_limit_bytes) == (Tolerance(cosine=0.9), 60.0, 2 << 30)
     assert spec.samples == file_of(tmp_path / "s.npz")
     assert {path.name for path in paths.values()} == {"net.onnx", "s.npz"}
 

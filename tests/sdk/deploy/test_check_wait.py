@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+from unittest.mock import Mock
+
 import pytest
 
 from gpufn.client.views import FunctionView, RevisionProgress
 from gpufn.deploy.check_wait import wait_until_checked
+from gpufn.deploy.deployment import finish_check
 from gpufn_core.domain.circuit_errors import user_line
 from gpufn_core.domain.revision import Check, CheckState, RevisionState
 from gpufn_core.errors import Conflict, ErrorInfo, FunctionStartFailed, RevisionNotFound
@@ -109,3 +113,35 @@ def test_the_wait_ends_with_the_reason(
     with pytest.raises(kind) as caught:
         _wait(revision, serving=serving)
     assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(
+    ("spec", "limit_s", "reasons"),
+    [({}, 90, []), ({"weights": [{}]}, 210, ["1 of 2 GiB"]), ({"image": {"python": "3.12"}}, 210, [])],
+)
+def test_a_function_with_weights_gets_longer_and_its_deploy_shows_their_progress(
+    spec: dict[str, Any], limit_s: float, reasons: list[str]
+) -> None:
+    now, shown = [0.0], []
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+
+    view = FunctionView(name="f", active=2, serving=1, latest=2, check=_PENDING, spec=spec)
+    with pytest.raises(TimeoutError, match=f"after {limit_s} s"):
+        wait_until_checked(
+            _Api(_revision(_PENDING)),
+            view,
+            60.0,
+            on_poll=lambda: shown.append(now[0]),
+            clock=lambda: now[0],
+            sleep=sleep,
+        )
+    assert shown
+
+    api: Any = Mock()
+    api.revision.side_effect = [_revision(_PENDING), _revision(Check(CheckState.PASSED))]
+    api.function.return_value = FunctionView(name="f", active=2, serving=1, latest=2, reason="1 of 2 GiB")
+    received: list[str] = []
+    finish_check(api, view, 60.0, on_reason=received.append)
+    assert received == reasons

@@ -281,3 +281,12 @@ def test_that_no_node_has_docker_is_said_of_a_function_with_an_image(troubles: l
     api = _Api(None, _view(1, 1), nodes=tuple(nodes))
     imaged = FunctionSpec(name="f", entry=_SPEC.entry, methods=_SPEC.methods, image=ImageSpec(python="3.12"))
     assert deploy(api, Deployable(imaged, Digest("a"), b"")).lacking == lacks
+
+
+def test_a_function_with_an_image_and_a_gpu_needs_a_node_whose_containers_have_gpus() -> None:
+    gpu = {"type": "gpu", "kind": "NVIDIA L4", "memory_bytes": 24 << 30}
+    ill: dict[str, Any] = {"devices": [gpu], "gpu_container_trouble": "neither hook nor CDI"}
+    wants = Resources(gpu=("L4",))
+    assert "neither hook nor CDI" in unmet_requirement(wants, [ill], in_container=True)
+    assert unmet_requirement(wants, [ill]) == ""
+    assert unmet_requirement(wants, [ill, {"devices": [gpu]}], in_container=True) == ""

@@ -13,6 +13,7 @@ from gpufn_gateway.controller.decide.policy import Demand, ScaleDecision
 from gpufn_gateway.controller.decide.rollout import Role
 from gpufn_gateway.controller.placement.node_choice import Placement
 from gpufn_gateway.controller.placement.request import Requirements
+from gpufn_gateway.controller.placement.start_time import StartTimes
 from gpufn_gateway.controller.state.views import RevisionView
 
 
@@ -105,6 +106,7 @@ class Need(msgspec.Struct):
     key: RevisionKey
     revision: Revision
     requirements: Requirements
+    starts: StartTimes | None
     view: RevisionView
     missing: int
     calls: int

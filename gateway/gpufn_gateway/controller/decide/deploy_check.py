@@ -39,7 +39,7 @@ def end_of_check(decided: RevisionDecision, function: Function) -> EndCheck | No
     if decided.view.in_state(WorkerState.READY):
         return EndCheck(*decided.key, CheckState.PASSED)
     error = decided.view.circuit.last_error
-    if error is not None and not (_may_be_building(record, error) and not decided.view.circuit.openings):
+    if error is not None and not (_was_preparing(record, error) and not decided.view.circuit.openings):
         return EndCheck(*decided.key, CheckState.FAILED, error=error)
     if decided.role is Role.RETIRED:
         return EndCheck(*decided.key, CheckState.UNCHECKED, f"revision {function.active} took its place")
@@ -48,10 +48,10 @@ def end_of_check(decided: RevisionDecision, function: Function) -> EndCheck | No
     return None
 
 
-def _may_be_building(record: Revision, error: ErrorInfo) -> bool:
-    """Return whether the start may have timed out because the node was building the image. The next start finds the
-    image."""
-    return record.spec.image is not None and error.code == WorkerLost.code
+def _was_preparing(record: Revision, error: ErrorInfo) -> bool:
+    """Return whether the start may have timed out because the node was building the image or fetching weights. Both
+    continue, and the next start finds them."""
+    return (record.spec.image is not None or bool(record.spec.weights)) and error.code == WorkerLost.code
 
 
 def end_without_room(need: Need, now: float, *, has_nodes: bool) -> EndCheck | None:

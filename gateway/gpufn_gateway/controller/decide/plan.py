@@ -40,7 +40,8 @@ from gpufn_gateway.controller.limits import Limits
 from gpufn_gateway.controller.placement.last_failure import PlacementFailure
 from gpufn_gateway.controller.placement.node_choice import NoRoom
 from gpufn_gateway.controller.placement.request import Requirements
-from gpufn_gateway.controller.state.views import WorkerView, window_for
+from gpufn_gateway.controller.placement.start_time import StartTimes
+from gpufn_gateway.controller.state.views import RevisionView, WorkerView, window_for
 from gpufn_gateway.controller.state.world import World
 
 BUSY_EVICTION_AFTER_S = 2.0
@@ -202,6 +203,7 @@ class _Step:
             key=decided.key,
             revision=record,
             requirements=Requirements.from_revision(record),
+            starts=self._start_times(record, decided.view),
             view=decided.view,
             missing=allowed,
             calls=calls,
@@ -213,6 +215,15 @@ class _Step:
             is_check=is_check,
         )
         self.needs.append(decided.need)
+
+    def _start_times(self, record: Revision, view: RevisionView) -> StartTimes | None:
+        """Return None if no node is known to start it sooner than others."""
+        weights = {spec.digest: spec.size for spec in record.spec.weights}
+        if not weights and not view.start_s_by_node:
+            return None
+        nodes = self.world.nodes if weights else {}
+        stored = {name: node.report.weights for name, node in nodes.items() if node.report is not None}
+        return StartTimes(weights, stored, view.start_s_by_node, view.typical_start_s)
 
     def _health(self, decided: RevisionDecision, function: Function) -> RevisionHealth:
         record = decided.revision
@@ -364,7 +375,13 @@ class _Step:
                     # The rest of a rollout takes room from the old revision only.
                     others, surplus = [], [worker for worker in surplus if worker.key[0] == need.key[0]]
                 others += self._other_revisions(need, idle)
-                if not allocator.evict_for(need, others) and not (include_busy and allocator.evict_for(need, surplus)):
+                if allocator.evict_for(need, others) or (include_busy and allocator.evict_for(need, surplus)):
+                    continue
+                moves = allocator.move_for(need, idle) if need.waits_for_first else ()
+                for move in moves:
+                    reason = f"moves from {move.worker.assignment.node} to make room for {need.key[0]}; {move.to.why}"
+                    self.actions.append(actions.Start(*move.worker.key, move.to.node, move.to.share, reason))
+                if not moves:
                     allocator.record_not_made(need, include_busy=include_busy)
 
     def _other_revisions(self, need: Need, idle: list[WorkerView]) -> list[WorkerView]:

@@ -16,9 +16,11 @@ from gpufn_core.domain.worker import ParkedMemory, WorkerState
 from gpufn_core.protocol.reports import NodeReport
 from gpufn_gateway.controller.decide import policy
 from gpufn_gateway.controller.decide.actions import Need
+from gpufn_gateway.controller.decide.moves import Move, find_moves
 from gpufn_gateway.controller.decide.scale_down import Removals, idle_longest_first
 from gpufn_gateway.controller.limits import Limits
 from gpufn_gateway.controller.placement.node_choice import NoRoom, Placement, can_resume, explain, place
+from gpufn_gateway.controller.placement.request import Requirements
 from gpufn_gateway.controller.state.leases import LeaseBook
 from gpufn_gateway.controller.state.views import WorkerView
 from gpufn_gateway.controller.state.world import World
@@ -51,6 +53,8 @@ class Allocator:
         self._full_at_any_size: set[Hashable] = set()  # had no room for any size when `_start` looked
         self._fits_empty: dict[Hashable, bool] = {}
         self._not_made: set[Hashable] = set()  # no removal of workers makes room for these
+        self._rooms: dict[Requirements, bool] = {}
+        self._has_moved = False
         self._granted = 0
         self._resumed: set[str] = set()
         self._parked: dict[RevisionKey, list[WorkerView]] = {}  # by revision, for those already searched
@@ -168,6 +172,50 @@ class Allocator:
         self._not_made.clear()
         return self.claim(need)
 
+    def move_for(self, need: Need, idle: list[WorkerView]) -> tuple[Move, ...]:
+        """Return moves of workers in `idle` that make room: each starts again elsewhere, so `min_workers` permits it.
+
+        Each moved worker is drained. The caller starts its replacement.
+        """
+        if self._has_moved or not self.fits_empty_node(need):
+            return ()
+        self._has_moved = True  # one search a step, whatever it finds
+        movable = [worker for worker in idle if self._is_movable(worker, need)]
+        found = find_moves(
+            movable,
+            self.reports,
+            self._book,
+            place_waiting=lambda nodes, book: place(need.requirements, nodes, book, self._limits, best=False),
+            place_again=self._place_again,
+        )
+        if found is None:
+            return ()
+        for move in found.moves:
+            self._removals.drain(move.worker, f"moves to {move.to.node} to make room for {need.key[0]}")
+        self._book = found.book
+        self._no_room.clear()
+        self._not_made.clear()
+        self.claim(need)
+        return found.moves
+
+    def _is_movable(self, worker: WorkerView, need: Need) -> bool:
+        if worker.state is not WorkerState.READY or worker in self._removals or worker.key[0] == need.key[0]:
+            return False
+        revision = self._world.revisions.get(worker.key)
+        if revision is None or revision.spec.resources.nodes > 1:
+            return False
+        return self._has_room(Requirements.from_revision(revision))
+
+    def _has_room(self, requirements: Requirements) -> bool:
+        """Return whether a node has room now, before any move."""
+        if requirements not in self._rooms:
+            result = place(requirements, self.reports, self._book, self._limits, best=False)
+            self._rooms[requirements] = not isinstance(result, NoRoom)
+        return self._rooms[requirements]
+
+    def _place_again(self, worker: WorkerView, book: LeaseBook) -> Placement | NoRoom:
+        return place(Requirements.from_revision(self._world.revisions[worker.key]), self.reports, book, self._limits)
+
     def _fits_without(self, need: Need, candidates: list[WorkerView]) -> bool:
         trial = self._book.copy()
         for worker in candidates:
@@ -241,7 +289,7 @@ class Allocator:
         return result
 
     def _find(self, need: Need, nodes: list[NodeReport], book: LeaseBook) -> Resumption | Placement | NoRoom:
-        return self._parked_of(need, book) or place(need.requirements, nodes, book, self._limits)
+        return self._parked_of(need, book) or place(need.requirements, nodes, book, self._limits, starts=need.starts)
 
     def _parked_of(self, need: Need, book: LeaseBook) -> Resumption | None:
         return next(

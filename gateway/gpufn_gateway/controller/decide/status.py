@@ -9,6 +9,7 @@ from gpufn_core.domain.revision import Function, Revision, RevisionState
 from gpufn_core.domain.worker import WorkerState
 from gpufn_core.errors import ErrorInfo
 from gpufn_core.protocol.reports import FunctionStatus, NextRevision, Waiting, WaitReason, WorkerCounts
+from gpufn_core.spec.units import format_bytes
 from gpufn_gateway.controller.decide import policy
 from gpufn_gateway.controller.decide.actions import Need, RevisionDecision
 from gpufn_gateway.controller.decide.circuit import CircuitState
@@ -40,7 +41,7 @@ class StatusWriter:
         circuit = view.circuit
         reasons = (
             decision.reason, note, self._failed(view), self._placement_failure(serving), self._parked(serving),
-            _imports(view), _ranks(view),
+            _imports(view), _ranks(view), *map(self._fetching, decisions),
         )  # fmt: skip
         return FunctionStatus(
             function=function.name,
@@ -59,6 +60,7 @@ class StatusWriter:
             },
             service_s=view.service_s,
             cold_start_s=view.cold_start_s,
+            last_start=view.last_start,
             # Not while the circuit is half open: an admitted call triggers the next attempt.
             start_error=_failed_for_good(serving.revision)
             or (circuit.last_error if circuit.state(self._now) is CircuitState.OPEN else None),
@@ -108,7 +110,7 @@ class StatusWriter:
         if not starting and decided.need is not None and decided.need.has_no_room:
             return self._no_room(decided.need)
         if starting or decided.need is not None:
-            return self._starting(decided.view)
+            return self._starting(decided)
         return self._full(decided)
 
     def _full(self, decided: RevisionDecision) -> Waiting | None:
@@ -161,10 +163,13 @@ class StatusWriter:
         retry_in_s = view.circuit.retry_in_s(self._now)
         return Waiting(WaitReason.CRASH_LOOPING, f"its workers fail to start: {error}", retry_in_s or None)
 
-    def _starting(self, view: RevisionView) -> Waiting:
+    def _starting(self, decided: RevisionDecision) -> Waiting:
+        view = decided.view
         starting = view.in_state(WorkerState.STARTING, WorkerState.RESUMING)
         if self._world.store.is_stuck(self._now) and not any(worker.is_stored for worker in starting):
             return Waiting(WaitReason.STORE, NOT_STORED)
+        if fetching := self._fetching(decided):
+            return Waiting(WaitReason.WEIGHTS, fetching)
         if view.in_state(WorkerState.RESUMING):
             return Waiting(WaitReason.STARTING, "a parked worker is resuming", view.cold_start_s)
         since = [worker.since for worker in view.in_state(WorkerState.STARTING)]
@@ -172,6 +177,19 @@ class StatusWriter:
         for_s = self._now - min(since) if since else 0.0
         eta_s = None if typical_s is None else max(0.0, typical_s - for_s)
         return Waiting(WaitReason.STARTING, f"a worker has been starting for {for_s:.1f} s", eta_s)
+
+    def _fetching(self, decided: RevisionDecision) -> str:
+        """Return which weights a starting worker waits for, and how many bytes are there; "" if it waits for none."""
+        if decided.revision is None or not decided.revision.spec.weights:
+            return ""
+        wanted = {spec.digest for spec in decided.revision.spec.weights}
+        for worker in decided.view.in_state(WorkerState.STARTING):
+            node = self._world.nodes.get(worker.assignment.node)
+            for fetch in node.report.weights.fetches if node is not None and node.report is not None else ():
+                if fetch.digest in wanted:
+                    done, total = format_bytes(fetch.done_bytes), format_bytes(fetch.total_bytes)
+                    return f"node {worker.assignment.node} fetches the weights {fetch.source}: {done} of {total}"
+        return ""
 
 
 def _failed_for_good(record: Revision | None) -> ErrorInfo | None:

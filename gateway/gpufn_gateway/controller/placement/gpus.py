@@ -18,14 +18,13 @@ from typing import Final
 
 import msgspec
 
-from gpufn_core.domain.device import Device, DeviceLink, Health, LinkKind, MpsLevel, Share
+from gpufn_core.domain.device import Device, DeviceLink, Health, LinkKind, MpsLevel, Share, has_kind
 from gpufn_core.domain.gpu_fair_queue import TURNS_PER_GPU
 from gpufn_core.protocol.reports import NodeReport
 from gpufn_core.spec.resources import Resources
 from gpufn_gateway.controller.limits import Limits
 from gpufn_gateway.controller.state.leases import GpuUse, NodeUse
 
-ANY_KIND = "any"
 _MAX_COMPARED: Final = 16  # choosing 8 of 16 means comparing 12,870 sets
 _HELD_PART: Final = 10  # parked workers may hold one tenth of a whole GPU; processes of others, too
 
@@ -62,19 +61,6 @@ class Unavailable(enum.Enum):
     NOT_CONTAINED = enum.auto()
     PARKED = enum.auto()
     FOREIGN = enum.auto()
-
-
-def has_kind(device: Device, wanted: str) -> bool:
-    """Return whether `wanted`, as in ``gpu="L4"``, names this device: "L4" is in "NVIDIA L4", and "any" is every GPU.
-
-    A MIG instance ("NVIDIA A100 MIG 1g.5gb") is named only by the part that its parent's name lacks: "MIG 1g.5gb", not
-    "A100".
-    """
-    name = wanted.lower()
-    if name == ANY_KIND:
-        return True
-    kind = device.kind.lower()
-    return name in kind and not (device.parent and name in kind.partition(" mig ")[0])
 
 
 def matching_gpus(resources: Resources, kind: str, gpus: Iterable[Device]) -> tuple[Device, ...]:

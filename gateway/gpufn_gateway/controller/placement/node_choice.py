@@ -2,8 +2,9 @@
 
 1. Filter: a node that can start a process, or its container; a device that the models have engines for; a GPU of an
    acceptable kind, in the order of preference; host memory; cores.
-2. Score: a node whose cores are not oversubscribed; for a function without a GPU, a node without free GPUs; then the
-   tightest fit, which leaves the largest hole for later workers.
+2. Score: the shortest start, in seconds; a node whose cores are not oversubscribed, which is worth ten seconds; for a
+   function without a GPU, a node without free GPUs; then the tightest fit, which leaves the largest hole for later
+   workers.
 3. A gang takes the best nodes of one GPU model, all or none.
 
 Many workers are placed at a time, and each changes one node. A node's offer is the same for all requests that differ
@@ -14,6 +15,7 @@ change.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 import msgspec
 
@@ -43,7 +45,10 @@ from gpufn_gateway.controller.placement.request import (
     why_no_gang,
 )
 from gpufn_gateway.controller.placement.shortage import describe, describe_gang, shortage
+from gpufn_gateway.controller.placement.start_time import StartTimes
 from gpufn_gateway.controller.state.leases import GpuUse, LeaseBook, NodeUse
+
+_OVERSUBSCRIBED_S: Final = 10  # a worker on oversubscribed cores slows all workers of its node down
 
 
 class Placement(msgspec.Struct, frozen=True):
@@ -84,17 +89,24 @@ class _Offer(msgspec.Struct, frozen=True):
 
 
 class _Fit(msgspec.Struct, frozen=True):
-    """A possible place; the lowest score wins."""
+    """A possible place; the lowest score wins. `start_s` is the expected time of the start."""
 
     score: Score
     offer: _Offer
     gpus: tuple[Device, ...]
+    start_s: int
 
 
 def place(
-    requirements: Requirements, nodes: Sequence[NodeReport], leases: LeaseBook, limits: Limits, *, best: bool = True
+    requirements: Requirements,
+    nodes: Sequence[NodeReport],
+    leases: LeaseBook,
+    limits: Limits,
+    *,
+    starts: StartTimes | None = None,
+    best: bool = True,
 ) -> Placement | NoRoom:
-    """Return the best place. Without `best`, return the first place found."""
+    """Return the best place. Without `best`, return the first place found. `starts` are None if they are unknown."""
     count, at_any_size = requirements.resources.nodes, True
     for kind in requirements.resources.gpu or (None,):
         request = requirements.request(kind)
@@ -110,7 +122,7 @@ def place(
             if offer.is_empty:
                 continue
             possible += 1
-            fit = _fit(request, offer)
+            fit = _fit(request, offer, starts)
             if fit is not None:
                 fits.append(fit)
                 if not best and count == 1:
@@ -199,7 +211,7 @@ def _offer(request: Request, report: NodeReport, used: NodeUse, limits: Limits) 
     return _Offer(report, used, pool, available_memory, available_cores, idle_cores, fit=fit)
 
 
-def _fit(request: Request, offer: _Offer) -> _Fit | None:
+def _fit(request: Request, offer: _Offer, starts: StartTimes | None) -> _Fit | None:
     pool, resources = offer.pool, request.resources
     available_memory = offer.available_bytes - request.memory_bytes
     if pool is None or available_memory < 0 or resources.cpu > pool.cores:
@@ -207,9 +219,11 @@ def _fit(request: Request, offer: _Offer) -> _Fit | None:
     fit = offer.fit if offer.openings is None else choose_share(offer.openings, resources)
     if fit is None or not has_cores(offer.available_cores, resources.cpu):
         return None
+    start_s = 0 if starts is None else starts.on(offer.report.node)
     is_oversubscribed = not has_cores(offer.idle_cores, resources.cpu)
-    score = (is_oversubscribed, *fit.score, available_memory, offer.available_cores - resources.cpu)
-    return _Fit(score, offer, fit.gpus)
+    cost_s = start_s + _OVERSUBSCRIBED_S * is_oversubscribed
+    score = (cost_s, *fit.score, available_memory, offer.available_cores - resources.cpu)
+    return _Fit(score, offer, fit.gpus, start_s)
 
 
 def _choose(fits: Sequence[_Fit], count: int) -> list[_Fit]:
@@ -241,7 +255,8 @@ def _placement(request: Request, fit: _Fit) -> Placement:
         gpu_part=_gpu_part(resources, fit.gpus),
     )
     free = format_bytes(fit.offer.available_bytes - request.memory_bytes)
-    return Placement(node, share, f"{_gpu_names(fit.gpus)} on {node}, {free} of memory left")
+    start = f", starts in about {fit.start_s} s" if fit.start_s else ""
+    return Placement(node, share, f"{_gpu_names(fit.gpus)} on {node}, {free} of memory left{start}")
 
 
 def _gpu_part(wants: Resources, gpus: tuple[Device, ...]) -> float:

@@ -65,7 +65,7 @@ class Request(Requirements, frozen=True):
 
     def can_run_on(self, report: NodeReport) -> bool:
         """Return whether the node is able to run it, however full it is, GPUs aside."""
-        if self.is_contained(report) and report.container_trouble:
+        if self.is_contained(report) and (report.container_trouble or (self.kind and report.gpu_container_trouble)):
             return False
         return self.kind is not None or self.engine_kinds is None or CPU_KIND in self.engine_kinds
 

@@ -13,13 +13,12 @@ from typing import Final
 
 import msgspec
 
-from gpufn_core.domain.device import Device, Health
+from gpufn_core.domain.device import ANY_KIND, Device, Health
 from gpufn_core.domain.engine import CPU_KIND
 from gpufn_core.protocol.reports import NodeReport
 from gpufn_core.spec.units import format_bytes
 from gpufn_gateway.controller.limits import Limits
 from gpufn_gateway.controller.placement.gpus import (
-    ANY_KIND,
     Unavailable,
     available_bytes,
     domain_of,
@@ -57,6 +56,7 @@ class Cause(enum.Enum):
 
     NO_GANG = "{it} cannot be a node of a gang: {detail}"
     NO_CONTAINERS = "{it} cannot start containers: {detail}"
+    NO_GPU_CONTAINERS = "{its} containers cannot have GPUs: {detail}"
     NO_ENGINE = "there is no engine for {detail}: deploy again to have one built"
     NO_CPU_ENGINE = "there is no engine for the CPU"
     NO_CPU = "{it} {offers} no CPU"
@@ -109,6 +109,8 @@ def shortage(  # noqa: PLR0911, PLR0912 - one line per cause
     gpus = request.gpus(report)
     if request.kind is not None and not gpus:
         return Shortage(Cause.NO_GPU)
+    if gpus and request.is_contained(report) and report.gpu_container_trouble:
+        return Shortage(Cause.NO_GPU_CONTAINERS, report.gpu_container_trouble)
     resources = request.resources
     if request.kind is not None and not has_mps_for(resources, report):
         return Shortage(Cause.NO_MPS)
@@ -225,14 +227,15 @@ def _describe(request: Request, shortages: Sequence[Shortage]) -> str:
     first, are_several = shortages[0], len(shortages) > 1
     if first.cause is Cause.GPUS:
         return _describe_gpus(request, shortages)
-    it, has, offers, at_most = ("they", "have", "offer", " at most") if are_several else ("it", "has", "offers", "")
+    it, its, has, offers = ("they", "their", "have", "offer") if are_several else ("it", "its", "has", "offers")
     remaining = max(each.remaining for each in shortages)
     text: str = first.cause.value
     return text.format(
         it=it,
+        its=its,
         has=has,
         offers=offers,
-        at_most=at_most,
+        at_most=" at most" if are_several else "",
         kind=_kind(request),
         detail=_bounded(first.detail),
         cores=request.resources.cpu,

@@ -11,7 +11,7 @@ import msgspec
 
 from gpufn_core.domain.revision import RevisionKey
 from gpufn_core.domain.worker import Assignment, ColdStart, Desired, ParkedMemory, WorkerState
-from gpufn_core.protocol.reports import NodeReport, RevisionTraffic, WorkerEvent
+from gpufn_core.protocol.reports import LastStart, NodeReport, RevisionTraffic, WorkerEvent
 from gpufn_gateway.controller.decide.circuit import Circuit
 from gpufn_gateway.controller.decide.policy import ScaleDecision
 from gpufn_gateway.controller.placement.last_failure import PlacementFailure
@@ -141,6 +141,8 @@ class RevisionView:
         self.cold_starts: deque[float] = deque(maxlen=_COLD_STARTS_KEPT)
         self.resumes: deque[float] = deque(maxlen=_COLD_STARTS_KEPT)
         self.resumed = 0
+        self.last_start: LastStart | None = None
+        self.start_s_by_node: dict[str, float] = {}  # of the last cold start on each node, without its fetches
         self.parked_bytes: int | None = None  # host memory that one parked worker takes
         self.no_parking_reason = ""  # why its workers are no longer parked
         self.refused_modules = ""  # why its last worker found some modules in no template
@@ -185,18 +187,28 @@ class RevisionView:
         return _median(self.resumes if is_parked and self.resumes else self.cold_starts)
 
     @property
+    def typical_start_s(self) -> float:
+        """Median seconds of a cold start on the nodes that had one, without fetches."""
+        return _median(self.start_s_by_node.values()) or 0.0
+
+    @property
     def saved_by_resuming_s(self) -> float:
         """Seconds that a resume saves compared with a cold start."""
         return max(_MIN_SAVED_S, (_median(self.cold_starts) or 1.0) - (_median(self.resumes) or 0.0))
 
-    def record_start(self, start: ColdStart, known_s: float) -> None:
-        """Record a cold start or a resume. `known_s` is the age of the Assignment here. Placing the worker took no
-        longer, whatever the difference between the clocks of two hosts suggests."""
+    def record_start(self, start: ColdStart, node: str, known_s: float, at: float) -> None:
+        """Record a cold start or a resume that ended `at`, in unix seconds.
+
+        `known_s` is the age of the Assignment here. Placing the worker took no longer, whatever the difference between
+        the clocks of two hosts suggests.
+        """
         start = msgspec.structs.replace(start, place_s=min(start.place_s, known_s))
         if not is_duration(start.total_s):
             return
+        self.last_start = LastStart(node, at, start.phases)
         if start.resume_s is None:
             self.cold_starts.append(start.total_s)
+            self.start_s_by_node[node] = start.total_s - start.place_s - start.fetch_s
         else:
             self.resumes.append(start.total_s)
             self.resumed += 1
@@ -216,9 +228,8 @@ class RevisionView:
 
 def _for_placement(report: NodeReport) -> tuple[object, ...]:
     """Return all that placement reads. Placement caches results by the identity of the report object."""
-    return (
-        report.devices, report.links, report.facts, report.container_trouble, report.contains_all, report.address,
-    )  # fmt: skip
+    trouble = report.container_trouble, report.gpu_container_trouble
+    return report.devices, report.links, report.facts, trouble, report.contains_all, report.address
 
 
 def window_for(view: RevisionView, span_s: float, held: int, now: float) -> Peak:

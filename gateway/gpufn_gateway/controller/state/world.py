@@ -183,7 +183,9 @@ class World:
             case WorkerEventKind.READY:
                 view.circuit.record_ready()
                 if event.cold_start is not None:
-                    view.record_start(event.cold_start, 0.0 if worker is None else now - worker.since)
+                    view.record_start(
+                        event.cold_start, event.node, 0.0 if worker is None else now - worker.since, event.at
+                    )
                 if worker is not None:
                     worker.was_ready = True
                     worker.reported = WorkerState.READY
@@ -377,7 +379,7 @@ class World:
             view = self.view(worker.key)
             view.circuit.record_ready()  # the ready event may have been lost: events are sent once
             if report.cold_start is not None and report.cold_start.resume_s is None and not view.cold_starts:
-                view.record_start(report.cold_start, now - worker.since)
+                view.record_start(report.cold_start, worker.assignment.node, now - worker.since, sent_at)
         worker.was_ready = worker.was_ready or report.state is WorkerState.READY
         worker.reported = report.state
         worker.slots = report.slots

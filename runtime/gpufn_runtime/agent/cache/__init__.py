@@ -1,1 +1,1 @@
-"""The node's cache: bundles, engines and images."""
+"""The node's cache: bundles, engines, weights and images."""

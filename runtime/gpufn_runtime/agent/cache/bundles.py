@@ -119,7 +119,7 @@ def unpack(data: bytes, digest: Digest, root: Path) -> None:
             _extract(archive, members, staging)
         with contextlib.suppress(FileExistsError):
             staging.rename(target)
-        _sync_folder(root)
+        folder_cache.sync_folder(root)
     except (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, EOFError) as error:
         raise InvalidBundle(f"Bundle {digest[:12]} cannot be read: {error}.") from error
     except OSError as error:
@@ -149,12 +149,4 @@ def _extract(archive: zipfile.ZipFile, members: list[zipfile.ZipInfo], staging: 
             os.fsync(file.fileno())
         path.chmod(0o444)
     for folder in folders:
-        _sync_folder(folder)
-
-
-def _sync_folder(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        folder_cache.sync_folder(folder)

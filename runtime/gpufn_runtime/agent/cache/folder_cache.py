@@ -28,8 +28,13 @@ class SharedTasks:
         if task is None:
             task = asyncio.create_task(work(name), name=f"{self._noun}-{name[:12]}")
             self._tasks[name] = task
-            task.add_done_callback(lambda _: self._tasks.pop(name, None))
+            task.add_done_callback(self._on_done)
         await asyncio.shield(task)
+
+    def _on_done(self, task: asyncio.Task[None]) -> None:
+        self._tasks = {name: each for name, each in self._tasks.items() if each is not task}
+        if not task.cancelled() and (error := task.exception()) is not None:  # all callers may have left
+            log.debug("%s failed: %s", task.get_name(), error)
 
 
 def staging_path(root: Path, name: str) -> Path:
@@ -71,6 +76,15 @@ def _hide_unused(root: Path, keep: Container[str]) -> dict[str, Path]:
 
 def _trash_path(path: Path) -> Path:
     return path.with_name(f".old.{path.name}.{os.getpid()}")
+
+
+def sync_folder(path: Path) -> None:
+    """Make the names in a folder durable."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def why_not_written(error: OSError) -> str:

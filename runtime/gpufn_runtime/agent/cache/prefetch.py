@@ -1,8 +1,8 @@
 """Prefetch for deployed revisions, before their first call; also the agent's index of revisions.
 
 1. FUNCTIONS and REVISIONS are watched. Runners report which modules their workers imported.
-2. After each change and each launch, the launcher receives the module sets in use; bundles are unpacked and engines are
-   fetched.
+2. After each change and each launch, the launcher receives the module sets in use; bundles are unpacked, and weights
+   and engines are fetched.
 3. After a deletion, and every COLLECT_EVERY_S, the node's cache drops artifacts that no deployed function uses.
 """
 
@@ -17,6 +17,7 @@ from typing import Protocol
 
 import msgspec
 
+from gpufn_core.domain.device import Device, has_kind
 from gpufn_core.domain.engine import CPU_KIND
 from gpufn_core.domain.revision import Function, Revision, RevisionKey
 from gpufn_core.errors import ArtifactUnavailable, GpufnError, RevisionNotFound
@@ -26,6 +27,7 @@ from gpufn_core.spec.image_spec import ImageSpec
 from gpufn_platform.bus.storage.key_value import Entry, KeyValue, Watch
 from gpufn_runtime.agent.cache.bundles import BundleCache
 from gpufn_runtime.agent.cache.engines import EngineCache
+from gpufn_runtime.agent.cache.weights import WeightsCache
 from gpufn_runtime.agent.decide.template_choice import ContainerUse, Use
 from gpufn_runtime.agent.launchers.containers.sandbox import Limits
 
@@ -46,7 +48,7 @@ class Preparer(Protocol):
 
 
 class Prefetch:
-    """Prefetch and cache cleanup. `gpu_kinds` are the DeviceKinds of this node's GPUs. `running` returns the revisions
+    """Prefetch and cache cleanup. `gpus` are the GPUs of this node. `running` returns the revisions
     that have a worker here. `image_of` returns the image of a function that runs in containers, and `limits_of` its
     container's limits."""
 
@@ -57,7 +59,8 @@ class Prefetch:
         revisions: KeyValue,
         bundles: BundleCache,
         engines: EngineCache,
-        gpu_kinds: Iterable[str],
+        weights: WeightsCache,
+        gpus: Iterable[Device],
         launcher: Preparer,
         running: Callable[[], Iterable[RevisionKey]],
         image_of: Callable[[FunctionSpec], ImageSpec | None],
@@ -67,7 +70,9 @@ class Prefetch:
         self._revisions = revisions
         self._bundles = bundles
         self._engines = engines
-        self._gpu_kinds = frozenset(gpu_kinds)
+        self._weights = weights
+        self._gpus = tuple(gpus)
+        self._gpu_kinds = frozenset(gpu.kind for gpu in self._gpus)
         self._launcher = launcher
         self._running_revisions = running
         self._image_of = image_of
@@ -130,6 +135,27 @@ class Prefetch:
             raise error
         return tuple(folders)
 
+    async def weights(self, revision: Revision) -> tuple[str, ...]:
+        """Return the path of each of the revision's weights. Raises ArtifactUnavailable, BusUnavailable."""
+        paths = [await self._weights.get(spec, self._weights_in_use) for spec in revision.spec.weights]
+        return tuple(map(os.fspath, paths))
+
+    def _weights_in_use(self) -> set[str] | None:
+        """Return the digests of the weights of starting and running workers; None while one of them is unknown."""
+        running = set(self._running_revisions())
+        if not running <= self._known.keys():
+            return None
+        return {spec.digest for key in running for spec in self._known[key].spec.weights}
+
+    def _weights_deployed(self) -> set[str] | None:
+        """Return the digests of the weights that a prefetch must not remove."""
+        in_use = self._weights_in_use()
+        return (
+            None
+            if in_use is None
+            else in_use | {spec.digest for revision in self._current() for spec in revision.spec.weights}
+        )
+
     def recheck(self, revision: RevisionKey) -> None:
         """Check the revision's bundle and engines again: a worker failed to start, so a file may be damaged even though
         size and time are unchanged."""
@@ -178,6 +204,10 @@ class Prefetch:
             ],
             [use for revision in current if (use := self._container_use(revision)) is not None],
         )
+        self._weights.prefetch(
+            (spec for revision in current if self._has_gpu_for(revision.spec) for spec in revision.spec.weights),
+            self._weights_deployed,
+        )
         for revision in current:
             try:
                 was_cached = self._has_bundle(revision)
@@ -210,6 +240,11 @@ class Prefetch:
 
     def _used_at(self, revision: Revision) -> float:
         return self._last_used.get(revision.key, 0.0)
+
+    def _has_gpu_for(self, spec: FunctionSpec) -> bool:
+        """Return whether the node could run the function, if it were empty."""
+        wanted = spec.resources.gpu
+        return not wanted or any(has_kind(gpu, name) for gpu in self._gpus for name in wanted)
 
     def _kinds(self, revision: Revision) -> set[str]:
         """Return the kinds of the devices on this node that the revision's workers may use."""

@@ -19,7 +19,7 @@ def node_facts(has_gpus: bool, cgroup_memory: Path = _CGROUP_MEMORY) -> NodeFact
     """Detect the features, without the versions, which NVML reports. Runs programs, so it blocks."""
     if not has_gpus:
         return NodeFacts()
-    return NodeFacts(mps=_mps_level(cgroup_memory), container_runtime=_container_runtime(), has_own_pids=has_own_pids())
+    return NodeFacts(mps=_mps_level(cgroup_memory), has_own_pids=has_own_pids())
 
 
 def has_own_pids(namespace: Path = _PID_NAMESPACE) -> bool:
@@ -42,12 +42,6 @@ def _mps_level(cgroup_memory: Path) -> MpsLevel:
     except OSError:
         has_limits = False
     return MpsLevel.V3_MEMORY if has_limits else MpsLevel.V3
-
-
-def _container_runtime() -> str:
-    if shutil.which("docker") is None:
-        return ""
-    return "nvidia" if "nvidia" in _output_of("docker", "info", "--format", "{{json .Runtimes}}") else ""
 
 
 def _output_of(*command: str) -> str:

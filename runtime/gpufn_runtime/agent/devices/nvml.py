@@ -65,7 +65,7 @@ class NvmlInventory:
         conditions: dict[str, HealthCondition] = {}
         for uuid, handle in self._handles.items():
             try:
-                metrics.append(self._sampler.read(uuid, handle))
+                metrics.append(self._sampler.read(uuid, handle, is_instance=self._gpus[uuid] != uuid))
             except nvml.NVMLError as error:
                 is_lost = error.value in (nvml.NVML_ERROR_GPU_IS_LOST, nvml.NVML_ERROR_RESET_REQUIRED)
                 conditions[uuid] = HealthCondition(Health.FAILED if is_lost else Health.DEGRADED, str(error).lower())

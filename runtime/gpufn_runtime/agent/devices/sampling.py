@@ -50,8 +50,8 @@ class Sampler:
         """Finish a round in which all devices were read."""
         self._round += 1
 
-    def read(self, uuid: str, handle: Any) -> DeviceMetrics:
-        """Read a device's metrics. Raises NVMLError if the device does not answer at all."""
+    def read(self, uuid: str, handle: Any, *, is_instance: bool = False) -> DeviceMetrics:
+        """Read a device's metrics. `is_instance`: it is a MIG instance. Raises NVMLError if it does not answer."""
         nvml = self._nvml
         slow = self._slow.get(uuid)
         # Spread the devices over the rounds: measuring PCIe traffic takes 40 ms.
@@ -63,6 +63,8 @@ class Sampler:
         displays = query(nvml, nvml.nvmlDeviceGetGraphicsRunningProcesses, handle)
         clients = query(nvml, nvml.nvmlDeviceGetMPSComputeRunningProcesses, handle)
         busy = self._busy(uuid, handle)
+        # An instance has no counter of its own, and the GPU's would count for each instance.
+        energy = None if is_instance else query(nvml, nvml.nvmlDeviceGetTotalEnergyConsumption, handle)
         return msgspec.structs.replace(
             slow,
             utilisation=None if utilization is None else utilization.gpu / 100,
@@ -72,7 +74,7 @@ class Sampler:
             memory_reserved_bytes=getattr(memory, "reserved", None),
             temperature_c=query(nvml, nvml.nvmlDeviceGetTemperature, handle, nvml.NVML_TEMPERATURE_GPU),
             power_w=_divided(query(nvml, nvml.nvmlDeviceGetPowerUsage, handle), 1000),
-            energy_j=_divided(query(nvml, nvml.nvmlDeviceGetTotalEnergyConsumption, handle), 1000),
+            energy_joules=_divided(energy, 1000),
             sm_clock_mhz=query(nvml, nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_SM),
             clock_limits=self._clock_limits(handle),
             processes=_processes([*(displays or ()), *(own_contexts or ())], clients, busy),

@@ -31,6 +31,11 @@ class LauncherByImage:
         return _NO_DOCKER if self._containers is None else self._containers.trouble
 
     @property
+    def gpu_container_trouble(self) -> str:
+        """Return why containers cannot have GPUs, or "" if no reason is known."""
+        return "" if self._containers is None else self._containers.gpu_trouble
+
+    @property
     def pids(self) -> frozenset[int]:
         return self._processes.pids
 

@@ -33,6 +33,7 @@ from gpufn_runtime.agent.mps.base import Mounts
 from gpufn_runtime.agent.mps.condition import Condition, Observation, Server, condition_of
 from gpufn_runtime.agent.mps.control import PROGRAM, Control, ControlFailed, control_environment
 from gpufn_runtime.agent.mps.logs import keep_small, log_tail
+from gpufn_runtime.agent.selinux import label_for_containers
 from gpufn_runtime.agent.workers import processes
 from gpufn_runtime.agent.workers.processes import Process
 
@@ -171,6 +172,7 @@ class Daemon:
             self.pipe.mkdir(exist_ok=True, mode=0o755)  # ours, so that no client can replace the daemon by another
             self._log.mkdir(exist_ok=True, mode=0o700)
             os.chown(self._log, self._uid, self._uid)
+            label_for_containers(*self._container_folders)
         except OSError as error:
             raise DeviceFailed(f"{self.gpu}: cannot create {error.filename}: {error.strerror}") from error
 

@@ -1,6 +1,7 @@
 """Start of workers: from an Assignment to a running process.
 
-    1. get the Revision, its bundle and engines (usually prefetched); prepare the GPU for sharing, or stop its MPS
+    1. get the Revision, its bundle, engines and weights (usually prefetched); prepare the GPU for sharing, or stop its
+       MPS
     2. create the memory cgroup, folder, config and FIFO
     3. create the process, forked or cold
     4. send STARTED
@@ -11,12 +12,14 @@ degraded state is reported first, so that the controller knows of it when it han
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import os
 import signal
 from typing import Protocol
 
+from gpufn_core.domain.revision import Revision
 from gpufn_core.domain.worker import NODE_PHASE, Assignment, ColdStart, Exit, StartFailure
 from gpufn_core.errors import GpufnError, PlatformError
 from gpufn_core.home import Home
@@ -37,6 +40,8 @@ from gpufn_runtime.agent.workers.worker_config import WorkerConfigs
 from gpufn_runtime.agent.workers.worker_folder import ProcessFile, WorkerFolder
 
 log = logging.getLogger(__name__)
+
+_END_CHECK_S = 0.5
 
 
 class WorkerLauncher(Launcher, Containers, Protocol):
@@ -85,7 +90,9 @@ class Launches:
             revision = await self._prefetch.revision(record.function, record.revision)
             bundle = await self._prefetch.bundle(revision)
             engines = await self._prefetch.engines(revision, self._configs.kind(assignment))
-            if record.end_requested_at is not None:  # while its bundle was fetched: no failure
+            weights = await self._weights(record, revision)
+            fetch_s = self._clock.monotonic() - started
+            if weights is None or record.end_requested_at is not None:  # it had to end meanwhile: no failure
                 self._reports.send_event(record, WorkerEventKind.EXITED, exit=Exit())
                 self._cleanup.clean_up(record, folder, None)
                 return
@@ -95,7 +102,9 @@ class Launches:
             ) as joining:
                 if is_process:
                     group = self._groups.create(record.worker, self._configs.memory_bytes(revision.spec))
-                config = self._configs.config(record, revision, bundle, engines, launched_at=launched_at, group=group)
+                config = self._configs.config(
+                    record, revision, bundle, engines, weights, launched_at=launched_at, group=group
+                )
                 folder.create(config)
                 modules = self._prefetch.modules(revision)
                 order = self._configs.launch_order(config, folder, assignment, joining=joining, modules=modules)
@@ -107,7 +116,29 @@ class Launches:
             fault = NodeFault.of(error) if isinstance(error, OSError) else None
             self._on_failed(record, folder, group, fault or PlatformError(f"{type(error).__name__}: {error}"))
         else:
-            self._on_started(record, assignment, launched, launched_at, self._clock.monotonic() - started)
+            start = ColdStart(
+                place_s=max(0.0, launched_at - assignment.created_at),
+                fetch_s=fetch_s,
+                launch_s=self._clock.monotonic() - started - fetch_s,
+                standby=launched.is_standby,
+            )
+            self._prefetch.note_launch(record.key, launched_at)
+            self._on_started(record, launched, start)
+
+    async def _weights(self, record: WorkerRecord, revision: Revision) -> tuple[str, ...] | None:
+        """Return the paths of the weights; None if the worker has to end first. A fetch takes minutes, and continues
+        then for the next worker."""
+        if not revision.spec.weights:
+            return ()
+        fetch = asyncio.create_task(self._prefetch.weights(revision), name=f"weights-{record.worker}")
+        try:
+            while not fetch.done():
+                await asyncio.wait([fetch], timeout=_END_CHECK_S)
+                if record.end_requested_at is not None:
+                    return None
+            return fetch.result()
+        finally:
+            fetch.cancel()
 
     async def _start_process(
         self, record: WorkerRecord, order: LaunchOrder, folder: WorkerFolder, group: MemoryGroup | None
@@ -141,16 +172,11 @@ class Launches:
         )
         return launched
 
-    def _on_started(
-        self, record: WorkerRecord, assignment: Assignment, launched: Launched, launched_at: float, launch_s: float
-    ) -> None:
-        self._prefetch.note_launch(record.key, launched_at)
-        standby = launched.is_standby
-        log.info("%s started: pid=%d standby=%s took_ms=%.1f", record, launched.pid, standby, launch_s * 1000)
-        place_s = max(0.0, launched_at - assignment.created_at)
-        cold_start = ColdStart(place_s=place_s, launch_s=launch_s, standby=standby)
+    def _on_started(self, record: WorkerRecord, launched: Launched, start: ColdStart) -> None:
+        took_ms = (start.fetch_s + start.launch_s) * 1000
+        log.info("%s started: pid=%d standby=%s took_ms=%.1f", record, launched.pid, start.standby, took_ms)
         refused = launched.refused_modules
-        self._reports.send_event(record, WorkerEventKind.STARTED, cold_start=cold_start, refused_modules=refused)
+        self._reports.send_event(record, WorkerEventKind.STARTED, cold_start=start, refused_modules=refused)
         self._reports.send_soon()
         if record.end_requested_at is not None:
             signum = signal.SIGKILL if record.killed else signal.SIGTERM

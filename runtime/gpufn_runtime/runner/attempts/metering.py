@@ -1,6 +1,7 @@
 """Usage metering: sums up the run time and GPU seconds of this node's calls, and stores them every few seconds.
 
 `core/busy_time.py` divides a worker's time among its calls, and `Attempt.gpu_s` multiplies it by the worker's GPUs.
+`gpu/call_energy.py` divides the energy of a GPU among the calls.
 
 Records are updated by compare-and-set, so that a runner finishing its last calls and its successor both count. A killed
 runner loses what it has not stored: up to ten seconds' usage.
@@ -10,15 +11,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Iterable
 
 import msgspec
 
+from gpufn_core.domain.device_metrics import DeviceMetrics
 from gpufn_core.domain.usage import STORE_INTERVAL_S, Usage, UsageKey, day_of
 from gpufn_core.errors import Conflict, GpufnError
 from gpufn_core.protocol.codec import encode
 from gpufn_core.protocol.messages import InvocationMessage
 from gpufn_platform.bus.storage.key_value import KeyValue
 from gpufn_platform.process.clock import Clock
+from gpufn_runtime.runner.core.attempt import Attempt
+from gpufn_runtime.runner.gpu.call_energy import CallEnergy
 
 log = logging.getLogger(__name__)
 
@@ -30,13 +35,18 @@ class Meter:
         self._records = records
         self._node = node
         self._clock = clock
+        self.energy = CallEnergy()
         self._counted: dict[UsageKey, Usage] = {}
         self._sent: dict[UsageKey, tuple[Usage, bytes]] = {}  # writes whose success is unknown
 
     def count(self, message: InvocationMessage, *, is_failed: bool, run_s: float, gpu_s: float) -> None:
         """Count an attempt that has ended."""
-        key = UsageKey(day_of(self._clock.time()), message.function, message.owner)
-        self._add(key, Usage(1, int(is_failed), run_s, gpu_s))
+        self._add(self._key(message), Usage(1, int(is_failed), run_s, gpu_s))
+
+    def count_energy(self, metrics: Iterable[DeviceMetrics], running: Iterable[Attempt]) -> None:
+        """Count the energy of the attempts that have ended since the last sample of the GPUs."""
+        for message, joules in self.energy.on_sample(metrics, running, self._clock.monotonic()):
+            self._add(self._key(message), Usage(joules=joules, joules_calls=1))
 
     async def run(self) -> None:
         """Store the usage regularly until cancelled, and then once more."""
@@ -75,6 +85,9 @@ class Meter:
         else:
             await self._records.update(name, value, entry.revision)
         del self._sent[key]
+
+    def _key(self, message: InvocationMessage) -> UsageKey:
+        return UsageKey(day_of(self._clock.time()), message.function, message.owner)
 
     def _add(self, key: UsageKey, usage: Usage) -> None:
         counted = self._counted.get(key)

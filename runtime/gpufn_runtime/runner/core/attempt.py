@@ -120,6 +120,12 @@ class Attempt(msgspec.Struct, eq=False):
         """GPU seconds to charge, once it has ended."""
         return self.run.busy_s * self.worker.gpus_charged
 
+    def gpu_s_until(self, now: float) -> float:
+        """GPU seconds to charge so far. `now` is in monotonic seconds."""
+        if self.run.busy_from is None:
+            return self.gpu_s
+        return self.worker.busy.so_far(self.run.busy_from, now) * self.worker.gpus_charged
+
     @property
     def is_repeated(self) -> bool:
         """Whether its delivery is a repeated one: the call may have been started before."""

@@ -12,6 +12,8 @@ class BusyTime:
 
     >>> time = BusyTime()
     >>> first, second = time.begin(0.0), time.begin(1.0)
+    >>> time.so_far(first, 2.0)
+    1.5
     >>> time.end(first, 3.0), time.end(second, 4.0)
     (2.0, 2.0)
     """
@@ -34,6 +36,10 @@ class BusyTime:
         self._update(now)
         self._running -= 1
         return self._share_s - share_at_begin
+
+    def so_far(self, share_at_begin: float, now: float) -> float:
+        """Return the seconds of a call that runs on."""
+        return self._share_s + (now - self._updated_at) / self._running - share_at_begin
 
     def _update(self, now: float) -> None:
         if self._running:

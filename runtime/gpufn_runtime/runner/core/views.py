@@ -56,6 +56,10 @@ class WorkerView(Protocol):
         """The GPU seconds that each second of the worker costs (`Assignment.gpus_charged`)."""
 
     @property
+    def gpus(self) -> tuple[str, ...]:
+        """The uuids of its GPUs."""
+
+    @property
     def free(self) -> int: ...
     @property
     def accepts_calls(self) -> bool: ...

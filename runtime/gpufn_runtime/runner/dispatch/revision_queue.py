@@ -134,12 +134,11 @@ class RevisionQueue:
 
     def dispatch(self, event: events.Event) -> None:
         """Handle the event, and execute its actions. An event that an action causes is handled after them."""
+        self._events.append(event)
         if self._is_dispatching:
-            self._events.append(event)
             return
         self._is_dispatching = True
         try:
-            self._handle(event)
             while self._events:
                 self._handle(self._events.popleft())
         finally:
@@ -308,13 +307,18 @@ class RevisionQueue:
         self.dispatch(events.ResultCollected(attempt, result, outcome, shared_body, runner_file))
 
     def _settle(self, action: actions.Settle) -> None:
-        self.settler.settle(action)
-        is_failed = action.outcome.kind is not OutcomeKind.SUCCEEDED
-        self.meter.count(action.attempt.message, is_failed=is_failed, run_s=action.charged_s, gpu_s=action.gpu_s)
+        try:
+            self.settler.settle(action)
+        finally:
+            is_failed = action.outcome.kind is not OutcomeKind.SUCCEEDED
+            self.meter.count(action.attempt.message, is_failed=is_failed, run_s=action.charged_s, gpu_s=action.gpu_s)
+            self.meter.energy.end(action.attempt, self.clock.monotonic())
 
     def _slot_changed(self, action: actions.SlotChanged) -> None:
-        self.workers.slot_freed(cast("WorkerLink", action.worker))
-        self.credits.offer()
+        try:
+            self.workers.slot_freed(cast("WorkerLink", action.worker))
+        finally:
+            self.credits.offer()
 
     def _log_failure(self, link: WorkerLink, error: ErrorInfo | None, invocation: str = "") -> None:
         """Write a failure to the function's log, as the caller receives it."""

@@ -61,8 +61,8 @@ class LinkOwner(Protocol):
 
 class WorkerLink:
     """Connection to one worker. `relay` handles the messages of running calls. `gpus_charged` is the number of GPUs
-    that its calls are charged for while they run: 0.25 for a quarter of one. `is_inherited`: the worker was assigned
-    before this runner started, and may still be trying to reconnect."""
+    that its calls are charged for while they run: 0.25 for a quarter of one. `gpus` are their uuids. `is_inherited`:
+    the worker was assigned before this runner started, and may still be trying to reconnect."""
 
     def __init__(
         self,
@@ -74,6 +74,7 @@ class WorkerLink:
         relay: Relay,
         created_at: float,
         seat: Seat | None = None,
+        gpus: tuple[str, ...] = (),
         gpus_charged: float = 0.0,
         is_inherited: bool = False,
     ) -> None:
@@ -83,6 +84,7 @@ class WorkerLink:
         self.state = WorkerState.STARTING
         self.slots = SlotPool(revision.spec.slots)
         self.busy = BusyTime()
+        self.gpus = gpus
         self.gpus_charged = gpus_charged
         self.is_inherited = is_inherited
         self.seat = seat  # None if it shares no GPU by time

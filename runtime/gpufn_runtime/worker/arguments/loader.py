@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from gpufn.declare import weights
 from gpufn.declare.hooks import hooks
 from gpufn.declare.type_hints import signature_of
 from gpufn_core.protocol.launch import WorkerConfig
@@ -95,6 +96,7 @@ def load(config: WorkerConfig) -> Loaded:
     entry = config.spec.entry
     if entry.packaging is Packaging.MODEL:
         return _model(config)
+    weights.install(dict(zip((spec.declaration for spec in config.spec.weights), config.weights, strict=True)))
     sys.path.insert(0, config.bundle_dir)
     os.chdir(config.bundle_dir)  # so that relative paths work as in the user's project
     target = _unpickle(config) if entry.packaging is Packaging.PICKLE else _import(entry, config.bundle_dir)

@@ -12,6 +12,11 @@ the profiles' largest inputs require. A run uses its slot's stream:
 
 A graph is valid only while its context is unchanged, so other shapes drop it. Slots overlap: one copies while another
 computes.
+
+The shape of some outputs depends on the data (NonZero, NonMaxSuppression). TensorRT requests their memory during
+`execute_async_v3` from an IOutputAllocator, and reports the shape before that call returns. It waits for the data in
+between, so such engines run without a graph. Source: IOutputAllocator and IExecutionContext in NVIDIA's API
+documentation, and the signatures of the 11.4 bindings.
 """
 
 from __future__ import annotations
@@ -106,7 +111,7 @@ class TensorRTSession:
         _check_tensors(self._trt, self._engine, self.manifest)
         try:
             for _ in range(self.parallel):
-                self._slots.append(_Slot(self._cuda, self._engine, self.manifest, self._log))
+                self._slots.append(_Slot(self._trt, self._cuda, self._engine, self.manifest, self._log))
         except BaseException:
             self.close()
             raise
@@ -156,7 +161,7 @@ class _Buffer:
 
 
 class _Slot:
-    def __init__(self, cuda: Cuda, engine: Any, manifest: EngineManifest, log: Any) -> None:
+    def __init__(self, trt: Any, cuda: Cuda, engine: Any, manifest: EngineManifest, log: Any) -> None:
         self.shapes: _Shapes | None = None
         self._cuda = cuda
         self._engine = engine
@@ -167,6 +172,8 @@ class _Slot:
         self._graph: int | None = None
         self._can_capture = True
         self._buffers: dict[str, _Buffer] = {}
+        self._trt = trt
+        self._allocators: dict[str, Any] = {}  # of outputs whose shape depends on the data
         self._stream = cuda.stream()
         try:
             self._context = engine.create_execution_context()
@@ -203,6 +210,7 @@ class _Slot:
         for buffer in self._buffers.values():
             buffer.free()
         self._buffers.clear()
+        self._allocators.clear()
         self._cuda.destroy_stream(self._stream)
 
     def _allocate(self) -> None:
@@ -212,10 +220,21 @@ class _Slot:
             self._reshape(self._largest(profile), profile)
             for spec, shape in zip(self._manifest.inputs, self.shapes or (), strict=True):
                 sizes[spec.name] = max(sizes[spec.name], _bytes(spec, shape))
-            for spec in self._manifest.outputs:
+            for spec in self._fixed_outputs():
                 sizes[spec.name] = max(sizes[spec.name], self._output_bytes(spec))
         for name, size in sizes.items():
-            self._allocate_buffer(name, size)
+            if name not in self._allocators:
+                self._allocate_buffer(name, size)
+
+    def _fixed_outputs(self) -> list[TensorSpec]:
+        """Return the outputs whose shapes follow from the shapes of the inputs."""
+        return [spec for spec in self._manifest.outputs if spec.name not in self._allocators]
+
+    def _add_allocator(self, name: str) -> None:
+        allocator = self._allocators[name] = _allocator_class(self._trt)(self._cuda, self._buffers)
+        if not self._context.set_output_allocator(name, allocator):
+            raise EngineRefused(f"TensorRT rejects an allocator for {name}: {self._log.take_errors()}")
+        self._can_capture = False
 
     def _allocate_buffer(self, name: str, size: int) -> None:
         """Replace the buffer of a tensor. Without memory for a new one, TensorRT keeps the address of the old one."""
@@ -255,9 +274,9 @@ class _Slot:
                 raise EngineRefused(f"{spec.name} cannot have shape {list(shape)}: {self._log.take_errors()}")
         self._outputs = {spec.name: tuple(self._context.get_tensor_shape(spec.name)) for spec in self._manifest.outputs}
         for name, shape in self._outputs.items():
-            if any(size < 0 for size in shape):
-                raise EngineRefused(f"the shape of {name} is only known after a run: {list(shape)}")
-        for spec in self._manifest.outputs:
+            if any(size < 0 for size in shape) and name not in self._allocators:
+                self._add_allocator(name)
+        for spec in self._fixed_outputs():
             if spec.name in self._buffers and (size := self._output_bytes(spec)) > self._buffers[spec.name].size:
                 self._allocate_buffer(spec.name, size)
         self.shapes = shapes
@@ -276,7 +295,12 @@ class _Slot:
         for spec, shape in zip(self._manifest.inputs, self.shapes or (), strict=True):
             buffer = self._buffers[spec.name]
             cuda.copy(buffer.device, buffer.pinned, _bytes(spec, shape), stream)
-        if not self._context.execute_async_v3(stream):
+        for allocator in self._allocators.values():
+            allocator.begin()
+        has_run = self._context.execute_async_v3(stream)
+        for name, allocator in self._allocators.items():
+            self._outputs[name] = allocator.end()
+        if not has_run or None in self._outputs.values():
             raise EngineRefused(f"TensorRT cannot run the engine: {self._log.take_errors()}")
         for spec in self._manifest.outputs:
             buffer = self._buffers[spec.name]
@@ -296,6 +320,50 @@ class _Slot:
         if self._graph is not None:
             self._cuda.destroy_graph(self._graph)
             self._graph = None
+
+
+@functools.cache
+def _allocator_class(trt: Any) -> Any:
+    """Return the class of allocators. Its base class is in the bindings, which are imported late."""
+
+    class OutputAllocator(trt.IOutputAllocator):  # type: ignore[misc]
+        """Memory of one output, which grows as runs need it. TensorRT's callbacks must not raise."""
+
+        def __init__(self, cuda: Cuda, buffers: dict[str, _Buffer]) -> None:
+            trt.IOutputAllocator.__init__(self)
+            self._cuda = cuda
+            self._buffers = buffers
+            self._error: CudaError | None = None
+            self._shape: tuple[int, ...] | None = None
+
+        def begin(self) -> None:
+            self._error = self._shape = None
+
+        def end(self) -> tuple[int, ...] | None:
+            """Return the shape in this run, or None if TensorRT reported none. Raises CudaError without memory."""
+            if self._error is not None:
+                raise self._error
+            return self._shape
+
+        def reallocate_output_async(self, name: str, memory: int, size: int, alignment: int, stream: int) -> int:
+            """Return the address of at least `size` bytes, or 0. CUDA's own alignment is 256 bytes or more."""
+            buffer = self._buffers.get(name)
+            if buffer is None or buffer.size < size:
+                try:
+                    larger = _Buffer(self._cuda, max(size, 1))
+                except CudaError as error:
+                    self._error = error
+                    return 0
+                self._buffers[name] = larger
+                if buffer is not None:
+                    buffer.free()
+                buffer = larger
+            return buffer.device
+
+        def notify_shape(self, name: str, shape: Sequence[int]) -> None:
+            self._shape = tuple(shape)
+
+    return OutputAllocator
 
 
 def _check_tensors(trt: Any, engine: Any, manifest: EngineManifest) -> None:

@@ -11,9 +11,11 @@ import click
 from gpufn.cli.terminal.command import Argument, Command, connect, json_option, limit_option
 from gpufn.cli.terminal.output import WrongUsage, ago, duration, print_json, print_table
 from gpufn_core.domain.invocation import InvocationState
+from gpufn_core.domain.worker import ColdStart
 
 _SPAN = re.compile(r"(\d+(?:\.\d+)?)([smhd]?)")
 _UNITS_S = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_START_PHASES = frozenset(f"{phase}_s" for phase in (*ColdStart().phases, *ColdStart(resume_s=0.0).phases))
 _MAX_SPAN_S = 36_500 * 86400.0  # a longer one could exceed the range of dates
 
 
@@ -31,7 +33,8 @@ def calls(
 ) -> None:
     """List submitted calls and maps, newest first.
 
-    A map is one row. `gpufn dlq` lists its failed items.
+    A map is one row. `gpufn dlq` lists its failed items. The queued time of a call includes the cold start that it
+    waited for; `gpufn status ID` shows its phases.
     """
     since_at = None if since is None else time.time() - parse_span_s(since)
     with connect() as client:
@@ -48,14 +51,17 @@ def calls(
         note = call.waiting.detail if call.waiting else call.cause
         status = call.state.value if call.attempt == 1 else f"{call.state.value}, attempt {call.attempt}"
         function_cell = () if name else (call.function,)
-        times = ago(call.submitted_at), duration(call.queue_s), duration(call.run_s)
+        start_s = sum(seconds for name, seconds in call.timings.items() if name in _START_PHASES)
+        times = ago(call.submitted_at), duration(call.queue_s), duration(start_s or None), duration(call.run_s)
         rows.append((call.submitted_at, (call.id, *function_cell, status, *times, note)))
     for each in maps:
         function_cell = () if name else (each.function,)
         note = f"a map: {each.ended:,} of {each.accepted:,} items have ended"
-        rows.append((each.submitted_at, (each.id, *function_cell, each.state, ago(each.submitted_at), "-", "-", note)))
+        rows.append(
+            (each.submitted_at, (each.id, *function_cell, each.state, ago(each.submitted_at), "-", "-", "-", note))
+        )
     rows.sort(key=lambda row: row[0] or 0.0, reverse=True)
-    heading = ("id", *(() if name else ("function",)), "state", "submitted", "queued", "ran", "note")
+    heading = ("id", *(() if name else ("function",)), "state", "submitted", "queued", "cold start", "ran", "note")
     shown = [row for _, row in rows[:limit]]
     print_table(heading, shown, empty=f"{name} has no submitted calls" if name else "no submitted calls")
 

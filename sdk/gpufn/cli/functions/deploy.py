@@ -191,8 +191,8 @@ def _wait(client: Client, deployment: Deployment, timeout_s: float | None) -> Fu
                 client, deployment.function, deployment.revision, timeout_s, on_builds=show
             )
     if is_pending(view):
-        with step(f"Starting {view.name}@{view.active}"):
-            view = _deployment.finish_check(client, view, deployment.startup_timeout_s, timeout_s)
+        with step(f"Starting {view.name}@{view.active}") as update:
+            view = _deployment.finish_check(client, view, deployment.startup_timeout_s, timeout_s, on_reason=update)
     if warning := _deployment.unchecked_warning(view):
         say(f"gpufn: warning: {warning}", err=True)
         return view

@@ -25,11 +25,14 @@ _COLUMNS = ("day", "function", "key")
 )
 @json_option
 def usage(name: str | None, since: str, key: str | None, by: tuple[str, ...], json: bool) -> None:
-    """Show the run time and the GPU seconds of calls.
+    """Show the run time, the GPU seconds and the energy of calls.
 
     A running call is charged one GPU second per second for each GPU of its worker; under MPS, the worker's share of
     one. Concurrent calls of one worker share this charge. Time between calls and the time of parked workers are not
     charged. A call is counted within ten seconds of its end.
+
+    The energy that a GPU uses in a second is divided among the calls that ran on it, by their GPU seconds. Calls whose
+    energy is unknown count neither in the joules nor in the joules per call.
     """
     from gpufn_core.domain.usage import STORE_INTERVAL_S, Usage  # noqa: PLC0415
 
@@ -45,10 +48,22 @@ def usage(name: str | None, since: str, key: str | None, by: tuple[str, ...], js
         print_json([dict(zip(columns, group, strict=True)) | {"usage": total} for group, total in totals.items()])
         return
     print_table(
-        (*columns, "calls", "failed", "ran", "gpu seconds"),
+        (*columns, "calls", "failed", "ran", "gpu seconds", "joules", "per call"),
         [
-            (*group, total.calls, total.failed, duration(total.run_s), f"{total.gpu_s:.1f}" if total.gpu_s else "-")
+            (
+                *group,
+                total.calls,
+                total.failed,
+                duration(total.run_s),
+                f"{total.gpu_s:.1f}" if total.gpu_s else "-",
+                _energy(total.joules),
+                _energy(total.joules_per_call),
+            )
             for group, total in sorted(totals.items())
         ],
         empty=f"no calls have ended since {first}; a call is counted within {STORE_INTERVAL_S:g} s of its end",
     )
+
+
+def _energy(joules: float | None) -> str:
+    return "-" if joules is None else f"{joules:,.1f}"

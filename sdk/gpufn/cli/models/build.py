@@ -100,6 +100,7 @@ class Candidate(msgspec.Struct):
     size: int = 0
     accuracy: Accuracy | None = None
     latency: Latency | None = None
+    remarks: tuple[str, ...] = ()
 
 
 class Report(msgspec.Struct):
@@ -120,14 +121,14 @@ def _print_result(build: BuildView, report: bytes) -> None:
 
 
 def _row(candidate: Candidate) -> tuple[Any, ...]:
-    note = "no engine: " + candidate.reason if candidate.reason else "reused" if candidate.found else ""
+    notes = ["no engine: " + candidate.reason] if candidate.reason else ["reused"] if candidate.found else []
     return (
         candidate.key[:12] or None,
         candidate.backend,
         size(candidate.size) if candidate.size else None,
         candidate.latency and duration(candidate.latency.p50_s),
         candidate.accuracy and f"{candidate.accuracy.rel_l2:.1e}",
-        note,
+        "; ".join([*notes, *candidate.remarks]),
     )
 
 

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from gpufn.cli.terminal.escape import visible
-from gpufn.cli.terminal.output import is_animated, say
+from gpufn.cli.terminal.output import duration, is_animated, say
 from gpufn_core.domain.engine import BuildState
 
 if TYPE_CHECKING:
-    from gpufn.client.views import BuildView
+    from gpufn.client.views import BuildAhead, BuildView
 
 Show = Callable[[Sequence["BuildView"]], None]
 
@@ -39,13 +39,20 @@ def build_progress(ids: Sequence[str]) -> Iterator[Show]:
 def describe_progress(build: BuildView) -> str:
     """Describe the progress of a build, such as `compile: onnxruntime-cpu`."""
     if build.state is BuildState.SUCCEEDED:
-        return "reused" if build.cached else "built"
+        return "; ".join(("reused" if build.cached else "built", *build.remarks))
     if build.state is BuildState.PENDING:
-        return f"waiting: {build.detail}" if build.detail else "waiting for a builder"
+        return f"waiting: {build.detail}" if build.detail else f"waiting for a builder{_describe_ahead(build.ahead)}"
     if build.state is not BuildState.BUILDING:
         return build.state.value
     stage = build.stage.value if build.stage else "starting"
     return f"{stage}: {build.detail}" if build.detail else stage
+
+
+def _describe_ahead(ahead: BuildAhead | None) -> str:
+    if ahead is None:
+        return ""
+    name = f"{ahead.model} of {ahead.function}" if ahead.function else ahead.model
+    return f": {name} is being built for {duration(ahead.building_s)}"
 
 
 class _Lines:
@@ -54,7 +61,8 @@ class _Lines:
 
     def __call__(self, builds: Sequence[BuildView]) -> None:
         for build in builds:
-            progress = build.state, build.stage, build.detail if build.state is BuildState.PENDING else ""
+            reason = (build.detail, build.ahead and build.ahead.id) if build.state is BuildState.PENDING else ()
+            progress = build.state, build.stage, reason
             has_no_stage_yet = build.state is BuildState.BUILDING and build.stage is None
             if self._last.get(build.id) != progress and not has_no_stage_yet:
                 self._last[build.id] = progress

@@ -87,4 +87,4 @@ def _engine(engine: EngineView) -> str:
         parts.append(f"{duration(engine.latency.p50_s)} per run")
     if engine.accuracy:
         parts.append(f"relative L2 error {engine.accuracy.rel_l2:.1e}")
-    return ", ".join(parts)
+    return ", ".join([*parts, *engine.remarks])

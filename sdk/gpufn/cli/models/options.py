@@ -15,6 +15,7 @@ import click
 from gpufn.cli.terminal.command import PATH, FloatRange, IntRange, options_together
 from gpufn.cli.terminal.output import WrongUsage, step
 from gpufn_core.errors import InvalidSpec
+from gpufn_core.spec.model_spec import MAX_BUILD_TIMEOUT_S, MIN_BUILD_TIMEOUT_S
 
 if TYPE_CHECKING:
     from gpufn.declare.model import Model
@@ -37,10 +38,18 @@ model_options = options_together(
     click.option(
         "--tolerance",
         multiple=True,
-        help="Accuracy limit of a model: rel_l2=0.01, max_abs=0.1 or cosine=0.999. Repeatable.",
+        help="Accuracy limit of a model: atol=1e-5, rtol=1e-4, max_abs=0.1, rel_l2=0.01 or cosine=0.999. Repeatable.",
+    ),
+    click.option(
+        "--no-verify", is_flag=True, help="Do not compare a model's engines with a reference, as for random outputs."
     ),
     click.option(
         "--allow-cpu", is_flag=True, help="Compute a model on the CPU of a GPU worker if no engine for its GPU passes."
+    ),
+    click.option(
+        "--build-timeout",
+        type=FloatRange(min=MIN_BUILD_TIMEOUT_S, max=MAX_BUILD_TIMEOUT_S),
+        help="Seconds without progress after which the build of a model ends. Default: the builder's, 600.",
     ),
 )
 worker_options = options_together(
@@ -81,7 +90,9 @@ class ModelOptions(NamedTuple):
     shape: Sequence[str]
     samples: Path | None
     tolerance: Sequence[str]
+    no_verify: bool
     allow_cpu: bool
+    build_timeout: float | None
 
     def specified(self) -> list[str]:
         return [name for name, value in self._asdict().items() if value]
@@ -97,8 +108,9 @@ class ModelOptions(NamedTuple):
             "samples": self.samples,
             "tolerance": tolerance_of(self.tolerance),
             "allow_cpu": self.allow_cpu,
+            "build_timeout": self.build_timeout,
         }
-        return Model(onnx, **{option: value for option, value in options.items() if value})
+        return Model(onnx, verify=not self.no_verify, **{option: value for option, value in options.items() if value})
 
 
 class WorkerOptions(NamedTuple):
@@ -170,7 +182,7 @@ def tolerance_of(texts: Sequence[str]) -> Mapping[str, float]:
             tolerance[name] = float(number)
         except ValueError:
             raise WrongUsage(
-                f"--tolerance must be a limit such as rel_l2=0.01, max_abs=0.1 or cosine=0.999, not {text!r}"
+                f"--tolerance must be a limit such as atol=1e-5, rel_l2=0.01 or cosine=0.999, not {text!r}"
             ) from None
     return tolerance
 

@@ -23,7 +23,7 @@ def nodes(json: bool) -> None:
         print_json(reports)
         return
     print_table(
-        ("node", "device", "memory", "in use", "workers", "reported", "state"),
+        ("node", "device", "memory", "in use", "power", "workers", "reported", "state"),
         [_row(node, device) for node in reports for device in node.get("devices", [])],
         empty="no node has reported: is an agent running?",
     )
@@ -31,6 +31,8 @@ def nodes(json: bool) -> None:
         skew_s = node.get("clock_skew_s")
         if clock_skew.is_skewed(skew_s):
             say(f"the clock of node {node['node']} is {clock_skew.describe(skew_s)}: {clock_skew.REMEDY}")
+        for notice in (node.get("facts") or {}).get("power_limit_notices", ()):
+            say(f"node {node['node']}: {notice}")
 
 
 def _row(node: dict[str, Any], device: dict[str, Any]) -> tuple[Any, ...]:
@@ -41,6 +43,7 @@ def _row(node: dict[str, Any], device: dict[str, Any]) -> tuple[Any, ...]:
         device_name(device),
         size(device.get("memory_bytes")),
         size(used) if used is not None else "-",
+        power_of(metrics) or "-",
         len(workers_on(node, device)),
         ago(node["sent_at"]),
         state_of(device),
@@ -50,6 +53,12 @@ def _row(node: dict[str, Any], device: dict[str, Any]) -> tuple[Any, ...]:
 def metrics_of(node: dict[str, Any], device: dict[str, Any]) -> dict[str, Any]:
     """Return the metrics of a device, or {} if the node does not report any."""
     return next((each for each in node.get("metrics", []) if each["uuid"] == device["uuid"]), {})
+
+
+def power_of(metrics: dict[str, Any]) -> str:
+    """Format the power of a GPU, such as ``72 W``; empty if unknown."""
+    watts = metrics.get("power_w")
+    return "" if watts is None else f"{watts:.0f} W"
 
 
 def workers_on(node: dict[str, Any], device: dict[str, Any]) -> list[dict[str, Any]]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gpufn.cli.operate.nodes import device_name, metrics_of, state_of, workers_on
+from gpufn.cli.operate.nodes import device_name, metrics_of, power_of, state_of, workers_on
 from gpufn.cli.terminal.command import Command, FloatRange, connect
 from gpufn.cli.terminal.escape import in_one_line
 from gpufn.cli.terminal.output import duration, size
@@ -125,8 +125,7 @@ def _share_text(share: dict[str, Any]) -> str:
 
 def _temperature_and_power(metrics: dict[str, Any]) -> str:
     parts = [f"{metrics['temperature_c']} °C"] if metrics.get("temperature_c") is not None else []
-    parts += [f"{metrics['power_w']:.0f} W"] if metrics.get("power_w") is not None else []
-    return " ".join(parts)
+    return " ".join([*parts, power_of(metrics)]).strip()
 
 
 def _bar(fraction: float | None, width: int) -> Any:

@@ -12,6 +12,7 @@ from gpufn_core.errors import ErrorInfo
 from gpufn_core.spec.function_spec import ScalingPolicy
 from gpufn_core.spec.image_spec import ImageSpec
 from gpufn_core.spec.resources import Resources
+from gpufn_core.spec.weights_spec import WeightsFile, WeightsSpec
 from gpufn_gateway.controller.decide.actions import Action, Drain, EndCheck, EndQueued, MoveActive, MoveServing, Start
 from gpufn_gateway.controller.decide.plan import plan
 from gpufn_gateway.controller.state.world import World
@@ -19,6 +20,7 @@ from tests.gateway.controller.known_worlds import tell, world
 from tests.gateway.controller.simulation import GIB, assignment, function, node, revision
 
 RAISED = ErrorInfo("function_start_failed", "no such file", error_type="OSError")
+_WEIGHTS = WeightsSpec(source="./weights", files=(WeightsFile("w", 1, "0" * 64),))
 TOO_MUCH = Resources(memory_bytes=99 * GIB)
 
 
@@ -70,20 +72,23 @@ def test_one_failed_start_is_enough() -> None:
 
 
 @pytest.mark.parametrize(
-    ("image", "code", "failures", "ends"),
+    ("prepared", "code", "failures", "ends"),
     [
-        (None, "worker_lost", 1, True),
-        (ImageSpec(python="3.12"), "worker_lost", 1, False),
-        (ImageSpec(python="3.12"), "worker_lost", 3, True),
-        (ImageSpec(python="3.12"), "build_failed", 1, True),
+        ({}, "worker_lost", 1, True),
+        ({"image": ImageSpec(python="3.12")}, "worker_lost", 1, False),
+        ({"weights": (_WEIGHTS,)}, "worker_lost", 1, False),
+        ({"image": ImageSpec(python="3.12")}, "worker_lost", 3, True),
+        ({"image": ImageSpec(python="3.12")}, "build_failed", 1, True),
+        ({"weights": (_WEIGHTS,)}, "artifact_unavailable", 1, True),
     ],
 )
-def test_a_start_that_is_late_while_its_node_may_build_the_image_is_tried_again(
-    image: ImageSpec | None, code: str, failures: int, ends: bool
+def test_a_start_that_is_late_while_its_node_may_build_or_fetch_is_tried_again(
+    prepared: dict[str, Any], code: str, failures: int, ends: bool
 ) -> None:
     first = world()
     record = _record(1)
-    first.on_revision(("f", 1), msgspec.structs.replace(record, spec=msgspec.structs.replace(record.spec, image=image)))
+    spec = msgspec.structs.replace(record.spec, **prepared)
+    first.on_revision(("f", 1), msgspec.structs.replace(record, spec=spec))
     for _ in range(failures):
         first.view(("f", 1)).circuit.record_failure(99.0, ErrorInfo(code, "it was not ready after 300 s"))
     assert any(isinstance(action, EndCheck) for action in _actions(first)) is ends

@@ -16,6 +16,8 @@ from gpufn_core.protocol.reports import (
     NodeReport,
     RevisionTraffic,
     RunnerReport,
+    WeightsFetch,
+    WeightsReport,
     WorkerEvent,
     WorkerEventKind,
     WorkerReport,
@@ -24,6 +26,7 @@ from gpufn_core.spec.function_spec import Batch, ScalingPolicy
 from gpufn_core.spec.image_spec import ImageSpec
 from gpufn_core.spec.model_spec import ModelFile, ModelSpec
 from gpufn_core.spec.resources import Resources
+from gpufn_core.spec.weights_spec import WeightsFile, WeightsSpec
 from gpufn_gateway.controller.decide import policy
 from gpufn_gateway.controller.decide.actions import Delete, Drain, EndQueued, MoveServing, Start
 from gpufn_gateway.controller.decide.demand import demand_of
@@ -564,3 +567,35 @@ def test_what_fails_for_one_function_that_was_not_placed_fails_for_it_alone() ->
     planned = plan(two, 100.0)
     assert list(planned.failed) == ["f"]
     assert set(planned.statuses) == {"g"}
+
+
+def test_a_start_that_waits_for_weights_says_how_many_bytes_are_there() -> None:
+    starting = world()
+    weights = WeightsSpec(source="./weights", files=(WeightsFile("w", 1 << 30, "a" * 64),))
+    without = revision("f", 1)
+    spec = msgspec.structs.replace(without.spec, weights=(weights,))
+    starting.on_revision(("f", 1), msgspec.structs.replace(without, spec=spec))
+    starting.on_assignment("w0", assignment("w0"), 100.0)
+    starting.on_depths({("f", 1): 1}, 100.0, 100.0)
+    for digest, reason in (("b" * 64, "starting"), (weights.digest, "weights")):
+        fetch = WeightsFetch(digest, "./weights", 1 << 20, 1 << 30)
+        starting.on_node_report(msgspec.structs.replace(node(), weights=WeightsReport(fetches=(fetch,))), 100.0)
+        status = plan(starting, 100.0).statuses["f"]
+        assert status.waiting is not None
+        assert (status.waiting.reason, "1 MiB of 1 GiB" in status.waiting.detail) == (reason, reason == "weights")
+        assert ("1 MiB of 1 GiB" in status.reason) == (reason == "weights"), "also without a call, during a deploy"
+
+
+def test_a_worker_goes_to_the_node_that_has_its_weights_as_last_reported() -> None:
+    weights = WeightsSpec(source="./weights", files=(WeightsFile("w", 100 << 30, "a" * 64),))
+    some = World(100.0)
+    without = revision("f", 1)
+    spec = msgspec.structs.replace(without.spec, weights=(weights,))
+    some.on_revision(("f", 1), msgspec.structs.replace(without, spec=spec))
+    some.on_function("f", function("f"))
+    small, large = node("small"), node("large", cpu(memory_bytes=64 << 30))  # the small one is the tighter fit
+    for report in (small, large, msgspec.structs.replace(large, weights=WeightsReport(complete=(weights.digest,)))):
+        some.on_node_report(report, 100.0)
+        some.on_runner_report(RunnerReport(report.node, "r", 100.0, (), ()), 100.0)
+    some.on_depths({("f", 1): 1}, 100.0, 100.0)
+    assert [action.node for action in plan(some, 100.0).actions if isinstance(action, Start)] == ["large"]

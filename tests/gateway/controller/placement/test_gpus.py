@@ -15,11 +15,11 @@ from gpufn_core.domain.device import (
     MpsLevel,
     NodeFacts,
     Share,
+    has_kind,
 )
 from gpufn_core.protocol.reports import NodeReport
 from gpufn_core.spec.resources import Resources
 from gpufn_gateway.controller.limits import Limits
-from gpufn_gateway.controller.placement.gpus import has_kind
 from gpufn_gateway.controller.placement.node_choice import NoRoom, Placement
 from gpufn_gateway.controller.state.leases import Lease, LeaseBook
 from tests.gateway.controller.known_worlds import place, why_no_room

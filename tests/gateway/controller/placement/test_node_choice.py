@@ -3,11 +3,10 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from gpufn_core.domain.device import DeviceShare, Health, Share
+from gpufn_core.domain.device import DeviceShare, Health, Share, has_kind
 from gpufn_core.protocol.reports import NodeReport
 from gpufn_core.spec.resources import Resources
 from gpufn_gateway.controller.limits import Limits
-from gpufn_gateway.controller.placement.gpus import has_kind
 from gpufn_gateway.controller.placement.node_choice import NoRoom, Placement
 from gpufn_gateway.controller.state.leases import GpuUse, Lease, LeaseBook, NodeUse
 from tests.gateway.controller.known_worlds import place, why_no_room
@@ -147,6 +146,23 @@ def test_a_worker_in_a_container_goes_where_containers_can_be_started() -> None:
     found = place(Resources(), nodes, LeaseBook(), in_container=True)
     assert [each.node for each in (tight, found) if isinstance(each, Placement)] == ["a", "b"]
     assert all(fact in told for fact in ("a: ", "containers", "unix:///x"))
+
+
+def test_a_gpu_worker_in_a_container_goes_where_containers_have_gpus() -> None:
+    nodes = [
+        NodeReport("a", 0.0, (cpu(), gpu("g1")), gpu_container_trouble="neither hook nor CDI"),
+        NodeReport("b", 0.0, (cpu(8, 64 * GIB), gpu("g2"))),
+    ]
+    wants = Resources(gpu=("L4",))
+    placed = [
+        place(resources, nodes, LeaseBook(), in_container=in_container)
+        for resources, in_container in ((wants, True), (wants, False), (Resources(), True))
+    ]
+    assert [each.share.gpus for each in placed if isinstance(each, Placement)] == [("g2",), ("g1",), ()]
+    why = why_no_room(wants, nodes[:1], LeaseBook(), in_container=True)
+    assert all(fact in why for fact in ("a: ", "containers", "neither hook nor CDI"))
+    contains_all = msgspec.structs.replace(nodes[0], contains_all=True)
+    assert place(wants, [contains_all], LeaseBook()) == NoRoom(at_any_size=True)
 
 
 def test_a_worker_goes_to_no_node_that_starts_none() -> None:

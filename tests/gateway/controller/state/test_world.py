@@ -7,11 +7,31 @@ import pytest
 
 from gpufn_core.domain.worker import NODE_PHASE, Assignment, ColdStart, Desired, Exit, StartFailure, WorkerState
 from gpufn_core.errors import ErrorInfo
-from gpufn_core.protocol.reports import RevisionTraffic, RunnerReport, WorkerEvent, WorkerEventKind, WorkerReport
+from gpufn_core.protocol.reports import (
+    LastStart,
+    RevisionTraffic,
+    RunnerReport,
+    WorkerEvent,
+    WorkerEventKind,
+    WorkerReport,
+)
 from gpufn_core.spec.function_spec import ScalingPolicy
 from gpufn_gateway.controller.state.views import NODE_FORGOTTEN_S
 from tests.gateway.controller.known_worlds import tell, world
 from tests.gateway.controller.simulation import assignment
+
+
+def test_the_last_start_is_known_by_its_node_and_phases() -> None:
+    some = world(1)
+    start = ColdStart(place_s=0.1, fetch_s=5.0, launch_s=0.2, load_s=2.0, warm_s=0.3)
+    some.on_event(WorkerEvent(WorkerEventKind.READY, "w0", "f", 1, "b", 1e9, cold_start=start), 101.0)
+    view = some.view(("f", 1))
+    assert view.last_start == LastStart("b", 1e9, start.phases)
+    assert view.start_s_by_node == {"b": pytest.approx(2.5)}
+    resume = ColdStart(resume_s=0.5)
+    some.on_event(WorkerEvent(WorkerEventKind.READY, "w0", "f", 1, "c", 2e9, cold_start=resume), 102.0)
+    assert view.last_start == LastStart("c", 2e9, {"resume": 0.5})
+    assert list(view.start_s_by_node) == ["b"]
 
 
 def test_a_revision_is_in_use_while_it_has_workers_or_calls_and_that_is_known() -> None:

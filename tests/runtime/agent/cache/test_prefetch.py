@@ -10,14 +10,18 @@ from unittest.mock import Mock
 
 import pytest
 
+from gpufn_core.domain.device import Device, DeviceType
 from gpufn_core.domain.revision import Function, Revision
 from gpufn_core.ids import digest_of
 from gpufn_core.protocol.codec import encode
 from gpufn_core.spec.function_spec import EntryPoint, FunctionSpec, MethodSpec
 from gpufn_core.spec.resources import Resources
+from gpufn_core.spec.weights_spec import WeightsFile, WeightsSpec
 from gpufn_platform.bus.storage.key_value import Entry
 from gpufn_runtime.agent.cache.prefetch import Prefetch
 from tests.waiting import until_async
+
+_L4 = Device("GPU-1", DeviceType.GPU, "NVIDIA L4", 1 << 30)
 
 
 class Bucket:
@@ -66,9 +70,11 @@ async def kept_engines() -> set[str]:
     def deploy(name: str) -> None:
         _deploy(functions, revisions, name)
 
-    stubs: dict[str, Any] = {"functions": functions, "revisions": revisions, "bundles": bundles, "engines": engines}
+    stubs: dict[str, Any] = {
+        "functions": functions, "revisions": revisions, "bundles": bundles, "engines": engines, "weights": Mock()
+    }  # fmt: skip
     prefetch = Prefetch(
-        **stubs, gpu_kinds=(), launcher=Mock(), running=lambda: (), image_of=lambda spec: None, limits_of=Mock()
+        **stubs, gpus=(), launcher=Mock(), running=lambda: (), image_of=lambda spec: None, limits_of=Mock()
     )
     await prefetch.watch()
     deploy("there-before")
@@ -87,9 +93,9 @@ def test_what_is_deployed_while_the_cache_is_cleared_stays() -> None:
     assert asyncio.run(kept_engines()) == {"engine of there-before", "engine of new"}
 
 
-@pytest.mark.parametrize(("gpu_kinds", "modules"), [((), {"a"}), (("NVIDIA L4",), {"a", "b"})])
+@pytest.mark.parametrize(("gpus", "modules"), [((), {"a"}), ((_L4,), {"a", "b"})])
 def test_a_node_without_gpus_prepares_no_template_for_gpu_functions(
-    gpu_kinds: tuple[str, ...], modules: set[str]
+    gpus: tuple[Device, ...], modules: set[str]
 ) -> None:
     """Regression: it took one of the few templates, with a second copy of torch."""
 
@@ -97,10 +103,11 @@ def test_a_node_without_gpus_prepares_no_template_for_gpu_functions(
         functions, revisions, launcher, bundles = Bucket(), Bucket(), Mock(), Bundles()
         bundles.meanwhile = lambda: None
         stubs: dict[str, Any] = {
-            "functions": functions, "revisions": revisions, "bundles": bundles, "engines": Engines()
+            "functions": functions, "revisions": revisions, "bundles": bundles, "engines": Engines(),
+            "weights": Mock(),
         }  # fmt: skip
         prefetch = Prefetch(
-            **stubs, gpu_kinds=gpu_kinds, launcher=launcher, running=lambda: (), image_of=lambda spec: None,
+            **stubs, gpus=gpus, launcher=launcher, running=lambda: (), image_of=lambda spec: None,
             limits_of=Mock(),
         )  # fmt: skip
         await prefetch.watch()
@@ -114,3 +121,43 @@ def test_a_node_without_gpus_prepares_no_template_for_gpu_functions(
         return {module for use in uses for module in use.modules}
 
     assert asyncio.run(run()) == modules
+
+
+def _weights(name: str) -> WeightsSpec:
+    return WeightsSpec(source=name, files=(WeightsFile("w", 1, digest_of(name.encode())),))
+
+
+@pytest.mark.parametrize(
+    ("running", "in_use"), [(set(), set()), ({("cpu", 1)}, {_weights("cpu").digest}), ({("deleted", 1)}, None)]
+)
+def test_weights_are_prefetched_where_the_function_could_run(
+    running: set[tuple[str, int]], in_use: set[str] | None
+) -> None:
+    """A prefetch keeps the weights of all deployed functions. It removes none while a worker's weights are unknown."""
+
+    async def run() -> None:
+        functions, revisions, launcher, bundles, weights = Bucket(), Bucket(), Mock(), Bundles(), Mock()
+        bundles.meanwhile = lambda: None
+        stubs: dict[str, Any] = {
+            "functions": functions, "revisions": revisions, "bundles": bundles, "engines": Engines(),
+            "weights": weights,
+        }  # fmt: skip
+        prefetch = Prefetch(
+            **stubs, gpus=(_L4,), launcher=launcher, running=lambda: running, image_of=lambda spec: None,
+            limits_of=Mock(),
+        )  # fmt: skip
+        prefetched: list[str] = []
+        weights.prefetch = lambda specs, in_use: prefetched.extend(spec.source for spec in specs)
+        await prefetch.watch()
+        for name, gpu in (("cpu", ()), ("l4", ("H100", "L4")), ("h100", ("H100",))):
+            _deploy(functions, revisions, name, weights=(_weights(name),), resources=Resources(gpu=gpu))
+        task = asyncio.create_task(prefetch.run())
+        await until_async(lambda: prefetched)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        assert sorted(prefetched) == ["cpu", "l4"]
+        assert prefetch._weights_in_use() == in_use
+        if in_use is not None:
+            assert prefetch._weights_deployed() == {_weights(name).digest for name in ("cpu", "l4", "h100")}
+
+    asyncio.run(run())

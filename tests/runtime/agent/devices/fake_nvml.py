@@ -36,6 +36,8 @@ class FakeGpu:
     clients: dict[int, int] = dataclasses.field(default_factory=dict)
     samples: list[tuple[int, int, int]] = dataclasses.field(default_factory=list)  # pid, timestamp, percent
     multiprocessors: int = 0  # of an instance
+    power_limit: int = 400_000
+    power_range: tuple[int, int] = (100_000, 400_000)
     error: int = 0  # every query raises it
     lacks: set[str] = dataclasses.field(default_factory=set)  # functions that it does not support
     breaks: dict[str, Exception] = dataclasses.field(default_factory=dict)  # what functions raise
@@ -162,6 +164,16 @@ class FakeNvml:
 
     def nvmlDeviceGetEnforcedPowerLimit(self, gpu: FakeGpu) -> int:
         return self._of(gpu, "nvmlDeviceGetEnforcedPowerLimit", 400_000)
+
+    def nvmlDeviceGetPowerManagementLimit(self, gpu: FakeGpu) -> int:
+        return self._of(gpu, "nvmlDeviceGetPowerManagementLimit", gpu.power_limit)
+
+    def nvmlDeviceGetPowerManagementLimitConstraints(self, gpu: FakeGpu) -> list[int]:
+        return self._of(gpu, "nvmlDeviceGetPowerManagementLimitConstraints", list(gpu.power_range))
+
+    def nvmlDeviceSetPowerManagementLimit(self, gpu: FakeGpu, limit: int) -> None:
+        self._of(gpu, "nvmlDeviceSetPowerManagementLimit", None)
+        gpu.power_limit = limit
 
     def nvmlDeviceGetTotalEnergyConsumption(self, gpu: FakeGpu) -> int:
         return self._of(gpu, "nvmlDeviceGetTotalEnergyConsumption", 5_000_000)

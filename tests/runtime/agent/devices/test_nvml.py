@@ -90,6 +90,14 @@ def test_of_a_gpu_that_is_cut_the_instances_are_offered() -> None:
     assert offered == [("MIG-1", "GPU-0", 14), ("GPU-2", "", 108)]
 
 
+def test_an_instance_has_no_energy_counter_of_its_own() -> None:
+    gpu = FakeGpu("GPU-0", instances=[FakeGpu("MIG-1", multiprocessors=14)], is_cut=True)
+    inventory = NvmlInventory(POOL, FakeNvml(gpu, FakeGpu("GPU-1")))
+    inventory.find()
+    energy = {each.uuid: each.energy_joules for each in inventory.sample().metrics}
+    assert energy == {"MIG-1": None, "GPU-1": 5000.0}
+
+
 def test_links_are_told_for_each_pair() -> None:
     nvml = FakeNvml(FakeGpu("GPU-0"), FakeGpu("GPU-1"), FakeGpu("GPU-2"))
     nvml.links.add(frozenset(("GPU-0", "GPU-1")))
@@ -111,7 +119,7 @@ def test_a_sample_has_what_the_device_tells() -> None:
         uuid="GPU-0", utilisation=0.8, memory_busy=0.4, encoder=0.1, decoder=0.2, memory_total_bytes=80 << 30,
         memory_used_bytes=2 << 30, memory_reserved_bytes=1 << 30, temperature_c=40,
         temperature_limit_c=92, recovery_action="none", fan=0.3, power_w=71.5,
-        power_limit_w=400.0, energy_j=5000.0, sm_clock_mhz=1410, sm_clock_max_mhz=1410, memory_clock_mhz=1593,
+        power_limit_w=400.0, energy_joules=5000.0, sm_clock_mhz=1410, sm_clock_max_mhz=1410, memory_clock_mhz=1593,
         clock_limits=("idle", "power"), performance_state=0, ecc_corrected=3, ecc_uncorrected=0,
         rows_remapped_corrected=1, rows_remapped_uncorrected=2, rows_pending=False, rows_failed=False,
         pcie_generation=4, pcie_width=16, pcie_replays=0, pcie_sent_bytes_per_s=7000, pcie_received_bytes_per_s=9000,

@@ -177,6 +177,7 @@ def platform_with(daemon: Daemon, home: Path, **environ: str) -> Iterator[Platfo
         "GPUFN_LAUNCHER": "docker",
         "GPUFN_BASE_IMAGE": BASE,
         "GPUFN_BUILD_NETWORK": "none",
+        "PATH": f"{PROGRAMS}:{os.environ['PATH']}",  # the agent looks for the hook, too
     }
     with running_platform(home, environ=settings | environ) as platform:
         yield platform

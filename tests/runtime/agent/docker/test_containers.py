@@ -224,3 +224,11 @@ def test_when_the_platform_ends_nothing_of_it_is_left(daemon: Daemon, tmp_path: 
         assert daemon.containers(owner=own)
     assert daemon.containers(owner=own) == []
     assert not list((Home(tmp_path / "home").run / "c").glob("*"))
+
+
+def test_a_container_reads_the_nodes_weights_and_cannot_change_them(contained: Platform) -> None:
+    contained.gpufn("deploy", APPS / "weighed.py")
+    seen = contained.invoke("weigh")
+    assert seen["text"] == (APPS / "greeting.txt").read_text()
+    assert seen["chmod"] in ("OSError", "PermissionError")
+    assert seen["links"] == 3, "the file, its name in the weights, and in the worker's folder"

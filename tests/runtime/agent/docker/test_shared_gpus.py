@@ -18,7 +18,7 @@ from gpufn_runtime.agent.launchers.containers.docker_client import Docker
 from gpufn_runtime.agent.launchers.containers.sandbox import Sandbox
 from gpufn_runtime.agent.workers import processes
 from tests.conftest import Platform
-from tests.runtime.agent.docker.conftest import APPS, BASE, Daemon, platform_with
+from tests.runtime.agent.docker.conftest import APPS, BASE, PROGRAMS, Daemon, platform_with
 from tests.runtime.agent.mps.machine import Machine
 from tests.waiting import until
 
@@ -38,7 +38,7 @@ def machine(tmp_path: Path) -> Iterator[Machine]:
 
 @pytest.fixture
 def shared(daemon: Daemon, machine: Machine, tmp_path: Path) -> Iterator[Platform]:
-    environ = {"PATH": f"{machine.folder}:{os.environ['PATH']}", "GPUFN_DEVICES": json.dumps([GPU])}
+    environ = {"PATH": f"{machine.folder}:{PROGRAMS}:{os.environ['PATH']}", "GPUFN_DEVICES": json.dumps([GPU])}
     with platform_with(daemon, tmp_path / "home", **environ) as platform:
         platform.gpufn("deploy", APPS / "shared.py", "--no-check")
         yield platform
@@ -98,3 +98,12 @@ def test_a_runtime_for_gpus_that_docker_lacks_is_named(daemon: Daemon) -> None:
 
     with pytest.raises(PlatformError, match="no GPU runtime"):
         asyncio.run(start())
+
+
+def test_a_node_whose_containers_cannot_have_gpus_gets_no_gpu_worker(daemon: Daemon, tmp_path: Path) -> None:
+    environ = {"PATH": os.environ["PATH"], "GPUFN_DEVICES": json.dumps([GPU])}
+    with platform_with(daemon, tmp_path / "home", **environ) as platform:
+        platform.gpufn("deploy", APPS / "shared.py", "--no-check")
+        until(lambda: platform.client.get("/v1/nodes").json()["nodes"][0]["gpu_container_trouble"])
+        platform.gpufn("submit", "part")
+        until(lambda: "its containers cannot have GPUs" in platform.gpufn("why", "part"))

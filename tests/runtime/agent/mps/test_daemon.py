@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from gpufn_core.errors import DeviceFailed
+from gpufn_runtime.agent.mps import daemon as daemon_module
 from gpufn_runtime.agent.mps.condition import Condition
 from gpufn_runtime.agent.mps.control import Control
-from gpufn_runtime.agent.mps.daemon import Daemon, read_daemon_file
+from gpufn_runtime.agent.mps.daemon import ContainerFolders, Daemon, read_daemon_file
 from tests.runtime.agent.mps.machine import Machine
 
 GPU = "GPU-1"
@@ -62,6 +63,18 @@ def test_a_daemon_finds_the_drivers_libraries_and_knows_nothing_else_of_ours(
         assert machine.state(daemon.pipe)["environ"].keys() - {"LC_CTYPE"} == {"PATH", "LD_LIBRARY_PATH"}
 
     _on_daemon(tmp_path, work)
+
+
+def test_the_folders_of_a_daemon_for_containers_are_labelled(
+    machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SELinux would keep the clients from the pipes."""
+    labelled: list[Path] = []
+    monkeypatch.setattr(daemon_module, "label_for_containers", lambda *folders: labelled.extend(folders))
+    folders = ContainerFolders(tmp_path / "shared" / "mps", tmp_path / "memory" / "mps")
+    for container_folders, expected in ((None, []), (folders, [*folders])):
+        Daemon(GPU, tmp_path / "mps", uid=os.getuid(), container_folders=container_folders)._make_folders()
+        assert labelled == expected
 
 
 def test_a_daemon_that_cannot_start_says_why_and_leaves_nothing(machine: Machine, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ V3 = "usage: ...\nmodules:\n  server\n  namespace\n"
 
 
 @pytest.fixture(autouse=True)
-def no_docker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def only_fakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
 
 
@@ -49,11 +49,3 @@ def test_without_the_program_there_is_no_mps_and_without_gpus_nobody_is_asked(ma
 def test_an_agent_in_a_container_may_have_pids_of_its_own(tmp_path: Path, namespace: str, is_own: bool) -> None:
     (tmp_path / "pid").symlink_to(namespace)
     assert has_own_pids(tmp_path / "pid") is is_own
-
-
-@pytest.mark.parametrize(("answer", "runtime"), [('{"nvidia":{"path":"x"},"runc":{}}', "nvidia"), ('{"runc":{}}', "")])
-def test_dockers_runtime_for_gpus_is_known(answer: str, runtime: str, machine: Machine) -> None:
-    docker = machine.folder / "docker"
-    docker.write_text(f"#!/bin/sh\necho '{answer}'\n")
-    docker.chmod(0o755)
-    assert node_facts(True).container_runtime == runtime

@@ -10,12 +10,15 @@ import msgspec
 import pytest
 
 from gpufn_core.domain.device import DeviceShare, Share
+from gpufn_core.domain.device_metrics import DeviceMetrics
 from gpufn_core.domain.invocation import OutcomeKind
 from gpufn_core.domain.usage import USAGE_RETENTION_S, Usage
 from gpufn_core.errors import BusUnavailable, DeviceFailed
 from gpufn_core.protocol import frames, subjects
+from gpufn_core.protocol.codec import encode
 from gpufn_core.protocol.messages import InvocationMessage
 from gpufn_core.protocol.records import CallRecord
+from gpufn_core.protocol.reports import DeviceReport
 from gpufn_core.spec.function_spec import Batch, Retry
 from gpufn_platform.bus.connection import Bus
 from gpufn_platform.bus.storage.key_value import KeyValue
@@ -210,6 +213,30 @@ def test_members_of_a_batch_whose_worker_died_are_charged_their_parts_of_its_tim
         replies = [(await call.future)[0] for call in calls]
         assert len(charged) == len(replies)
         assert sum(charged) <= max(reply.run_s for reply in replies)
+
+    on_node(url, tmp_path, test)
+
+
+def test_the_energy_of_its_gpus_is_counted_for_a_call(url: str, tmp_path: Path) -> None:
+    async def test(node: Node) -> None:
+        async def sample(**joules: float) -> None:
+            metrics = tuple(DeviceMetrics(uuid=f"GPU-{name}", energy_joules=each) for name, each in joules.items())
+            node.bus.publish(subjects.device_report(NODE), encode(DeviceReport(NODE, 0.0, metrics)))
+            await node.bus.flush()
+
+        revision = await node.deploy("heated")
+        worker = await node.worker(revision, share=TWO)
+        await sample(**{"1": 1000.0, "2": 500.0})
+        calls = [node.invoke(revision), node.invoke(revision)]
+        for _ in calls:
+            worker.answer((await worker.run())[0])
+        for call in calls:
+            await call.future
+        await sample(**{"1": 1300.0, "2": 600.0})
+        await node.stop()
+        (usage,) = (await _stored(node.usage, "heated")).values()
+        assert (usage.calls, usage.joules_calls) == (2, 2)
+        assert usage.joules == pytest.approx(400.0)
 
     on_node(url, tmp_path, test)
 

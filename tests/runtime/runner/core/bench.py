@@ -79,6 +79,7 @@ class FakeWorker:
     id: str
     revision: Revision
     state: WorkerState = WorkerState.READY
+    gpus: tuple[str, ...] = ()
     gpus_charged: float = 0.0
     gpu: str = ""
     must_take_turns: bool = False

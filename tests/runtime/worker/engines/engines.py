@@ -41,7 +41,7 @@ def manifest(
     max_batch: int = 8,
     backend: Backend = Backend.ORT_CPU,
     recipe: Precision = Precision.FP32,
-    accuracy: Accuracy = EXACT,
+    accuracy: Accuracy | None = EXACT,
     files: Sequence[ModelFile] = (),
     settings: Mapping[str, int | str] | None = None,
 ) -> EngineManifest:

@@ -95,8 +95,8 @@ def _off_by(part: float) -> Any:
     ("recipe", "measured", "found", "passes"),
     [
         (Precision.FP32, 0.0, _off_by(5e-6), True),
-        (Precision.FP32, 0.0, _off_by(5e-5), False),
-        (Precision.FP32, 4e-5, _off_by(5e-5), True),  # its function tolerates more, and the builder measured more
+        (Precision.FP32, 0.0, _off_by(2e-4), False),
+        (Precision.FP32, 1.5e-4, _off_by(2e-4), True),  # its function tolerates more, and the builder measured more
         (Precision.FP16, 0.0, _off_by(4e-3), True),
         (Precision.FP16, 0.0, _off_by(6e-3), False),
         (Precision.INT8, 0.0, _off_by(1e-2), True),
@@ -126,7 +126,6 @@ def test_a_golden_sample_may_differ_by_what_is_usual_or_twice_what_was_measured(
         ([1, np.inf], [1, -np.inf]),
         ([np.inf, np.inf], [np.nan, -np.inf]),
         ([1e300, 1e300], [2e300, 1e300]),
-        ([1e-300, 1e-300], [2e-300, 1e-300]),
     ],
 )
 @pytest.mark.filterwarnings("error")
@@ -134,6 +133,18 @@ def test_what_cannot_be_compared_is_no_equal(recorded: list[float], found: list[
     made = manifest([tensor("x", "FP64")], [tensor("y", "FP64")])
     with pytest.raises(golden_check.WrongOutput):
         golden_check.compare({"y": np.array(found)}, {"y": np.array(recorded)}, made)
+
+
+def test_an_engine_that_was_not_verified_is_not_compared() -> None:
+    made = manifest(accuracy=None)
+    golden_check.compare({"y": np.ones(2)}, {"y": np.zeros(3)}, made)
+
+
+def test_values_near_zero_differ_by_rounding_only() -> None:
+    """Regression: a detector's outputs for an image without objects differed by 12 % between numbers of threads."""
+    recorded, found = np.array([1e-6, 1e-300]), np.array([0.9e-6, 2e-300])
+    made = manifest([tensor("x", "FP64")], [tensor("y", "FP64")], accuracy=EXACT)
+    golden_check.compare({"y": found}, {"y": recorded}, made)
 
 
 def test_nan_where_it_was_when_built_is_no_difference() -> None:

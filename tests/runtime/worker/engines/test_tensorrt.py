@@ -102,7 +102,12 @@ class FakeContext:
         self._addresses: dict[str, int] = {}
         self._shapes: dict[str, tuple[int, ...]] = {}
         self.active_optimization_profile = -1 if trt.contexts else 0
+        self._allocators: dict[str, Any] = {}
         trt.contexts += 1
+
+    def set_output_allocator(self, name: str, allocator: Any) -> bool:
+        self._allocators[name] = allocator
+        return not self._trt.refuses_allocators
 
     def set_optimization_profile_async(self, index: int, stream: int) -> bool:
         self._trt.calls.append(f"profile {index}")
@@ -135,9 +140,27 @@ class FakeContext:
         if self._trt.cannot_run:
             self._trt.logger.log("error", "out of memory")
             return False
+        if self._trt.unknown_output:
+            return self._execute_data_dependent()
         count = int(np.prod(self._shapes["x"]))
         source, to = ((ctypes.c_float * count).from_address(self._addresses[name]) for name in ("x", "y"))
         self._trt.cuda.put(lambda: np.negative(source, out=np.ctypeslib.as_array(to)))
+        return True
+
+    def _execute_data_dependent(self) -> bool:
+        """Write the rows whose first element is positive. TensorRT waits for the data, then requests the memory."""
+        assert self._trt.cuda.captured is None, "a run that waits for the data cannot be captured"
+        self._trt.cuda.synchronize(1)
+        rows, columns = self._shapes["x"]
+        source = (ctypes.c_float * (rows * columns)).from_address(self._addresses["x"])
+        array = np.ctypeslib.as_array(source).reshape(rows, columns)
+        kept = -array[array[:, 0] > 0]
+        address = self._allocators["y"].reallocate_output_async("y", 0, kept.nbytes, 256, 1)
+        if not address:
+            return False
+        ctypes.memmove(address, kept.ctypes.data, kept.nbytes)
+        if not self._trt.never_notifies:
+            self._allocators["y"].notify_shape("y", kept.shape)
         return True
 
 
@@ -145,6 +168,7 @@ class FakeTrt:
     """The part of the module that the session uses, with an engine of one input and one output."""
 
     ILogger = type("ILogger", (), {"Severity": SimpleNamespace(ERROR="error", INTERNAL_ERROR="internal")})
+    IOutputAllocator = type("IOutputAllocator", (), {})
     TensorIOMode = SimpleNamespace(INPUT="input", OUTPUT="output")
     TensorLocation = SimpleNamespace(DEVICE="device", HOST="host")
 
@@ -153,6 +177,7 @@ class FakeTrt:
         self.cuda = FakeCuda(self.calls)
         self.contexts = 0
         self.most_rows = 0  # if set, an output needs fewer bytes the more rows the input has
+        self.refuses_allocators = self.never_notifies = False
         self.cannot_load = self.cannot_run = self.cannot_select = self.unknown_output = False
         self.names = ["x", "y"]
         self.location = "device"
@@ -303,7 +328,7 @@ def test_a_run_that_fails_says_what_tensorrt_said_and_the_slot_is_free_again() -
         ({"cannot_load": True}, "TensorRT cannot load the engine: the engine plan file is of another version"),
         ({"names": ["x", "z"]}, "the engine has the tensors x, z, but its manifest names others"),
         ({"location": "host"}, "x is a shape tensor"),
-        ({"unknown_output": True}, r"the shape of y is only known after a run: \[-1, 2\]"),
+        ({"unknown_output": True, "refuses_allocators": True}, "an allocator for y"),
     ],
 )
 def test_what_we_would_not_run_right_is_refused_and_leaves_no_memory_behind(
@@ -385,3 +410,30 @@ def test_half_floats_use_two_bytes_an_element() -> None:
     with pytest.raises(EngineRefused):
         session.run({"x": np.zeros((4, 2), np.float16)})
     assert "copy 16" in trt.calls
+
+
+def test_an_output_whose_shape_depends_on_the_data_is_as_large_as_each_run_makes_it() -> None:
+    trt = FakeTrt()
+    trt.unknown_output = True
+    session = _open(trt)
+    for values in ([1, -1, 2], [1, -1, 2], [-1, -1], [5], [1, 2, 3, 4], [1, -1, 2]):
+        expected = [[-value, -value] for value in values if value > 0]
+        output = session.run({"x": rows(*values)})["y"]
+        assert (output.tolist(), output.shape) == (expected, (len(expected), 2))
+    assert "capture" not in trt.calls
+    session.close()
+    assert trt.cuda.memory == {}
+
+
+def test_an_output_without_memory_fails_its_run_only() -> None:
+    trt = FakeTrt()
+    trt.unknown_output = True
+    session = _open(trt)
+    trt.cuda.is_full = True
+    with pytest.raises(CudaError):
+        session.run({"x": rows(1)})
+    trt.cuda.is_full = False
+    assert session.run({"x": rows(1)})["y"].tolist() == [[-1, -1]]
+    trt.never_notifies = True
+    with pytest.raises(EngineRefused):
+        session.run({"x": rows(1)})

@@ -27,7 +27,15 @@ from gpufn_runtime.agent.decide.template_choice import READY_TIMEOUT_S, ModuleSe
 from gpufn_runtime.agent.launchers.base import LaunchOrder
 from gpufn_runtime.agent.launchers.containers import container_folder
 from gpufn_runtime.agent.launchers.containers.freezer import Freezer
-from gpufn_runtime.agent.launchers.containers.sandbox import WORKER, Limits, Sandbox, config_in_container, sandbox
+from gpufn_runtime.agent.launchers.containers.gpu_access import GpuDriver
+from gpufn_runtime.agent.launchers.containers.sandbox import (
+    WORKER,
+    Limits,
+    Sandbox,
+    config_in_container,
+    sandbox,
+    weights_name,
+)
 from gpufn_runtime.agent.launchers.fork_channel import Control
 from gpufn_runtime.agent.workers import processes
 
@@ -86,7 +94,7 @@ class Container:
     def set_on_gone(self, call: Callable[[], None]) -> None:
         self._control.on_gone = call
 
-    async def start(self, owner: Mapping[str, str], packages: Sequence[str]) -> None:
+    async def start(self, owner: Mapping[str, str], packages: Sequence[str], gpu_driver: GpuDriver) -> None:
         """Start the container and wait until its process is ready for a request. `owner` are the container's labels.
         Raises PlatformError, or ContainerGone if the image does not exist. The caller must then `remove` it."""
         try:
@@ -102,6 +110,7 @@ class Container:
             shared_bodies=self._shared_bodies,
             packages=packages,
             modules=self.modules,
+            gpu_driver=gpu_driver,
         )
         await self._create(box, owner)
         self.pid = await self._daemon.start(self.id)
@@ -165,6 +174,10 @@ class Container:
             config = order.worker_config
             order.config.write_bytes(msgspec.json.encode(config_in_container(config)))
             container_folder.add_files(self._folder, self._uid, config.bundle_dir, config.engines)
+            for spec, path in zip(config.spec.weights, config.weights, strict=True):
+                container_folder.add_weights(
+                    Path(path).parent if spec.is_file else Path(path), self._folder / weights_name(spec)
+                )
             container_folder.replace_worker_folder(self._folder, order.folder, self._uid)
             container_folder.replace_worker_folder(self._shared_bodies, Path(config.shared_bodies), self._uid)
 

@@ -37,6 +37,20 @@ def add_files(path: Path, uid: int, bundle: str, engines: dict[str, tuple[str, .
         raise PlatformError(f"Cannot add the files of {path.name}: {error.strerror}.") from error
 
 
+def add_weights(source: Path, target: Path) -> None:
+    """Link weights into `target`. They are too large to copy to another disk. Raises PlatformError."""
+    try:
+        target.parent.mkdir(exist_ok=True)
+        target.parent.chmod(0o755)
+        _link_all(source, target, may_copy=False)
+    except OSError as error:
+        advice = ": set GPUFN_HOME to a shorter path, so that its `run` and `cache` are on one disk"
+        raise PlatformError(
+            f"Cannot link the weights {source} into {target}: {error.strerror}"
+            f"{advice if error.errno == errno.EXDEV else ''}."
+        ) from error
+
+
 def replace_worker_folder(path: Path, worker: Path, uid: int) -> None:
     """Rename `path` to `worker`, after moving the content of `worker` into `path`: the agent's files, and the socket
     that the runner may create there at any moment. Raises PlatformError."""
@@ -57,7 +71,7 @@ def replace_worker_folder(path: Path, worker: Path, uid: int) -> None:
     raise PlatformError(f"Cannot create the folder of {worker.name}: another process keeps writing to it.")
 
 
-def _link_all(source: Path, target: Path) -> None:
+def _link_all(source: Path, target: Path, *, may_copy: bool = True) -> None:
     """Link a tree, so its files are in memory once; copy across file systems. The new folders are ours and readable by
     all users, because the folder above is closed."""
     for folder, _, names in os.walk(source, onerror=_raise):
@@ -65,7 +79,10 @@ def _link_all(source: Path, target: Path) -> None:
         target_folder.mkdir(parents=True, exist_ok=True)
         target_folder.chmod(0o755)
         for name in names:
-            _link(Path(folder) / name, target_folder / name)
+            if may_copy:
+                _link(Path(folder) / name, target_folder / name)
+            else:
+                os.link(Path(folder) / name, target_folder / name)
 
 
 def _raise(error: OSError) -> None:

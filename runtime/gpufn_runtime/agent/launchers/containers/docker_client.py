@@ -12,7 +12,7 @@ import tarfile
 import threading
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import docker
 import docker.errors
@@ -115,6 +115,14 @@ class Docker:
             return {str(info["Id"]) for info in api.containers(all=True, filters={"label": wanted})}
 
         return await self._request("list containers", find)
+
+    async def info(self) -> dict[str, Any]:
+        """Return the daemon's SystemInfo. Raises PlatformError."""
+
+        def read(api: docker.APIClient) -> dict[str, Any]:
+            return dict(api.info())
+
+        return await self._request("read its configuration", read)
 
     # --- images -------------------------------------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from gpufn_core.errors import GpufnError, PlatformError
 from gpufn_core.home import Home
@@ -27,6 +27,7 @@ from gpufn_runtime.agent.decide import template_choice as standbys
 from gpufn_runtime.agent.decide.template_choice import ContainerUse, ModuleSet
 from gpufn_runtime.agent.launchers.base import ContainerEnd, ContainerGone, DaemonUnavailable, Launched, LaunchOrder
 from gpufn_runtime.agent.launchers.containers.container import Container, ContainerDaemon, Kind, folders
+from gpufn_runtime.agent.launchers.containers.gpu_access import NO_GPU_ACCESS, GpuDriver, gpu_driver, has_hook
 from gpufn_runtime.agent.launchers.containers.orphaned_containers import OrphanedContainers
 from gpufn_runtime.agent.launchers.containers.sandbox import Limits
 from gpufn_runtime.agent.workers import processes
@@ -47,6 +48,7 @@ class Daemon(ContainerDaemon, Protocol):
 
     async def end_of(self, container: str) -> ContainerEnd: ...
     async def containers(self, labels: Mapping[str, str]) -> set[str]: ...
+    async def info(self) -> dict[str, Any]: ...
 
 
 StandbyKey = tuple[Kind, ModuleSet]  # standbys with the same key are interchangeable
@@ -54,7 +56,7 @@ StandbyKey = tuple[Kind, ModuleSet]  # standbys with the same key are interchang
 
 class ContainerLauncher:
     """Launches workers in containers. `limit` is the maximum number of standbys. `owner` are the labels of our
-    containers, `packages` the folders of our packages."""
+    containers, `packages` the folders of our packages. `has_gpus`: the node has GPUs."""
 
     def __init__(
         self,
@@ -66,6 +68,7 @@ class ContainerLauncher:
         limit: int,
         packages: Sequence[str],
         log_line: LogImageLine,
+        has_gpus: bool = False,
     ) -> None:
         self._daemon = daemon
         self._images = images
@@ -74,6 +77,8 @@ class ContainerLauncher:
         self._limit = limit
         self._packages = packages
         self._log_image_line = log_line
+        self._has_gpus = has_gpus
+        self._gpu_driver: GpuDriver | None = None
         self._standbys: list[Container] = []
         self._in_progress: set[str] = set()  # folder names of containers being created, assigned or removed
         self._orphans = OrphanedContainers(daemon)
@@ -87,6 +92,7 @@ class ContainerLauncher:
         self._wakeup = asyncio.Event()
         self._settled = asyncio.Event()
         self.trouble = ""  # why Docker cannot create containers, if known
+        self.gpu_trouble = ""  # why containers cannot have GPUs, if known
 
     @property
     def standbys(self) -> tuple[str, ...]:
@@ -219,7 +225,7 @@ class ContainerLauncher:
         container = Container(self._daemon, self._home, kind, modules)
         self._in_progress.add(container.name)
         try:
-            await container.start(self._owner, self._packages)
+            await container.start(self._owner, self._packages, self._gpu_driver or GpuDriver.HOOK)
         except BaseException:
             await self._abandon(container)
             raise
@@ -316,6 +322,7 @@ class ContainerLauncher:
         """Remove orphaned containers and folders, left by a crash or by an outage of Docker."""
         existing = await self._daemon.containers(self._owner)
         self.trouble = ""
+        await self._find_gpu_driver()
         if self._in_progress:
             return  # a container that is being created may be listed, but its id is not known yet
         await self._orphans.remove(existing, kept={standby.id for standby in self._standbys})
@@ -325,9 +332,16 @@ class ContainerLauncher:
                 if path.name not in names:
                     remove_tree(path)
 
+    async def _find_gpu_driver(self) -> None:
+        """Find the driver, once per daemon. While there is none, repeat: the operator may install it at any time."""
+        if self._has_gpus and self._gpu_driver is None:
+            self._gpu_driver = gpu_driver(await self._daemon.info(), has_hook=has_hook())
+            self.gpu_trouble = "" if self._gpu_driver else NO_GPU_ACCESS
+
     def _note(self, error: PlatformError) -> None:
         if isinstance(error, DaemonUnavailable):
             self.trouble = error.message.rstrip(".")
+            self._gpu_driver = None
 
     def _launched(self) -> None:
         self._launches -= 1

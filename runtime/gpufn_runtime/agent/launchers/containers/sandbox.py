@@ -1,6 +1,7 @@
 """Docker settings that confine a worker's container: limits, mounts and environment. Pure.
 
-/gpufn/worker     worker folder, read-only: config, the runner's socket, output, `bundle/` and `engines/<key>/`
+/gpufn/worker     worker folder, read-only: config, the runner's socket, output, `bundle/`, `engines/<key>/` and
+                  `weights/<digest>/`
 /gpufn/shared_bodies    large bodies of the worker's calls, in shared memory, writable
 /gpufn/lib        our packages, read-only
 /gpufn/mps        if the worker shares its GPU by MPS: the MPS daemon's pipes; /dev/shm may be the daemon's too
@@ -19,6 +20,8 @@ import msgspec
 
 from gpufn_core.domain.device import NO_MPS
 from gpufn_core.protocol.launch import CONTAINED, IN_CONTAINER, WorkerConfig
+from gpufn_core.spec.weights_spec import WeightsSpec
+from gpufn_runtime.agent.launchers.containers.gpu_access import CDI_KIND, GpuDriver
 from gpufn_runtime.agent.mps.base import Mounts
 from gpufn_runtime.agent.mps.client import PIPE_IN_CONTAINER
 
@@ -62,7 +65,14 @@ class Sandbox:
 
 
 def sandbox(
-    limits: Limits, *, uid: int, folder: Path, shared_bodies: Path, packages: Iterable[str], modules: Iterable[str]
+    limits: Limits,
+    *,
+    uid: int,
+    folder: Path,
+    shared_bodies: Path,
+    packages: Iterable[str],
+    modules: Iterable[str],
+    gpu_driver: GpuDriver,
 ) -> Sandbox:
     """Return a container's settings. `packages` are our package folders on this host; `modules` are imported early."""
     mounts = [
@@ -113,7 +123,7 @@ def sandbox(
             "ulimits": [{"Name": "core", "Soft": 0, "Hard": 0}],
             "ipc_mode": "private",
             "log_config": _LOG_CONFIG,
-            "device_requests": _gpu_requests(limits.gpus),
+            "device_requests": _gpu_requests(limits.gpus, gpu_driver),
         },
     )
 
@@ -128,12 +138,21 @@ def config_in_container(config: WorkerConfig) -> WorkerConfig:
             parameter: tuple(f"{WORKER}/engines/{os.path.basename(folder)}" for folder in folders)
             for parameter, folders in config.engines.items()
         },
+        weights=tuple(
+            f"{WORKER}/{weights_name(spec)}" + (f"/{os.path.basename(path)}" if spec.is_file else "")
+            for spec, path in zip(config.spec.weights, config.weights, strict=True)
+        ),
         shared_bodies=SHARED_BODIES,
         supervisor_fifo="",
         memory_limit_bytes=None,
         open_files=None,
         cgroup_procs=(),
     )
+
+
+def weights_name(spec: WeightsSpec) -> str:
+    """Return the name of the folder of weights in a worker's folder."""
+    return f"weights/{spec.digest}"
 
 
 def _import_environment(env: Iterable[tuple[str, str]]) -> dict[str, str]:
@@ -148,10 +167,12 @@ def _mount(source: str | Path, target: str, *, writable: bool = False) -> dict[s
     return {"Type": "bind", "Source": os.fspath(source), "Target": target, "ReadOnly": not writable}
 
 
-# Requests to NVIDIA's container runtime. The tests replace its hook by a fake, because the real hook needs a GPU.
+# Requests to Docker's device drivers. The tests replace NVIDIA's hook by a fake, because the real hook needs a GPU.
 
 
-def _gpu_requests(gpus: tuple[str, ...]) -> list[dict[str, Any]] | None:
+def _gpu_requests(gpus: tuple[str, ...], driver: GpuDriver) -> list[dict[str, Any]] | None:
     if not gpus:
         return None
+    if driver is GpuDriver.CDI:
+        return [{"Driver": "cdi", "DeviceIDs": [f"{CDI_KIND}={uuid}" for uuid in gpus]}]
     return [{"Driver": "nvidia", "DeviceIDs": list(gpus), "Capabilities": [["gpu", "compute", "utility"]]}]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 from pathlib import Path
@@ -12,6 +13,22 @@ from gpufn_core.errors import PlatformError
 from gpufn_runtime.agent.launchers.containers import container_folder
 
 UID = os.getuid()
+
+
+def test_weights_are_links_and_no_copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    weights = tmp_path / "weights"
+    (weights / "sub").mkdir(parents=True)
+    (weights / "sub" / "w").write_text("w")
+    container_folder.make(tmp_path / "c-1", UID)
+    container_folder.add_weights(weights, tmp_path / "c-1" / "weights" / "a")
+    assert (tmp_path / "c-1/weights/a/sub/w").samefile(weights / "sub/w")
+
+    def to_another_disk(*_: object) -> None:
+        raise OSError(errno.EXDEV, "Invalid cross-device link")
+
+    monkeypatch.setattr(os, "link", to_another_disk)
+    with pytest.raises(PlatformError, match="GPUFN_HOME"):
+        container_folder.add_weights(weights, tmp_path / "c-1" / "weights" / "b")
 
 
 def test_it_takes_what_is_there_and_the_place(tmp_path: Path) -> None:

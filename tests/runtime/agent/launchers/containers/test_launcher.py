@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import os
 import select
 import subprocess
@@ -21,6 +22,8 @@ from gpufn_core.spec.image_spec import ImageSpec
 from gpufn_runtime.agent.cache.images import Images
 from gpufn_runtime.agent.decide.template_choice import ContainerUse
 from gpufn_runtime.agent.launchers.base import ContainerEnd, DaemonUnavailable, LaunchOrder
+from gpufn_runtime.agent.launchers.containers import launcher as containers_launcher
+from gpufn_runtime.agent.launchers.containers.gpu_access import NO_GPU_ACCESS
 from gpufn_runtime.agent.launchers.containers.launcher import ContainerLauncher
 from gpufn_runtime.agent.launchers.containers.sandbox import Limits, Sandbox
 from gpufn_runtime.agent.launchers.fork_channel import Control
@@ -46,11 +49,14 @@ class Daemon:
         self.left: set[str] = set()  # orphaned containers
         self.stuck: set[str] = set()  # orphans that cannot be removed
         self.cannot_pause = False
+        self.cdi_devices: list[str] = []
+        self.device_requests: list[Any] = []
         self.killed: set[str] = set()  # killed while paused: they end when they continue
         self._open: dict[str, asyncio.StreamWriter] = {}
 
     async def create(self, name: str, image: str, sandbox: Sandbox, labels: Mapping[str, str]) -> str:
         self.made += 1
+        self.device_requests.append(sandbox.host_config["device_requests"])
         folder = Path(sandbox.host_config["mounts"][0]["Source"])
         (module,) = sandbox.container_config["entrypoint"][5:]
         self.folders[name] = folder, int(module.removeprefix("mib"))
@@ -116,6 +122,9 @@ class Daemon:
             raise DaemonUnavailable("Docker does not answer.")
         return self.processes.keys() | self.left
 
+    async def info(self) -> dict[str, Any]:
+        return {"DiscoveredDevices": [{"Source": "cdi", "ID": name} for name in self.cdi_devices]}
+
     async def has_image(self, tag: str) -> bool:
         return True
 
@@ -146,6 +155,7 @@ def on_launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[...
                 limit=9,
                 packages=["/gpufn"],
                 log_line=lambda *_: None,
+                has_gpus=True,
             )
             running = asyncio.create_task(launcher.run())
             try:
@@ -328,5 +338,27 @@ def test_a_daemon_that_does_not_answer_is_trouble_until_it_does(on_launcher: Any
         launcher.take_over([])
         await launcher.settled()
         assert not launcher.trouble
+
+    on_launcher(test)
+
+
+def test_containers_have_gpus_as_soon_as_docker_reports_them(
+    on_launcher: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(containers_launcher, "has_hook", lambda: False)
+
+    async def test(daemon: Daemon, launcher: ContainerLauncher) -> None:
+        launcher.take_over([])
+        await launcher.settled()
+        assert launcher.gpu_trouble == NO_GPU_ACCESS
+        daemon.cdi_devices = ["nvidia.com/gpu=GPU-1"]
+        launcher.take_over([])
+        await launcher.settled()
+        assert launcher.gpu_trouble == ""
+        launched = await launcher.launch(dataclasses.replace(_order(tmp_path), gpus=("GPU-1",)))
+        assert daemon.device_requests == [[{"Driver": "cdi", "DeviceIDs": ["nvidia.com/gpu=GPU-1"]}]]
+        assert launched.handle is not None
+        os.close(launched.handle.pidfd)
+        await daemon.remove(launched.container)
 
     on_launcher(test)

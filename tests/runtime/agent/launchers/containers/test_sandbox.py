@@ -11,14 +11,24 @@ import pytest
 from gpufn_core.domain.device import NO_MPS
 from gpufn_core.protocol.launch import WorkerConfig
 from gpufn_core.spec.function_spec import EntryPoint, FunctionSpec, MethodSpec
+from gpufn_core.spec.weights_spec import WeightsFile, WeightsSpec
+from gpufn_runtime.agent.launchers.containers.gpu_access import GpuDriver
 from gpufn_runtime.agent.launchers.containers.sandbox import Limits, Sandbox, config_in_container, sandbox
 from gpufn_runtime.agent.mps.base import Mounts
 
+FOLDER = WeightsSpec(source="./weights", files=(WeightsFile("w", 1, "a" * 64),))
+FILE = WeightsSpec(source="./w", is_file=True, files=(WeightsFile("w", 1, "b" * 64),))
 
-def made(limits: Limits, modules: tuple[str, ...] = ()) -> Sandbox:
-    folder, shared_bodies = Path("/node/run/c/c-1"), Path("/dev/shm/home/c-1")
+
+def made(limits: Limits, modules: tuple[str, ...] = (), *, gpu_driver: GpuDriver = GpuDriver.HOOK) -> Sandbox:
     return sandbox(
-        limits, uid=1_900_000_001, folder=folder, shared_bodies=shared_bodies, packages=["/src/gpufn"], modules=modules
+        limits,
+        uid=1_900_000_001,
+        folder=Path("/node/run/c/c-1"),
+        shared_bodies=Path("/dev/shm/home/c-1"),
+        packages=["/src/gpufn"],
+        modules=modules,
+        gpu_driver=gpu_driver,
     )
 
 
@@ -94,6 +104,13 @@ def test_what_was_asked_for_is_given(limits: Limits, what: str, value: Any) -> N
     assert made(limits).host_config[what] == value
 
 
+def test_gpus_are_requested_by_their_cdi_names_without_the_hook() -> None:
+    limits = Limits(1 << 30, 1.0, gpus=("GPU-1", "GPU-2"))
+    requests = made(limits, gpu_driver=GpuDriver.CDI).host_config["device_requests"]
+    assert requests == [{"Driver": "cdi", "DeviceIDs": ["nvidia.com/gpu=GPU-1", "nvidia.com/gpu=GPU-2"]}]
+    assert made(Limits(1 << 30, 1.0), gpu_driver=GpuDriver.CDI).host_config["device_requests"] is None
+
+
 def test_an_image_made_for_gpus_sees_none_that_it_was_not_given() -> None:
     assert made(Limits(1 << 30, 1.0)).container_config["environment"]["NVIDIA_VISIBLE_DEVICES"] == "void"
     environment = made(Limits(1 << 30, 1.0, gpus=("GPU-1",))).container_config["environment"]
@@ -129,7 +146,8 @@ def test_a_worker_is_told_where_things_are_inside() -> None:
         worker="w-1",
         function="f",
         revision=1,
-        spec=FunctionSpec(name="f", entry=EntryPoint("app", "f"), methods=(MethodSpec(),)),
+        spec=FunctionSpec(name="f", entry=EntryPoint("app", "f"), methods=(MethodSpec(),), weights=(FOLDER, FILE)),
+        weights=(f"/node/folders/{FOLDER.digest}", f"/node/folders/{FILE.digest}/w"),
         bundle_dir="/node/cache/bundles/abc",
         socket="/node/run/w/w-1/s",
         shared_bodies="/dev/shm/home/w-1",
@@ -145,4 +163,5 @@ def test_a_worker_is_told_where_things_are_inside() -> None:
         "/gpufn/shared_bodies",
     )
     assert told.engines == {"net": ("/gpufn/worker/engines/k1", "/gpufn/worker/engines/k2")}
+    assert told.weights == (f"/gpufn/worker/weights/{FOLDER.digest}", f"/gpufn/worker/weights/{FILE.digest}/w")
     assert (told.memory_limit_bytes, told.cgroup_procs, told.open_files) == (None, (), None)
