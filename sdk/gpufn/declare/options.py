@@ -99,6 +99,9 @@ class PlainOptions(TypedDict, total=False):
         '`"exclusive"`: a whole GPU; `"mps"`: a part of a GPU, with `vram` of its memory; `"time"`: a GPU that several '
         "functions use in turns",
     ]
+    nodes: Annotated[
+        int, "the number of nodes of one worker: a process on each runs every call, and rank 0 returns the result"
+    ]
     vram: Annotated[str | int | None, 'GPU memory of one worker, reserved and enforced; `share="mps"` requires it']
     sm: Annotated[
         int | None, 'with `share="mps"`: the maximum percentage of the multiprocessors for one worker, not reserved'
@@ -177,6 +180,7 @@ def default_of(option: str) -> Any:
         return Share.EXCLUSIVE.value
     return {
         "cpu": Resources().cpu,
+        "nodes": Resources().nodes,
         "egress": _SPEC_DEFAULTS["egress"],
         "pickle": _SPEC_DEFAULTS["pickle"],
         "priority": _SPEC_DEFAULTS["priority"].value,
@@ -302,6 +306,7 @@ def _resources(options: Mapping[str, Any]) -> Resources:
         vram_bytes=_bytes("vram", options.get("vram")),
         sm_percent=options.get("sm"),
         trust_domain=options.get("trust_domain") or "",
+        nodes=options.get("nodes", Resources().nodes),
     )
 
 

@@ -1,6 +1,6 @@
 """One step of the controller as a pure function: `plan(world, now) -> Plan`, with actions and statuses.
 
-1. Delete the assignments on lost nodes, unless their workers still serve.
+1. Delete the assignments on lost nodes, unless their workers still serve. Drain the rest of a gang that lost a process.
 2. Per function: find its roles (serving, next, retired), make a ScaleDecision per revision, and decide whether
    `serving` moves. A revision with a pending check gets at least one worker; the check ends when a worker is READY,
    fails, or finds no room.
@@ -73,6 +73,7 @@ class _Step:
             self._delete_lost_workers()
             self._end_calls_of_deleted()
             names = self.world.functions.keys() | {worker.key[0] for worker in self.world.workers.values()}
+        self.removals.end_broken_gangs()
         for name in sorted(names):
             with self._isolated(name):
                 function = self.world.functions.get(name)
@@ -305,11 +306,13 @@ class _Step:
                     if isinstance(result, Resumption):
                         self.actions.append(actions.Resume(result.worker.assignment.worker, need.reason))
                     else:
-                        slots[result.node] -= 1
-                        if slots[result.node] <= 0:
+                        for each in result.by_rank:
+                            slots[each.node] -= 1
+                        if any(slots[each.node] <= 0 for each in result.by_rank):
                             nodes = [report for report in nodes if slots[report.node] > 0]
-                        reason = f"{need.reason}; {result.why}"
-                        self.actions.append(actions.Start(*need.key, result.node, result.share, reason))
+                        reason = f"{need.reason}; {'; '.join(each.why for each in result.by_rank)}"
+                        start = actions.Start(*need.key, result.node, result.share, reason, result.others)
+                        self.actions.append(start)
                     need.view.placement_failure = None
                     need.missing -= 1
                     need.has_begun = True

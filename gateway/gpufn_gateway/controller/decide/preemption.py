@@ -104,8 +104,9 @@ class Allocator:
 
     def _take(self, result: Resumption | Placement | NoRoom) -> None:
         if isinstance(result, Placement):
-            self._granted += 1
-            self._book.grant(f"new-{self._granted}", result.node, result.share)
+            for place_ in result.by_rank:
+                self._granted += 1
+                self._book.grant(f"new-{self._granted}", place_.node, place_.share)
         elif isinstance(result, Resumption):
             assignment = result.worker.assignment
             self._resumed.add(assignment.worker)
@@ -134,14 +135,17 @@ class Allocator:
         removed: list[WorkerView] = []
         staying: dict[RevisionKey, Counter[WorkerState]] = {}
         result: Resumption | Placement | NoRoom = NoRoom()
+        is_gang = need.requirements.resources.nodes > 1
+        if is_gang and not self._fits_without(need, candidates):
+            return False  # else each candidate would cost a search of all nodes
         for worker in candidates:
             if worker in self._removals or not self._can_spare(worker, need, staying):
                 continue
-            trial.release(worker.assignment.worker)
+            self._release(trial, worker)
             removed.append(worker)
             self._staying(worker, staying)[worker.state] -= 1
             # No other node had room, and none has gained any.
-            reports = self._on(worker.assignment.node)
+            reports = self.reports if is_gang else self._on(worker)
             result = self._find(need, reports, trial)
             if not isinstance(result, NoRoom):
                 break
@@ -149,17 +153,19 @@ class Allocator:
             return False
         for victim in removed:
             # Keep the workers whose removal did not help: they are on other nodes, or too small.
-            lease = victim.assignment
-            trial.grant(lease.worker, lease.node, lease.share, victim.parked)
+            for process in self._world.ranks(victim):
+                lease = process.assignment
+                trial.grant(lease.worker, lease.node, lease.share, process.parked)
             if not isinstance(self._find(need, reports, trial), NoRoom):
                 continue
             reason = f"makes room for {need.key[0]}, which has calls and no room"
             parked = self._removals.memory_if_parked(victim)
             if parked is not None:
+                lease = victim.assignment
                 trial.grant(lease.worker, lease.node, lease.share, parked)
                 if not isinstance(self._find(need, reports, trial), NoRoom) and self._removals.park(victim, reason):
                     continue
-            trial.release(lease.worker)
+            self._release(trial, victim)
             self._removals.drain(victim, reason)
         self._book = trial
         self._no_room.clear()
@@ -196,7 +202,9 @@ class Allocator:
         if worker.state is not WorkerState.READY or worker in self._removals or worker.key[0] == need.key[0]:
             return False
         revision = self._world.revisions.get(worker.key)
-        return revision is not None and self._has_room(Requirements.from_revision(revision))
+        if revision is None or revision.spec.resources.nodes > 1:
+            return False
+        return self._has_room(Requirements.from_revision(revision))
 
     def _has_room(self, requirements: Requirements) -> bool:
         """Return whether a node has room now, before any move."""
@@ -208,9 +216,20 @@ class Allocator:
     def _place_again(self, worker: WorkerView, book: LeaseBook) -> Placement | NoRoom:
         return place(Requirements.from_revision(self._world.revisions[worker.key]), self.reports, book, self._limits)
 
-    def _on(self, node: str) -> list[NodeReport]:
-        report = self._by_node.get(node)
-        return [] if report is None else [report]
+    def _fits_without(self, need: Need, candidates: list[WorkerView]) -> bool:
+        trial = self._book.copy()
+        for worker in candidates:
+            self._release(trial, worker)
+        return not isinstance(self._find(need, self.reports, trial), NoRoom)
+
+    def _release(self, book: LeaseBook, worker: WorkerView) -> None:
+        for process in self._world.ranks(worker):
+            book.release(process.assignment.worker)
+
+    def _on(self, worker: WorkerView) -> list[NodeReport]:
+        """Return the reports of the worker's nodes."""
+        nodes = (process.assignment.node for process in self._world.ranks(worker))
+        return [self._by_node[node] for node in nodes if node in self._by_node]
 
     def parked_workers(self) -> list[WorkerView]:
         """Return the parked workers of revisions without calls, least worth first."""
@@ -225,7 +244,7 @@ class Allocator:
         """Return the idle workers, and starting workers that no call waits for any longer; longest idle first."""
         workers: list[WorkerView] = []
         for worker in self._world.workers.values():
-            if worker in self._removals:
+            if worker in self._removals or worker.assignment.rank:
                 continue
             if worker.state is WorkerState.STARTING:
                 idle_s = None if self._is_next(worker) else self._now - worker.since

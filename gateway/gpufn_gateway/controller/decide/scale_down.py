@@ -43,9 +43,25 @@ class Removals:
         self._actions.append(Delete(worker.assignment.worker, reason))
 
     def drain(self, worker: WorkerView, reason: str) -> None:
-        if worker not in self:
-            self.names.add(worker.assignment.worker)
-            self._actions.append(Drain(worker.assignment.worker, reason))
+        """Drain a worker: all processes of a gang."""
+        for process in self._world.ranks(worker):
+            if process not in self and (process is worker or not (process.drain_requested or process.is_gone)):
+                self.names.add(process.assignment.worker)
+                self._actions.append(Drain(process.assignment.worker, reason))
+
+    def end_broken_gangs(self) -> None:
+        """Drain the rest of each gang that lacks a process: its ranks end together."""
+        for gang, processes in self._world.gangs():
+            running = {each.assignment.worker: each for each in processes if self._stays(each)}
+            ended = next((rank for rank, each in enumerate(gang.ranks) if each.worker not in running), None)
+            if ended is None:
+                continue
+            for process in processes:
+                if not (process.is_gone or process.drain_requested or process in self):
+                    self.drain(process, f"{gang.describe(ended)} has ended, and so has its gang")
+
+    def _stays(self, process: WorkerView) -> bool:
+        return process not in self and process.state not in (WorkerState.DRAINING, WorkerState.FAILED)
 
     def drain_all(self, function: str, reason: str) -> None:
         for number in self._world.numbers(function):

@@ -229,7 +229,7 @@ class RevisionView:
 def _for_placement(report: NodeReport) -> tuple[object, ...]:
     """Return all that placement reads. Placement caches results by the identity of the report object."""
     trouble = report.container_trouble, report.gpu_container_trouble
-    return report.devices, report.links, report.facts, trouble, report.contains_all
+    return report.devices, report.links, report.facts, trouble, report.contains_all, report.address
 
 
 def window_for(view: RevisionView, span_s: float, held: int, now: float) -> Peak:
