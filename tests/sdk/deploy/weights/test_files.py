@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from gpufn.declare.weights import Weights
-from gpufn.deploy import weights_files
-from gpufn.deploy.weights_files import prepare
+from gpufn.deploy.weights import files as weights_files
+from gpufn.deploy.weights.files import prepare
 from gpufn_core.errors import ArtifactUnavailable, InvalidSpec
 from gpufn_core.spec import weights_spec
 from gpufn_core.spec.weights_spec import WeightsSpec

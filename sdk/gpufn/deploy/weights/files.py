@@ -37,11 +37,11 @@ def prepare(weights: Weights) -> PreparedWeights:
     source = parse_source(weights.source)
     if source.scheme == LOCAL:
         return _prepare_local(weights)
-    from gpufn.deploy import weights_origins  # noqa: PLC0415  (only deploys of such weights need httpx this early)
+    from gpufn.deploy.weights import origins  # noqa: PLC0415  (only deploys of such weights need httpx this early)
 
-    found = weights_origins.hub_files(source) if source.scheme == HUB else weights_origins.s3_files(source)
+    found = origins.hub_files(source) if source.scheme == HUB else origins.s3_files(source)
     files = [file for file in found.files if found.is_file or is_selected(file.path, weights.include, weights.exclude)]
-    with_digests = weights_origins.add_digests(source, found, files)
+    with_digests = origins.add_digests(source, found, files)
     return PreparedWeights(_spec(weights, with_digests, commit=found.commit, is_file=found.is_file), {})
 
 
