@@ -66,7 +66,7 @@ class ArrivalStore:
 
 def is_due(history: ArrivalHistory, stored: ArrivalHistory | None) -> bool:
     """Return whether to write `history`. `stored` is the record; None if there is none."""
-    if stored is None:
+    if stored is None or history.last < stored.last:  # stored while the clock was ahead
         return history.called > 0
     slots = history.last - stored.last
     return slots >= _QUIET_SLOTS or (slots > 0 and history.called != stored.at(history.last).called)

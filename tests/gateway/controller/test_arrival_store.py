@@ -54,6 +54,24 @@ def test_a_new_leader_reads_what_the_last_one_stored_and_adds_what_it_counted_it
     play(nats, scene)
 
 
+@pytest.mark.parametrize("ahead_s", [7 * 86_400.0, 400 * 86_400.0])
+def test_a_record_of_a_clock_that_was_ahead_is_replaced(nats: EmbeddedServer, ahead_s: float) -> None:
+    async def scene(bucket: KeyValue) -> None:
+        ahead = Arrivals()
+        ahead.observe({"f"}, 0.0, NOON + ahead_s)
+        ahead.record_call("f", 0.0)
+        await ArrivalStore(bucket, ahead, lambda: True).step()
+
+        made = arrivals("f")
+        made.record_call("f", 0.0)
+        await ArrivalStore(bucket, made, lambda: True).step()
+        entry = await bucket.get("f")
+        assert entry is not None
+        assert ArrivalHistory.decode(entry.value).last == slot_of(NOON)
+
+    play(nats, scene)
+
+
 def test_only_the_leader_stores(nats: EmbeddedServer) -> None:
     async def scene(bucket: KeyValue) -> None:
         made = arrivals("f", "silent")

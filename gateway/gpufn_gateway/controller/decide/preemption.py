@@ -16,6 +16,7 @@ from gpufn_core.domain.worker import ParkedMemory, WorkerState
 from gpufn_core.protocol.reports import NodeReport
 from gpufn_gateway.controller.decide import policy
 from gpufn_gateway.controller.decide.actions import Need
+from gpufn_gateway.controller.decide.circuit import CircuitState
 from gpufn_gateway.controller.decide.moves import Move, find_moves
 from gpufn_gateway.controller.decide.scale_down import Removals, idle_longest_first
 from gpufn_gateway.controller.limits import Limits
@@ -25,6 +26,7 @@ from gpufn_gateway.controller.state.leases import LeaseBook
 from gpufn_gateway.controller.state.views import WorkerView
 from gpufn_gateway.controller.state.world import World
 
+_SEARCH_MOVES_S = 5.0  # a search looks at all nodes and idle workers
 SETTLE_S = 0.2  # the next call of a worker that has just become idle may be on its way
 
 
@@ -54,7 +56,6 @@ class Allocator:
         self._fits_empty: dict[Hashable, bool] = {}
         self._not_made: set[Hashable] = set()  # no removal of workers makes room for these
         self._rooms: dict[Requirements, bool] = {}
-        self._has_moved = False
         self._granted = 0
         self._resumed: set[str] = set()
         self._parked: dict[RevisionKey, list[WorkerView]] = {}  # by revision, for those already searched
@@ -173,30 +174,20 @@ class Allocator:
         return self.claim(need)
 
     def move_for(self, need: Need, idle: list[WorkerView]) -> tuple[Move, ...]:
-        """Return moves of workers in `idle` that make room: each starts again elsewhere, so `min_workers` permits it.
-
-        Each moved worker is drained. The caller starts its replacement.
-        """
-        if self._has_moved or not self.fits_empty_node(need):
+        """Return moves of workers in `idle` that make room. Their leases stay until the replacements are READY."""
+        if self._world.moving or self._now < self._world.search_moves_at or not self.fits_empty_node(need):
             return ()
-        self._has_moved = True  # one search a step, whatever it finds
-        movable = [worker for worker in idle if self._is_movable(worker, need)]
         found = find_moves(
-            movable,
+            [worker for worker in idle if self._is_movable(worker, need)],
             self.reports,
             self._book,
             place_waiting=lambda nodes, book: place(need.requirements, nodes, book, self._limits, best=False),
             place_again=self._place_again,
         )
-        if found is None:
-            return ()
-        for move in found.moves:
-            self._removals.drain(move.worker, f"moves to {move.to.node} to make room for {need.key[0]}")
-        self._book = found.book
-        self._no_room.clear()
-        self._not_made.clear()
-        self.claim(need)
-        return found.moves
+        self._world.search_moves_at = self._now + _SEARCH_MOVES_S
+        for move in found:
+            self._book.grant(f"instead-of-{move.worker.assignment.worker}", move.to.node, move.to.share)
+        return found
 
     def _is_movable(self, worker: WorkerView, need: Need) -> bool:
         if worker.state is not WorkerState.READY or worker in self._removals or worker.key[0] == need.key[0]:
@@ -204,7 +195,8 @@ class Allocator:
         revision = self._world.revisions.get(worker.key)
         if revision is None or revision.spec.resources.nodes > 1:
             return False
-        return self._has_room(Requirements.from_revision(revision))
+        can_start = self._world.view(worker.key).circuit.state(self._now) is CircuitState.CLOSED
+        return can_start and self._has_room(Requirements.from_revision(revision))
 
     def _has_room(self, requirements: Requirements) -> bool:
         """Return whether a node has room now, before any move."""

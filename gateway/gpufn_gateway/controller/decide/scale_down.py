@@ -73,7 +73,8 @@ class Removals:
         """Park or drain the workers above their revision's count, longest idle first."""
         held = decided.view.in_state(WorkerState.READY, WorkerState.STARTING, WorkerState.RESUMING)
         held = [worker for worker in held if worker not in self]
-        surplus = len(held) - decided.decision.count
+        moving = sum(worker.assignment.worker in self._world.moving for worker in held)  # besides their replacements
+        surplus = len(held) - moving - decided.decision.count
         if decided.revision is not None:
             for worker in held:
                 # A worker that was READY reconnects to a new runner, within its own timeout for that.
@@ -84,7 +85,7 @@ class Removals:
                     surplus -= 1
             if decided.role is Role.SERVING:
                 scaling = policy.effective(decided.revision.spec.scaling, function)
-                surplus -= self._drain_excess_starting(held, scaling)
+                surplus -= self._drain_excess_starting(held, scaling, moving)
         if surplus <= 0:
             return
         candidates = sorted(held, key=lambda worker: idle_longest_first(self._world, worker, self._now))
@@ -95,11 +96,11 @@ class Removals:
         for worker in candidates[:surplus]:
             self._park_or_drain(worker, decided.decision.reason)
 
-    def _drain_excess_starting(self, held: list[WorkerView], scaling: ScalingPolicy) -> int:
+    def _drain_excess_starting(self, held: list[WorkerView], scaling: ScalingPolicy, moving: int) -> int:
         """Drain starting workers above max_workers, newest first, because they would not be used. Return how many."""
         held = [worker for worker in held if worker not in self]
         new = [worker for worker in held if worker.state is WorkerState.STARTING and not worker.was_ready]
-        excess = new[::-1][: max(0, len(held) - scaling.max_workers)]
+        excess = new[::-1][: max(0, len(held) - moving - scaling.max_workers)]
         for worker in excess:
             self.drain(worker, f"ready and starting workers exceed max_workers={scaling.max_workers}")
         return len(excess)

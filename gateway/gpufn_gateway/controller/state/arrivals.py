@@ -7,8 +7,12 @@ leader stores (`gpufn_gateway.controller.arrival_store`).
 from __future__ import annotations
 
 from collections.abc import Set
+from typing import Final
 
 from gpufn_gateway.controller.decide.prewarm import ArrivalHistory, Forecast, expected_call, forecast, slot_of
+
+
+_AHEAD_SLOTS: Final = 4  # an hour
 
 
 class Arrivals:
@@ -35,9 +39,9 @@ class Arrivals:
             self.histories[function] = history.record(slot_of(self._unix_s_at_zero + now), is_call=True)
 
     def merge(self, function: str, stored: ArrivalHistory) -> None:
-        """Add what an earlier leader stored."""
+        """Add what an earlier leader stored, unless its clock was ahead."""
         history = self.histories.get(function)
-        if history is not None:
+        if history is not None and stored.last <= history.last + _AHEAD_SLOTS:
             self.histories[function] = history.merge(stored)
             self._forecasts.pop(function, None)
 

@@ -89,6 +89,13 @@ class WorkerView:
         return Desired.PARK if self.park_requested else Desired.RUN
 
 
+class Moving(msgspec.Struct, frozen=True):
+    """A move in progress. `for_function` needs the room; `until` (monotonic) the replacement must be READY."""
+
+    for_function: str
+    until: float
+
+
 class NodeView:
     def __init__(self, now: float) -> None:
         self.seen_at = now  # time of the agent's last report, or when we began to wait for one

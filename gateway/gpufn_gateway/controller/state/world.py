@@ -12,6 +12,7 @@ long for the first report: unknown is not zero.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from gpufn_core.domain.revision import Function, Revision, RevisionKey
@@ -31,7 +32,7 @@ from gpufn_gateway.controller.state.arrivals import Arrivals
 from gpufn_gateway.controller.state.depths import Depths
 from gpufn_gateway.controller.state.holdings import Holdings
 from gpufn_gateway.controller.state.leases import LeaseBook
-from gpufn_gateway.controller.state.views import PARKING_PHASES, NodeView, RevisionView, WorkerView
+from gpufn_gateway.controller.state.views import PARKING_PHASES, Moving, NodeView, RevisionView, WorkerView
 from gpufn_gateway.controller.store_health import Store
 
 
@@ -51,6 +52,8 @@ class World:
         self._direct_calls: dict[RevisionKey, dict[str, int]] = {}  # by node; only revisions that have some
         self._revision_numbers: dict[str, set[int]] = {}  # function -> revisions with a view
         self.depths = Depths(now)
+        self.moving: dict[str, Moving] = {}  # by the worker that leaves once its replacement is READY
+        self.search_moves_at = -math.inf  # monotonic; not before
         self.arrivals = Arrivals()
         self.store = Store()
         self._unknown_since: dict[str, float] = {}  # deleted functions that still have calls
@@ -85,6 +88,7 @@ class World:
         if assignment is None:
             if known is not None:
                 del self.workers[worker]
+                self.moving.pop(worker, None)
                 self._by_node[known.assignment.node].pop(worker, None)
                 self.view(known.key).workers.pop(worker, None)
                 self.holdings.end(known)
