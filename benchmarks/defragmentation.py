@@ -128,13 +128,12 @@ def _place_whole_with_moves(
                     _shared(worker.assignment.share.vram_bytes), nodes, trial, _LIMITS
                 ),
             )
-            if moves is None:
+            if not moves:
                 return count, moved
-            book = moves.book
-            for move in moves.moves:
+            for move in moves:
                 del idle[move.worker.assignment.worker]
                 name = f"moved{moved}"
-                book.release(f"instead-of-{move.worker.assignment.worker}")
+                book.release(move.worker.assignment.worker)
                 book.grant(name, move.to.node, move.to.share)
                 idle[name] = _view(name, move.to.node, move.to.share)
                 moved += 1

@@ -42,6 +42,7 @@ class Origins:
         self.hold: threading.Event | None = None
         self.requests: list[tuple[str, str, dict[str, str]]] = []
         self.redirects_to = ""
+        self.next_page = ""  # the address of the second page of a list
         self.url = ""
 
     def environ(self) -> dict[str, str]:
@@ -89,6 +90,8 @@ def running_origins(files: dict[str, bytes]) -> Iterator[Origins]:
                 self._send(200, json.dumps({"sha": COMMIT}).encode())
             elif path == f"/api/models/{REPOSITORY}/tree/{COMMIT}":
                 self._tree("page" in parse_qs(parts.query))
+            elif path.startswith("/s3/") and origins.redirects_to:
+                self._send(302, b"", {"location": f"{origins.redirects_to}{self.path}"})
             elif path == f"/s3/{BUCKET}/" and parts.query:
                 self._objects(parse_qs(parts.query))
             elif path.startswith(prefixes[0]) and origins.redirects_to:
@@ -111,7 +114,8 @@ def running_origins(files: dict[str, bytes]) -> Iterator[Origins]:
                 entries.append({"type": "file", "path": name, "size": len(data), "oid": "sha1", **large})
             half = len(entries) // 2
             page = entries[half:] if is_second_page else entries[:half]
-            next_page = {} if is_second_page else {"link": f'<{origins.url}{self.path}&page=2>; rel="next"'}
+            address = origins.next_page or origins.url
+            next_page = {} if is_second_page else {"link": f'<{address}{self.path}&page=2>; rel="next"'}
             self._send(200, json.dumps(page).encode(), next_page)
 
         def _objects(self, query: dict[str, list[str]]) -> None:

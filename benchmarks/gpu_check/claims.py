@@ -47,8 +47,8 @@ _MIG: Final = "a GPU in MIG mode"
 _BROKEN: Final = "a GPU or driver that fails in this way"
 
 CLAIMS: Final = (
-    Claim(_README, "Functions use whole GPUs, parts of them (CUDA MPS, MIG), or take turns.",
-          ("sharing-exclusive", "sharing-mps", "sharing-time"), lacks=_MIG),
+    Claim(_README, "Functions use whole GPUs, parts (CUDA MPS, MIG), turns, or",
+          ("sharing-exclusive", "sharing-mps", "sharing-time"), lacks="a GPU in MIG mode, and several nodes"),
     Claim(_README, "gpufn compiles an ONNX model for the devices of your nodes", ("onnxruntime", "tensorrt")),
     Claim(_README, "A worker forks in milliseconds from a template process", ("torch", "forks"), records=True),
     Claim(_CONCEPTS, "its GPU memory moves to the host", ("parking",)),

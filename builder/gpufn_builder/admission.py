@@ -53,8 +53,8 @@ class FreeMemory:
 
 
 def estimate(spec: ModelSpec, *, on_gpu: bool, limit_bytes: int, earlier_bytes: int | None) -> Need:
-    """Estimate the memory of a build. `earlier_bytes` is the most host memory that earlier builds of the model held, if
-    known. `limit_bytes` is the limit of each of its two processes: the build process and the process of a candidate."""
+    """Estimate the memory of a build. `earlier_bytes` is the most host memory that successful builds of the model held,
+    if known. `limit_bytes` is the limit of each of its two processes: the build process and the candidate's."""
     size = sum(file.size for file in spec.files)
     host_bytes = _HOST_BYTES + _HOST_COPIES * size + (_CUDA_HOST_BYTES if on_gpu else 0)
     if earlier_bytes is not None:
@@ -62,7 +62,7 @@ def estimate(spec: ModelSpec, *, on_gpu: bool, limit_bytes: int, earlier_bytes: 
     return Need(min(host_bytes, 2 * limit_bytes), _GPU_BYTES + _GPU_COPIES * size if on_gpu else 0)
 
 
-def has_slot(device: str, running: Sequence[RunningBuild], most: int) -> bool:
+def may_start(device: str, running: Sequence[RunningBuild], most: int) -> bool:
     """Return whether the number of running builds permits one more for `device`."""
     return len(running) < most or all(build.device != device for build in running)
 
@@ -72,7 +72,7 @@ def shortage(device: str, need: Need, running: Sequence[RunningBuild], free: Fre
     same_device = [build for build in running if build.device == device]
     if not same_device:
         return ""
-    if not has_slot(device, running, most):
+    if not may_start(device, running, most):
         return f"{len(running)} builds run, and the limit is {most}"
     reserved_bytes = sum(max(0, build.need.host_bytes - build.held_bytes) for build in running)
     if free.host_bytes is not None and need.host_bytes > free.host_bytes - reserved_bytes:

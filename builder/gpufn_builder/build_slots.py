@@ -7,7 +7,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
-from gpufn_builder.admission import FreeMemory, Need, RunningBuild, estimate, has_slot, shortage
+from gpufn_builder.admission import FreeMemory, Need, RunningBuild, estimate, may_start, shortage
 from gpufn_builder.identity import Target
 from gpufn_builder.memory_history import MemoryHistory
 from gpufn_builder.processes.memory import available_bytes
@@ -41,7 +41,7 @@ class BuildSlots:
 
     def has_slot(self, device: str) -> bool:
         """Return whether a build for `device` may start, if its memory suffices."""
-        return has_slot(device, self._running(), self._most)
+        return may_start(device, self._running(), self._most)
 
     def admit(self, build: Build, target: Target) -> Slot | None:
         """Reserve the memory of a build until its Slot is closed. None if it must wait."""
@@ -64,7 +64,7 @@ class BuildSlots:
 
     def _close(self, slot: Slot) -> None:
         self._slots.remove(slot)
-        if slot.peak_bytes:
+        if slot.has_succeeded and slot.peak_bytes:  # a build that ended early would make the estimate too low
             self._history.add(slot.build, slot.peak_bytes)
 
 
@@ -75,6 +75,7 @@ class Slot:
         self.build = build
         self.need = need
         self.held_bytes = self.peak_bytes = 0
+        self.has_succeeded = False
         self._on_close = on_close
 
     def set_held(self, held_bytes: int) -> None:

@@ -184,15 +184,16 @@ class BuildQueue:
             return False
         with slot:
             self._request()
-            await self._build(build_id, slot.set_held)
+            slot.has_succeeded = await self._build(build_id, slot.set_held)
         return True
 
-    async def _build(self, build_id: str, on_held: OnHeld | None = None) -> None:
-        """Run a build. Raises TakenOver if another builder owns it, or the error that interrupted the build."""
+    async def _build(self, build_id: str, on_held: OnHeld | None = None) -> bool:
+        """Run a build, and return whether it succeeded. Raises TakenOver if another builder owns it, or the error that
+        interrupted the build."""
         try:
             record = await BuildRecord.claim(self._builds, build_id, self._builder, self._clock.time())
             try:
-                await self._run(record, on_held)
+                return await self._run(record, on_held)
             except asyncio.CancelledError:
                 with contextlib.suppress(GpufnError):
                     await record.release("its builder stopped")
@@ -205,8 +206,9 @@ class BuildQueue:
                 raise
         except (BuildNotFound, AlreadyEnded) as error:
             log.info("%s", error)
+            return False
 
-    async def _run(self, record: BuildRecord, on_held: OnHeld | None) -> None:
+    async def _run(self, record: BuildRecord, on_held: OnHeld | None) -> bool:
         build = record.build
         outcome: BuildOutcome | None = None
         if build.deaths >= _MAX_DEATHS and not build.cancel:
@@ -215,6 +217,7 @@ class BuildQueue:
         elif not build.cancel:
             outcome = await self._work(record, on_held)
         await self._end(record, outcome)
+        return outcome is not None and outcome.state is BuildState.SUCCEEDED
 
     async def _work(self, record: BuildRecord, on_held: OnHeld | None) -> BuildOutcome | None:
         """Return the outcome; None if the build was stopped because of a change of its record."""

@@ -1,4 +1,4 @@
-"""The most memory that earlier builds of each model held on this node, in a file. It only improves estimates."""
+"""The most memory that successful builds of each model held on this node, in a file. It only improves estimates."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class MemoryHistory:
         return self._bytes.get(_key(build))
 
     def add(self, build: Build, held_bytes: int) -> None:
-        """Add what a build held. A build that failed early does not reduce the amount."""
+        """Add what a build held. The largest amount remains, because a build may find some of its engines."""
         key = _key(build)
         self._bytes[key] = max(held_bytes, self._bytes.pop(key, 0))
         for oldest in list(self._bytes)[:-_MOST]:

@@ -12,6 +12,7 @@ import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -21,6 +22,7 @@ from gpufn_builder.checks import golden, samples
 from gpufn_builder.checks.reference import observe, run_reference
 from gpufn_builder.checks.rounding import rounding_floors
 from gpufn_builder.checks.samples import Case
+from gpufn_builder.checks.steps import OnStep
 from gpufn_builder.onnx_model.ingest import IngestLimits, ingest
 from gpufn_builder.onnx_model.normalise import NormalModel, normalise
 from gpufn_builder.onnx_model.profiles import resolve_profiles
@@ -67,10 +69,11 @@ class Prepared(msgspec.Struct, frozen=True):
     outputs: tuple[TensorSpec, ...]
     profiles: tuple[ShapeProfile, ...]
     batched: bool
+    draws_random_numbers: bool
     arithmetic: Precision
     tolerance: Tolerance | None  # None: engines are not verified
     cases: dict[str, str]
-    floors: tuple[dict[str, float], ...]
+    rounding_floors: tuple[dict[str, float], ...]
     measured: str
     remarks: tuple[str, ...]
 
@@ -120,13 +123,16 @@ class Pipeline:
             profiles = resolve_profiles(model.inputs, self._spec, shapes, batched=model.batched)
             generated = samples.generate(model.inputs, profiles, _SEED)
             cases = user_samples or generated
-            reference = run_reference(model, cases, self._report_case, verify=self._spec.verify)
+            on_step = self._steps_of(BuildStage.REFERENCE)
+            reference = run_reference(model, cases, on_step, verify=self._spec.verify)
             model = observe(model, reference)
             notes.append(f"{len(cases)} {'samples' if user_samples else 'generated cases'}: {_listed(cases)}")
             notes.extend(f"{name} takes {ranged}" for profile in profiles for name, ranged in profile.inputs.items())
             arithmetic = coarser(self._spec.precision, model.arithmetic)
             tolerance = self._spec.accepted(arithmetic) if self._spec.verify else None
-            floors = rounding_floors(model, cases, reference) if tolerance and tolerance.limits_elements else []
+            floors = (
+                rounding_floors(model, cases, reference, on_step) if tolerance and tolerance.limits_elements else []
+            )
         with self._stage(BuildStage.TRANSFORM) as notes:
             transformed = transform(
                 model,
@@ -137,6 +143,7 @@ class Pipeline:
                 into=self._folder_for("transformed"),
                 on_gpu=any(identity.backend.on_gpu for identity in self._request.candidates),
                 on_cpu=not all(identity.backend.on_gpu for identity in self._request.candidates),
+                on_step=self._steps_of(BuildStage.TRANSFORM),
             )
             notes.append(transformed.summary)
             if transformed.kept:
@@ -148,9 +155,10 @@ class Pipeline:
             outputs=model.outputs,
             profiles=profiles,
             batched=model.batched,
+            draws_random_numbers=bool(model.random_nodes),
             arithmetic=arithmetic,
             tolerance=tolerance,
-            floors=tuple(floors),
+            rounding_floors=tuple(floors),
             cases=self._save_cases(cases, reference),
             measured=self._save_measured(cases, generated, profiles, batched=model.batched),
             remarks=self._remarks(model, transformed),
@@ -167,8 +175,8 @@ class Pipeline:
             remarks.append(f"draws random numbers {seeds}: {listed(model.random_nodes)}")
         return tuple(map(one_line, remarks))  # the model chooses the names of its nodes
 
-    def _report_case(self, case: Case) -> None:
-        self._report_progress(BuildStage.REFERENCE, BEGIN[BuildStage.REFERENCE], case.name)
+    def _steps_of(self, stage: BuildStage) -> OnStep:
+        return partial(self._report_progress, stage, BEGIN[stage])
 
     def _folder_for(self, name: str) -> Path:
         folder = self._folder / name
@@ -254,7 +262,8 @@ class Pipeline:
             tolerance=prepared.tolerance,
             batched=prepared.batched,
             cases=prepared.cases,
-            floors=prepared.floors,
+            rounding_floors=prepared.rounding_floors,
+            draws_other_numbers=prepared.draws_random_numbers and identity.backend.on_gpu,
             measured=prepared.measured,
             folder=str(engine),
             caches=self._request.caches,

@@ -39,6 +39,7 @@ class Buckets:
     revisions: KeyValue
     assignments: KeyValue
     leases: KeyValue
+    arrivals: KeyValue
     keys: KeyValue
     webhook_secrets: KeyValue
     secrets: KeyValue
@@ -55,6 +56,7 @@ class Buckets:
             revisions=await KeyValue.open(bus, subjects.REVISIONS),
             assignments=await KeyValue.open(bus, subjects.ASSIGNMENTS),
             leases=await KeyValue.open(bus, subjects.LEASES),
+            arrivals=await KeyValue.open(bus, subjects.ARRIVALS),
             keys=await KeyValue.open(bus, subjects.API_KEYS),
             schedules=await KeyValue.open(bus, subjects.SCHEDULES),
             webhook_secrets=await KeyValue.open(bus, subjects.WEBHOOK_SECRETS),

@@ -110,6 +110,10 @@ def _deceive(do: str, tell: ReportProgress) -> None:
 
 def _go_on(do: str) -> None:
     match do:
+        case "print for ever":
+            while True:
+                print("a line", flush=True)
+                time.sleep(0.01)
         case "fail as the bus does":
             raise BusUnavailable("not so")
         case "print without end":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpufn_builder.admission import FreeMemory, Need, RunningBuild, estimate, has_slot, shortage
+from gpufn_builder.admission import FreeMemory, Need, RunningBuild, estimate, may_start, shortage
 from gpufn_core.spec.model_spec import ModelFile, ModelSpec
 
 GIB = 1 << 30
@@ -67,7 +67,7 @@ def test_builds_share_the_memory_of_their_gpu(
 def test_a_slot_is_free_below_the_limit_and_for_the_first_build_of_a_kind(
     running: list[RunningBuild], most: int, has: bool
 ) -> None:
-    assert has_slot("cpu", running, most) is has
+    assert may_start("cpu", running, most) is has
 
 
 def test_the_need_follows_from_the_size_unless_earlier_builds_showed_it() -> None:

@@ -57,11 +57,24 @@ def test_what_a_build_held_is_the_estimate_for_the_next_also_after_a_restart(tmp
     with slot:
         for held in (GIB, 2 * GIB, GIB):
             slot.set_held(held)
+        slot.has_succeeded = True
     again = _slots(tmp_path, 12 * GIB).admit(_build("a"), CPU)
     assert again is not None
     assert slot.need.host_bytes > 8 * GIB
     assert 2 * GIB < again.need.host_bytes < 3 * GIB
     assert MemoryHistory(tmp_path / "caches" / "memory.json").get(_build("a", "NVIDIA L4")) is None
+
+
+def test_a_build_that_ended_early_does_not_change_the_estimate(tmp_path: Path) -> None:
+    """Regression: after a build that was cancelled at 30 MiB, the estimate for a model of 2 GiB was 36 MiB."""
+    slots = _slots(tmp_path, 12 * GIB)
+    slot = slots.admit(_build("a"), CPU)
+    assert slot is not None
+    with slot:
+        slot.set_held(30 << 20)
+    again = slots.admit(_build("a"), CPU)
+    assert again is not None
+    assert again.need == slot.need
 
 
 def test_a_damaged_history_is_ignored(tmp_path: Path) -> None:

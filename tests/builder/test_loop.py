@@ -196,6 +196,8 @@ async def test_a_build_without_memory_waits_for_the_other_to_end(
     assert scene.now(other).deaths == 0
     await scene.until_acked()
     await scene.stop()
+    history = MemoryHistory(tmp_path / "memory.json")
+    assert (history.get(endless), (history.get(other) or 0) > 0) == (None, True)
 
 
 async def test_of_an_error_that_is_longer_than_any_message_the_record_has_the_beginning(

@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -25,17 +26,21 @@ class Measurement(msgspec.Struct, frozen=True):
     quantiles_s: tuple[float, ...]  # of the run times, evenly spaced from the fastest to the slowest
 
 
-def measure(run: Callable[[], object], plan: MeasurePlan, clock: Callable[[], float]) -> Measurement:
-    """Measure `run()`, which returns when the run is done. `clock()` returns seconds."""
-    warm_at = clock() + plan.warm_up_s
-    run()
-    while clock() < warm_at:
-        run()
+def measure(
+    run: Callable[[], object],
+    plan: MeasurePlan,
+    clock: Callable[[], float],
+    on_progress: Callable[[], object] = lambda: None,
+) -> Measurement:
+    """Measure `run()`, which returns when the run is done. `clock()` returns seconds. `on_progress()` is called before
+    each run."""
+    time_window = partial(_window, run, clock=clock, on_progress=on_progress)
+    time_window(plan.warm_up_s)
     began = clock()
     windows: list[list[float]] = []
     settled = False
     while not settled and (len(windows) < _WINDOWS or clock() - began < plan.most_s):
-        windows.append(_window(run, plan.least_s / _WINDOWS, clock))
+        windows.append(time_window(plan.least_s / _WINDOWS))
         settled = len(windows) >= _WINDOWS and _agree([_quantile(window, 0.5) for window in windows[-_WINDOWS:]])
     counted = sorted(seconds for window in windows[-_WINDOWS:] for seconds in window)
     latency = Latency(
@@ -48,15 +53,17 @@ def measure(run: Callable[[], object], plan: MeasurePlan, clock: Callable[[], fl
     return Measurement(latency, tuple(_quantile(counted, part / _QUANTILES) for part in range(_QUANTILES + 1)))
 
 
-def _window(run: Callable[[], object], window_s: float, clock: Callable[[], float]) -> list[float]:
+def _window(
+    run: Callable[[], object], window_s: float, *, clock: Callable[[], float], on_progress: Callable[[], object]
+) -> list[float]:
     """Return the sorted seconds of each run, of at least one run."""
     times: list[float] = []
-    began = before = clock()
-    while not times or before - began < window_s:
+    end = clock() + window_s
+    while not times or clock() < end:
+        on_progress()
+        began = clock()
         run()
-        now = clock()
-        times.append(now - before)
-        before = now
+        times.append(clock() - began)
     return sorted(times)
 
 

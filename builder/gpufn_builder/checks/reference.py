@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Final
@@ -11,6 +11,7 @@ import numpy as np
 
 from gpufn_builder.checks.cpu_session import CpuSession
 from gpufn_builder.checks.samples import Case
+from gpufn_builder.checks.steps import OnStep, ignore_step
 from gpufn_builder.onnx_model.normalise import NormalModel
 from gpufn_builder.onnx_model.tensors import Array, Arrays, dtype_of, is_float
 from gpufn_core.domain.engine import BuildStage
@@ -24,12 +25,12 @@ _failed = partial(BuildFailed, stage=_STAGE)
 def run_reference(
     model: NormalModel,
     cases: Sequence[Case],
-    on_case: Callable[[Case], object] = lambda case: None,
+    on_step: OnStep = ignore_step,
     *,
     verify: bool = True,
 ) -> list[Arrays]:
     """Return the outputs of each case, in fp32 where the model uses fp32. Raises BuildFailed(stage="reference").
-    `on_case` receives each case before its run.
+    `on_step` receives the name of each case before its run.
 
     A model cannot be verified if its outputs differ between two sessions, or if an output is entirely NaN for a user's
     sample or for all generated cases. Other NaNs are kept, and counted where outputs are compared.
@@ -37,12 +38,13 @@ def run_reference(
     session = _session(model)
     outputs = []
     for case in cases:
-        on_case(case)
+        on_step(case.name)
         outputs.append(_run(session, case))
     _check_types(model.outputs, outputs)
     if verify:
         _check_nans(cases, outputs)
         if cases:
+            on_step(f"{cases[0].name} again")
             # A session continues its sequence of random numbers, so only a new one repeats them.
             _check_repeatable(cases[0], outputs[0], _session(model) if model.random_nodes else session)
     return outputs

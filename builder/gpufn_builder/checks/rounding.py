@@ -14,6 +14,7 @@ import numpy as np
 
 from gpufn_builder.checks.cpu_session import CpuSession
 from gpufn_builder.checks.samples import Case
+from gpufn_builder.checks.steps import OnStep, ignore_step
 from gpufn_builder.onnx_model.normalise import NormalModel
 from gpufn_builder.onnx_model.tensors import Array, Arrays, is_float
 from gpufn_core.domain.engine import BuildStage
@@ -23,8 +24,11 @@ OPTIMIZER_FACTOR: Final = 4.0  # other compilers round in yet another order, and
 LARGEST_SHARE: Final = 1e-2  # of the largest element; the optimizer may have errors too, which are no rounding
 
 
-def rounding_floors(model: NormalModel, cases: Sequence[Case], reference: Sequence[Arrays]) -> list[dict[str, float]]:
-    """Return the floor of each float output, for each case."""
+def rounding_floors(
+    model: NormalModel, cases: Sequence[Case], reference: Sequence[Arrays], on_step: OnStep = ignore_step
+) -> list[dict[str, float]]:
+    """Return the floor of each float output, for each case. `on_step` receives each case before its run."""
+    optimized: list[Arrays] = []
     try:
         session = CpuSession(
             model.path,
@@ -33,7 +37,9 @@ def rounding_floors(model: NormalModel, cases: Sequence[Case], reference: Sequen
             has_integer_products=model.has_integer_products,
             is_optimized=True,
         )
-        optimized = [session.run(case.inputs) for case in cases]
+        for case in cases:
+            on_step(f"{case.name} with optimizations")
+            optimized.append(session.run(case.inputs))
     except BuildFailed:  # the compilers may still accept the model; ONNX Runtime's reports the reason
         optimized = [{} for _ in cases]
     return [

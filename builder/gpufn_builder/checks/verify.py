@@ -18,22 +18,25 @@ from gpufn_builder.onnx_model.tensors import Array, Arrays, is_float
 from gpufn_builder.report.report import Element, OutputRow
 from gpufn_core.domain.engine import Accuracy, BuildStage
 from gpufn_core.errors import BuildFailed
-from gpufn_core.spec.model_spec import TOLERANCES, Precision, Tolerance
+from gpufn_core.spec.model_spec import TOLERANCES, Precision, Tolerance, absolute_limit
 
 _FP32: Final = TOLERANCES[Precision.FP32]
 _FAR: Final = {"passes_fp32": False, "max_abs": math.inf, "p999_abs": math.inf, "rel_l2": math.inf, "cosine": 0.0}
 _MARGIN: Final = 1.05  # of a proposed tolerance over the measured distance
+_OTHER_NUMBERS: Final = (
+    "The model draws random numbers, and a GPU draws other numbers than the reference: set verify=False (--no-verify)"
+)
 _LONGEST_VALUE: Final = 80  # characters of an element
 
 
 class Comparison(msgspec.Struct, frozen=True):
-    """All outputs of all cases, and the worst values. An infinite distance becomes the largest float in `worst`,
-    because `worst` is stored in a manifest, which is JSON on a node, and JSON has no infinities."""
+    """All outputs of all cases. An infinite distance becomes the largest float in `worst_accuracy`, because a manifest
+    stores it as JSON, which has no infinities."""
 
     outputs: tuple[OutputRow, ...]
 
     @property
-    def worst(self) -> Accuracy:
+    def worst_accuracy(self) -> Accuracy:
         return Accuracy(
             min(max((row.max_abs for row in self.outputs), default=0.0), sys.float_info.max),
             min(max((row.rel_l2 for row in self.outputs), default=0.0), sys.float_info.max),
@@ -47,31 +50,41 @@ def compare(
     outputs: Sequence[Arrays],
     tolerance: Tolerance,
     *,
-    floors: Sequence[Mapping[str, float]] = (),
+    rounding_floors: Sequence[Mapping[str, float]] = (),
     stage: BuildStage = BuildStage.VERIFY,
 ) -> Comparison:
-    """Compare each case's `outputs` with its `reference`; `cases` are their names. `rounding` measures the `floors`.
+    """Compare each case's `outputs` with its `reference`; `cases` are their names. `rounding_floors` are of each case,
+    by output.
 
     Raises BuildFailed for a missing output, another dtype or shape, or NaNs at other positions.
     """
     rows = []
-    for case, expected, actual, floor in zip(cases, reference, outputs, floors or [{}] * len(cases), strict=True):
+    all_floors = rounding_floors or [{}] * len(cases)
+    for case, expected, actual, floors in zip(cases, reference, outputs, all_floors, strict=True):
         for name, array in expected.items():
             if name not in actual:
                 raise BuildFailed(f"there is no output {name} for {case}", stage=stage, node=name)
             row = OutputRow(case, name, str(array.dtype), array.shape)
             _check_form(row, array, actual[name], stage)
-            rows.append(_with_distance(row, array, actual[name], tolerance, floor.get(name, 0.0)))
+            rows.append(_with_distance(row, array, actual[name], tolerance, floors.get(name, 0.0)))
     return Comparison(tuple(rows))
 
 
-def check(comparison: Comparison, tolerance: Tolerance, stage: BuildStage = BuildStage.VERIFY) -> None:
-    """Raise BuildFailed for the worst output if any is not within `tolerance`."""
+def check(
+    comparison: Comparison,
+    tolerance: Tolerance,
+    stage: BuildStage = BuildStage.VERIFY,
+    *,
+    draws_other_numbers: bool = False,
+) -> None:
+    """Raise BuildFailed for the worst output if any is not within `tolerance`. With `draws_other_numbers`, the engine
+    draws other random numbers than the reference, and the error says so."""
     failed = [row for row in comparison.outputs if exceeds(row, tolerance)]
     if failed:
-        row = max(failed, key=lambda row: (row.worst.excess if row.worst else 0, row.rel_l2, row.max_abs, -row.cosine))
+        row = max(failed, key=_distance)
         problem = f"output {row.name} is too far from the reference for {row.case}: {exceeds(row, tolerance)}"
-        message = f"{problem}{_describe_worst(row)}. {_remedy(comparison.worst, tolerance)}"
+        remedy = _OTHER_NUMBERS if draws_other_numbers else _remedy(comparison.worst_accuracy, tolerance)
+        message = f"{problem}{_describe_worst(row)}. {remedy}"
         raise BuildFailed(message, stage=stage, node=row.name)
 
 
@@ -80,18 +93,25 @@ def exceeds(row: OutputRow, tolerance: Tolerance) -> str:
     passes every preset: a coarser precision cannot require more, not even of outputs near zero."""
     if row.passes_fp32 and tolerance in TOLERANCES.values():
         return ""
-    limits = _exceeded_limits(row.accuracy, tolerance)
-    if row.worst is not None and row.worst.excess > 1:
-        limits = [
-            f"max_abs is {row.max_abs:.6g}, and an element may differ by {row.worst.allowed:.6g} "
-            f"(atol {tolerance.atol or 0:g} and rtol {tolerance.rtol or 0:g})",
-            *limits,
+    exceeded = _exceeded_limits(row.accuracy, tolerance)
+    element = row.worst_element
+    if element is not None and element.times_limit > 1:
+        reduced = ", reduced for small values" if tolerance == _FP32 else ""
+        exceeded = [
+            f"max_abs is {row.max_abs:.6g}, and an element may differ by {element.limit:.6g} "
+            f"(atol {tolerance.atol or 0:g} and rtol {tolerance.rtol or 0:g}{reduced})",
+            *exceeded,
         ]
-    if not limits or math.isfinite(row.max_abs):
-        return "; ".join(limits)
+    if not exceeded or math.isfinite(row.max_abs):
+        return "; ".join(exceeded)
     if "float" in row.dtype:
         return "an infinity on one side only"
     return f"{row.argmax:.1%} of its elements are equal, not all"
+
+
+def _distance(row: OutputRow) -> tuple[float, ...]:
+    """Return a key that sorts outputs by their distance from the reference."""
+    return row.worst_element.times_limit if row.worst_element else 0.0, row.rel_l2, row.max_abs, -row.cosine
 
 
 def _exceeded_limits(accuracy: Accuracy, tolerance: Tolerance) -> list[str]:
@@ -106,10 +126,10 @@ def _exceeded_limits(accuracy: Accuracy, tolerance: Tolerance) -> list[str]:
 
 
 def _describe_worst(row: OutputRow) -> str:
-    if row.worst is None:
+    if (element := row.worst_element) is None:
         return ""
-    element = f"its element {list(row.worst.index)} is {row.worst.value} instead of {row.worst.reference}"
-    return f"; {element}, max_abs is {row.max_abs:.6g}"
+    difference = f"its element {list(element.index)} is {element.value} instead of {element.reference}"
+    return f"; {difference}, max_abs is {row.max_abs:.6g}"
 
 
 def _remedy(worst: Accuracy, tolerance: Tolerance) -> str:
@@ -124,7 +144,7 @@ def _remedy(worst: Accuracy, tolerance: Tolerance) -> str:
         if enough[name] is not None:
             enough[name] = max(enough[name], _MARGIN * getattr(worst, name))
     if tolerance.cosine is not None:
-        enough["cosine"] = min(tolerance.cosine, 1 - _MARGIN * (1 - worst.cosine))
+        enough["cosine"] = max(-1.0, min(tolerance.cosine, 1 - _MARGIN * (1 - worst.cosine)))
     options = " ".join(f"--tolerance {name}={limit:.6g}" for name, limit in enough.items() if limit is not None)
     return f"If this difference is acceptable, set tolerance= ({options}); {samples}"
 
@@ -147,21 +167,22 @@ def _with_distance(row: OutputRow, expected: Array, actual: Array, tolerance: To
         return row
     if not is_float(expected):
         differs = np.asarray(expected != actual)
-        allowed = np.zeros(expected.shape) if tolerance.limits_elements else None
-        row = msgspec.structs.replace(row, worst=_worst(expected, actual, np.where(differs, math.inf, 0.0), allowed))
+        difference = np.where(differs, math.inf, 0.0)
+        limits = np.zeros(expected.shape) if tolerance.limits_elements else None
+        row = msgspec.structs.replace(row, worst_element=_worst_element(expected, actual, difference, limits))
         if not differs.any():
             return row
         return msgspec.structs.replace(row, argmax=float(1 - np.mean(differs)), **_FAR)
     exact, other = expected.astype(np.float64), actual.astype(np.float64)
     nans = np.isnan(exact)
     difference = _difference(exact, other)
-    allowed = _limits(exact, difference, tolerance, floor) if tolerance.limits_elements else None
+    limits = _element_limits(exact, difference, tolerance, floor) if tolerance.limits_elements else None
     row = msgspec.structs.replace(
         row,
         nans=int(nans.sum()),
         argmax=_same_argmax(exact, other),
-        worst=_worst(exact, other, difference, allowed),
-        passes_fp32=bool(np.all(difference <= _limits(exact, difference, _FP32, floor))),
+        worst_element=_worst_element(exact, other, difference, limits),
+        passes_fp32=bool(np.all(difference <= _element_limits(exact, difference, _FP32, floor))),
     )
     return _with_metrics(row, exact[~nans], other[~nans])
 
@@ -172,24 +193,26 @@ def _difference(exact: Array, other: Array) -> Array:
         return np.where((exact == other) | np.isnan(exact), 0.0, np.abs(exact - other))
 
 
-def _limits(exact: Array, difference: Array, tolerance: Tolerance, floor: float) -> Array:
+def _element_limits(exact: Array, difference: Array, tolerance: Tolerance, floor: float) -> Array:
     """Return the limit of each difference, 0 for an infinite one."""
     with np.errstate(invalid="ignore", over="ignore"):
-        allowed = (tolerance.atol or 0.0) + (tolerance.rtol or 0.0) * np.abs(exact)
-        return np.where(np.isinf(difference), 0.0, np.maximum(np.nan_to_num(allowed, posinf=np.inf), floor))
+        size = np.abs(exact)
+        largest = float(size.max(initial=0.0, where=np.isfinite(size)))
+        limits = absolute_limit(tolerance, largest) + (tolerance.rtol or 0.0) * size
+        return np.where(np.isinf(difference), 0.0, np.maximum(np.nan_to_num(limits, posinf=np.inf), floor))
 
 
-def _worst(expected: Array, actual: Array, difference: Array, allowed: Array | None) -> Element:
-    excess = difference
-    if allowed is not None:
-        excess = np.divide(difference, allowed, out=np.where(difference, math.inf, 0.0), where=allowed > 0)
-    index = np.unravel_index(int(excess.argmax()), excess.shape)
+def _worst_element(expected: Array, actual: Array, difference: Array, limits: Array | None) -> Element:
+    distance = difference
+    if limits is not None:
+        distance = np.divide(difference, limits, out=np.where(difference, math.inf, 0.0), where=limits > 0)
+    index = np.unravel_index(int(distance.argmax()), distance.shape)
     return Element(
         tuple(map(int, index)),
         _text(actual[index]),
         _text(expected[index]),
         float(difference[index]),
-        None if allowed is None else float(allowed[index]),
+        None if limits is None else float(limits[index]),
     )
 
 

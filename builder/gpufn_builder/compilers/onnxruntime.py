@@ -63,8 +63,7 @@ class OnnxRuntime:
         )
         if self._on_gpu:
             return compiled
-        report_progress(0.5, "choosing the number of threads")
-        return self._with_threads(job, compiled)
+        return self._with_threads(job, compiled, partial(report_progress, 0.5, "choosing the number of threads"))
 
     def load(self, job: CompileJob, compiled: Compiled) -> OrtEngine:
         settings = compiled.settings
@@ -108,7 +107,7 @@ class OnnxRuntime:
             raise BuildFailed(f"ONNX Runtime chose {actual} instead of {provider}", stage="compile")
         return session
 
-    def _with_threads(self, job: CompileJob, compiled: Compiled) -> Compiled:
+    def _with_threads(self, job: CompileJob, compiled: Compiled, on_progress: Callable[[], None]) -> Compiled:
         """Choose the least number of threads that more threads do not beat by much."""
         trials = Trials()
 
@@ -120,7 +119,8 @@ class OnnxRuntime:
                 closing(self.load(job, with_threads(fewer))) as one,
                 closing(self.load(job, with_threads(more))) as other,
             ):
-                return trials.judge(fewer, more, run_race(one.bind(job.golden), other.bind(job.golden), job.trial_s))
+                runs = one.bind(job.golden), other.bind(job.golden)
+                return trials.judge(fewer, more, run_race(*runs, job.trial_s, on_progress))
 
         chosen = with_threads(choose_threads(len(os.sched_getaffinity(0)), race))
         return msgspec.structs.replace(chosen, notes=trials.notes())

@@ -109,14 +109,20 @@ def _wins(race: Callable[[], tuple[float, float]]) -> bool:
     return False
 
 
-def run_race(one: Callable[[], object], other: Callable[[], object], trial_s: float) -> Race:
-    """Run both alternately, for `trial_s` each."""
+def run_race(
+    one: Callable[[], object],
+    other: Callable[[], object],
+    trial_s: float,
+    on_progress: Callable[[], object] = lambda: None,
+) -> Race:
+    """Run both alternately, for `trial_s` each. `on_progress()` is called before each pair of runs."""
     runs: tuple[list[Run], list[Run]] = ([], [])
     waited_s = 0.0
     end = time.monotonic() + 2 * trial_s
     while len(runs[1]) < _FIRST_RUNS + _LEAST_RUNS or time.monotonic() < end:
         if len(runs[1]) == _FIRST_RUNS:
             waited_s = -_waited_s()
+        on_progress()
         for run, results in zip((one, other), runs, strict=True):
             results.append(_time_run(run))
     return Race(runs[0][_FIRST_RUNS:], runs[1][_FIRST_RUNS:], waited_s + _waited_s())

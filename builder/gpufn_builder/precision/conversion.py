@@ -12,6 +12,7 @@ from google.protobuf.message import EncodeError
 from onnx import ModelProto, TensorProto, shape_inference, version_converter
 
 from gpufn_builder.checks.samples import Case
+from gpufn_builder.checks.steps import OnStep, ignore_step
 from gpufn_builder.onnx_model import ort_capabilities
 from gpufn_builder.onnx_model.ingest import main_opset
 from gpufn_builder.onnx_model.normalise import NormalModel
@@ -52,18 +53,20 @@ def convert(
     *,
     on_gpu: bool,
     on_cpu: bool,
+    on_step: OnStep = ignore_step,
 ) -> Conversion | None:
     """Convert `model` into the folder `into`, except for nodes whose first output is in `keep`. Return None if there is
     nothing to convert. Raises BuildFailed."""
+    on_step(f"conversion to {precision}")
     if precision in HALVES:
         return _lower(model, precision, into, keep, on_gpu=on_gpu, on_cpu=on_cpu)
     path = cpu_path = into / "int8.onnx"
-    layers = _quantise_model(model, cases, path, keep, for_gpu=on_gpu)
+    layers = _quantise_model(model, cases, path, keep, for_gpu=on_gpu, on_step=on_step)
     if not layers:
         return None
     if on_gpu and on_cpu:
         cpu_path = into / "int8-cpu.onnx"
-        _quantise_model(model, cases, cpu_path, keep, for_gpu=False)
+        _quantise_model(model, cases, cpu_path, keep, for_gpu=False, on_step=on_step)
     checked = tuple(dict.fromkeys((path, cpu_path)))
     return Conversion(path, cpu_path, checked, "quantized, with scales from the samples", layers)
 
@@ -109,13 +112,14 @@ def _in_opset(model: ModelProto, least: int) -> ModelProto:
 
 
 def _quantise_model(
-    model: NormalModel, cases: Sequence[Case], path: Path, keep: Collection[str], *, for_gpu: bool
+    model: NormalModel, cases: Sequence[Case], path: Path, keep: Collection[str], *, for_gpu: bool, on_step: OnStep
 ) -> tuple[str, ...]:
     """Quantize the model into `path`. Return the quantized nodes, by their first output."""
     from gpufn_builder.precision.quantise import INT8_OPSET, quantise  # noqa: PLC0415  a fifth of a build's import time
 
     source = _in_opset(onnx.load(model.path), INT8_OPSET)
-    return quantise(source, cases, path, keep=keep, weights_beside=_is_large(source), for_gpu=for_gpu)
+    weights_beside = _is_large(source)
+    return quantise(source, cases, path, keep=keep, weights_beside=weights_beside, for_gpu=for_gpu, on_step=on_step)
 
 
 def _save(model: ModelProto, path: Path) -> Path:

@@ -16,6 +16,7 @@ from onnx import GraphProto, NodeProto, TensorProto, ValueInfoProto
 
 from gpufn_builder.checks.cpu_session import CpuSession
 from gpufn_builder.checks.samples import Case
+from gpufn_builder.checks.steps import OnStep, ignore_step
 from gpufn_builder.checks.verify import compare, exceeds
 from gpufn_builder.onnx_model.graph_names import element_types, referenced_names, text
 from gpufn_builder.onnx_model.normalise import NormalModel
@@ -37,7 +38,14 @@ class Difference:
 
 
 def find_first_difference(
-    model: NormalModel, converted: Path, lowered: Mapping[str, str], half: int, *, case: Case, tolerance: Tolerance
+    model: NormalModel,
+    converted: Path,
+    lowered: Mapping[str, str],
+    half: int,
+    *,
+    case: Case,
+    tolerance: Tolerance,
+    on_step: OnStep = ignore_step,
 ) -> Difference | None:
     """Return the first node whose output exceeds `tolerance`. `lowered` maps values to their names in element type
     `half` in the graph `converted`.
@@ -47,14 +55,17 @@ def find_first_difference(
     graph = onnx.load(model.path, load_external_data=False).graph
     types = element_types(graph)
     floats = [name for node in graph.node for name in node.output if types.get(name) == TensorProto.FLOAT]
+    on_step(f"{case.name} with all values")
     exact = _values(model.path, dict.fromkeys(floats, TensorProto.FLOAT), case, model)
     present = {
         name for node in onnx.load(converted, load_external_data=False).graph.node for name in node.output
     }.intersection({*floats, *lowered.values()})
     names = {name: lowered.get(name, name) for name in floats if lowered.get(name, name) in present}
     wanted = {name: half if value in lowered else TensorProto.FLOAT for value, name in names.items()}
+    on_step(f"{case.name} with all converted values")
     rounded = _values(converted, wanted, case, model)
     for node in graph.node:
+        on_step(f"comparison of {name_of(node)}")
         for value in node.output:
             if value in names and (reason := _difference(exact[value], rounded[names[value]], tolerance)):
                 return Difference(node, reason)

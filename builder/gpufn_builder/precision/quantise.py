@@ -9,7 +9,7 @@ Compilers expect pairs of QuantizeLinear and DequantizeLinear (Q/DQ) in differen
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -19,6 +19,7 @@ from onnx import GraphProto, ModelProto, helper
 from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
 
 from gpufn_builder.checks.samples import Case
+from gpufn_builder.checks.steps import OnStep, ignore_step
 from gpufn_builder.onnx_model.ingest import main_opset
 from gpufn_builder.onnx_model.tensors import Arrays
 from gpufn_builder.onnx_model.topological_order import sort_nodes
@@ -42,6 +43,7 @@ def quantise(
     keep: Collection[str],
     weights_beside: bool,
     for_gpu: bool,
+    on_step: OnStep = ignore_step,
 ) -> tuple[str, ...]:
     """Quantize `model` and write it to `path`, with its weights in a separate file if `weights_beside`. Place Q/DQ for
     TensorRT if `for_gpu`, else for ONNX Runtime on the CPU. Nodes whose first output is in `keep` stay in fp32. Return
@@ -72,7 +74,7 @@ def quantise(
         quantize_static(
             model,
             path,
-            _Samples(user_samples),
+            _Samples(user_samples, on_step),
             quant_format=QuantFormat.QDQ,
             op_types_to_quantize=_QUANTISED,
             nodes_to_exclude=list(keep),
@@ -111,8 +113,12 @@ def _finish(path: Path) -> None:
 
 
 class _Samples(CalibrationDataReader):  # type: ignore[misc]  # it is untyped
-    def __init__(self, cases: Sequence[Case]) -> None:
-        self._remaining: Iterator[Arrays] = iter([case.inputs for case in cases])
+    def __init__(self, cases: Sequence[Case], on_step: OnStep) -> None:
+        self._remaining = iter(cases)
+        self._on_step = on_step
 
     def get_next(self) -> Arrays | None:
-        return next(self._remaining, None)
+        if (case := next(self._remaining, None)) is None:
+            return None
+        self._on_step(f"calibration with {case.name}")
+        return case.inputs

@@ -18,6 +18,7 @@ from onnx import NodeProto, TensorProto
 
 from gpufn_builder.checks.cpu_session import CpuSession
 from gpufn_builder.checks.samples import Case
+from gpufn_builder.checks.steps import OnStep, ignore_step
 from gpufn_builder.checks.verify import Comparison, check, compare
 from gpufn_builder.onnx_model.normalise import NormalModel
 from gpufn_builder.onnx_model.tensors import Arrays
@@ -67,6 +68,7 @@ def transform(
     into: Path,
     on_gpu: bool = True,
     on_cpu: bool = True,
+    on_step: OnStep = ignore_step,
 ) -> TransformedModel:
     """Convert `model` to `precision`, in the folder `into`. `reference` are the outputs of `cases`. int8 takes a graph
     each for engines `on_gpu` and `on_cpu`; if only one is needed, both paths are the same.
@@ -78,27 +80,31 @@ def transform(
     """
     if precision in (Precision.FP32, Precision.TF32):
         return TransformedModel(model.path, model.path, "unchanged")
-    convert_with = partial(convert, model, precision, cases, on_gpu=on_gpu, on_cpu=on_cpu)
+    convert_with = partial(convert, model, precision, cases, on_gpu=on_gpu, on_cpu=on_cpu, on_step=on_step)
     conversion = convert_with(_new_folder(into, precision))
     if conversion is None:
         return TransformedModel(model.path, model.path, "unchanged: there is nothing to quantize")
     if tolerance is None:
         return TransformedModel(conversion.path, conversion.cpu_path, conversion.summary)
-    checks = _OutputCheck(model, precision, cases, reference, tolerance)
+    checks = _OutputCheck(model, precision, cases, reference, tolerance, on_step=on_step)
+    first_error: BuildFailed | None = None
+    first: Difference | None = None
+    kept: list[NodeProto] = []
+    rounds = 0
     outcome = checks.run(conversion)
-    original, first, kept, rounds = outcome, None, list[NodeProto](), 0
     while isinstance(outcome, _Failure):
-        assert isinstance(original, _Failure)
         difference = checks.first_difference(conversion, outcome)
-        first = first or difference
+        first_error, first = first_error or outcome.error, first or difference
         layers = checks.layers_to_keep(conversion, difference) if difference else []
-        if not layers or rounds == MAX_ROUNDS:
-            raise _error(original.error, precision, conversion, kept, first) from original.error
-        kept += layers
-        rounds += 1
         shutil.rmtree(conversion.path.parent)
-        again = convert_with(_new_folder(into, f"{precision}-{rounds}"), [node.output[0] for node in kept])
-        assert again is not None, "layers_to_keep leaves one"
+        again = None
+        if layers and rounds < MAX_ROUNDS:
+            rounds += 1
+            keep = [node.output[0] for node in (*kept, *layers)]
+            again = convert_with(_new_folder(into, f"{precision}-{rounds}"), keep)
+        if again is None:
+            raise _error(first_error, precision, conversion, kept, first) from first_error
+        kept += layers
         conversion, outcome = again, checks.run(again, outcome)
     return TransformedModel(
         conversion.path,
@@ -120,6 +126,8 @@ class _OutputCheck:
         cases: Sequence[Case],
         reference: Sequence[Arrays],
         tolerance: Tolerance,
+        *,
+        on_step: OnStep,
     ) -> None:
         self._model = model
         self._graph = onnx.load(model.path, load_external_data=False).graph
@@ -127,6 +135,7 @@ class _OutputCheck:
         self._cases = cases
         self._reference = reference
         self._tolerance = tolerance
+        self._on_step = on_step
 
     def run(self, conversion: Conversion, last: _Failure | None = None) -> Comparison | _Failure:
         """Compare all graphs and cases; first only the case of the `last` failure, which costs less."""
@@ -156,6 +165,7 @@ class _OutputCheck:
                     HALVES.get(self._precision, TensorProto.FLOAT),
                     case=self._cases[failure.case],
                     tolerance=limits,
+                    on_step=self._on_step,
                 )
             except BuildFailed:  # such as too little memory; the caller reports the output that differs
                 return None
@@ -173,7 +183,10 @@ class _OutputCheck:
         session = CpuSession(
             conversion.checked[graph], model.outputs, _STAGE, has_integer_products=model.has_integer_products
         )
-        outputs = [session.run(self._cases[number].inputs) for number in numbers]
+        outputs = []
+        for number in numbers:
+            self._on_step(self._cases[number].name)
+            outputs.append(session.run(self._cases[number].inputs))
         try:
             return self._compare(numbers, outputs)
         except BuildFailed as error:

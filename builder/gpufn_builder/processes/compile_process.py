@@ -66,12 +66,19 @@ def make(
         comparison = None
         if request.tolerance is not None:
             reference = [expected for _, expected in cases.values()]
-            comparison = verify.compare(list(cases), reference, outputs, request.tolerance, floors=request.floors)
-            verify.check(comparison, request.tolerance)
+            comparison = verify.compare(
+                list(cases), reference, outputs, request.tolerance, rounding_floors=request.rounding_floors
+            )
+            verify.check(comparison, request.tolerance, draws_other_numbers=request.draws_other_numbers)
         why_alone = row_independence.NO_ROWS
         if request.batched:
             inputs = [inputs for inputs, _ in cases.values()]
-            why_alone = row_independence.why_alone(engine.run, inputs, measured, request.profiles, request.tolerance)
+
+            def run_rows(rows: Arrays) -> Arrays:
+                report_progress(BuildStage.VERIFY, _BEGIN[BuildStage.VERIFY], "independence of rows")
+                return engine.run(rows)
+
+            why_alone = row_independence.why_alone(run_rows, inputs, measured, request.profiles, request.tolerance)
         done(BuildStage.VERIFY)
         speed = _measure(engine, measured, request, report_progress, clock)
         done(BuildStage.MEASURE)
@@ -81,7 +88,7 @@ def make(
         files=(*compiled.files, GOLDEN_FILE),
         settings=compiled.settings,
         why_alone=why_alone,
-        accuracy=comparison.worst if comparison else None,
+        accuracy=comparison.worst_accuracy if comparison else None,
         outputs=comparison.outputs if comparison else (),
         latency=speed.latency,
         quantiles_s=speed.quantiles_s,
@@ -107,7 +114,7 @@ def _measure(
         request.identity.device, Path(request.caches), lambda: report("waiting for the measurement of another build")
     ):
         report()
-        return measure(engine.bind(inputs), request.measuring, clock)
+        return measure(engine.bind(inputs), request.measuring, clock, report)
 
 
 def compiler_for(backend: Backend) -> Compiler:

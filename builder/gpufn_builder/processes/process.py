@@ -3,11 +3,13 @@
     work = ChildProcess("gpufn_builder.processes.build_process", request, folder, environ, name="the build")
     result = work.wait(on_progress, BuildResult, timeout_s=600)  # or BuildFailed with its last output
 
-Each line on the pipe and each write to the output is progress. A process without progress for `timeout_s` is killed.
-The parent repeats the last ProgressUpdate for output, so that its own parent sees progress too.
+Each line on the pipe is progress. Output is progress for an hour after the last line, because a process can print
+forever. A process without progress for `timeout_s` is killed. The parent repeats the last ProgressUpdate for output,
+so that its own parent sees progress too.
 
 A build's process leads a process group, which the processes of its candidates join, so that the whole group can be
-killed. All of them die with their parent. `serve` is the child's side.
+killed. All of them die with their parent. A process that a hostile model has taken over can leave the group (setsid)
+and clear its death signal: then it survives the build. `serve` is the child's side.
 
 A process that reads an untrusted model may be taken over by it. Its messages, files and output are not trusted to be
 well formed or finite. Whatever the process does, `wait` returns a result or raises BuildFailed.
@@ -46,6 +48,7 @@ _PIPE_BYTES: Final = 1 << 20  # the largest size of a pipe
 _LONGEST_LINE: Final = 1 << 16
 _LARGEST_RESULT: Final = 64 << 20
 _POLL_S: Final = 1.0
+_REPEAT_S: Final = 0.25  # less than the shortest timeout, also if the parent passes the repetition on as late
 _PR_SET_PDEATHSIG: Final = 1
 _FAILED: Final = 1
 _REQUEST: Final = "request.json"
@@ -54,6 +57,7 @@ _RESULT: Final = "result"
 _PASSED_ON: Final = ("PATH", "PYTHONPATH", "HOME", "LANG", "TMPDIR", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
 _OUT_OF_MEMORY: Final = ("MemoryError", "bad_alloc", "bad allocation", "Failed to allocate memory", "out of memory")
 
+_OUTPUT_COUNTS_S: Final = 3600.0  # after the last line
 _LONGEST_S: Final = 86_400.0  # of a process that makes progress; a hostile model could make progress forever
 _MORE_TIME: Final = "if one step of the model takes longer, set build_timeout of the Model (--build-timeout)"
 
@@ -142,8 +146,9 @@ class ChildProcess:
             for line in self._lines_while_active(timeout_s + grace_s, on_held):
                 if isinstance(line, Failed):
                     error = line.error
-                elif (last := line or last) is not None:
-                    on_progress(last)
+                else:
+                    last = line
+                    on_progress(line)
         except _Stalled:
             problem = f"made no progress for {timeout_s:g} s and was stopped: {_MORE_TIME}"
         except TimeoutError:
@@ -178,15 +183,16 @@ class ChildProcess:
                 else:
                     signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
-    def _lines_while_active(self, timeout_s: float, on_held: Callable[[int], None] | None) -> Iterator[Line | None]:
-        """Yield the lines of the pipe until the process has ended, and None for output. Raises _Stalled without a line
-        or output for `timeout_s`, TimeoutError, DecodeError."""
+    def _lines_while_active(self, timeout_s: float, on_held: Callable[[int], None] | None) -> Iterator[Line]:
+        """Yield the lines of the pipe until the process has ended, and the last ProgressUpdate again for output. Raises
+        _Stalled without progress for `timeout_s`, TimeoutError, DecodeError."""
         decode = msgspec.json.Decoder(Line).decode
         poll = select.poll()
         poll.register(self._lines, select.POLLIN)
         poll.register(self._pidfd, select.POLLIN)
         rest = b""
-        active_at = began = time.monotonic()
+        last: ProgressUpdate | None = None
+        line_at = active_at = began = time.monotonic()
         while (now := time.monotonic()) < began + _LONGEST_S:
             if now >= active_at + timeout_s:
                 raise _Stalled
@@ -194,16 +200,19 @@ class ChildProcess:
             if on_held is not None:
                 on_held(held_bytes(self._process.pid))
             if self._lines in ready:
-                active_at = time.monotonic()
+                line_at = active_at = time.monotonic()
                 if not (data := os.read(self._lines, _PIPE_BYTES)):
                     poll.unregister(self._lines)
                 *lines, rest = (rest + data).split(b"\n")
                 if len(rest) > _LONGEST_LINE:
                     raise msgspec.DecodeError("the line is too long")
-                yield from map(decode, lines)
-            if self._output_file.check():
+                for line in map(decode, lines):
+                    last = line if isinstance(line, ProgressUpdate) else last
+                    yield line
+            if self._output_file.check() and now < line_at + _OUTPUT_COUNTS_S:
                 active_at = time.monotonic()
-                yield None
+                if last is not None:
+                    yield last
             if self._pidfd in ready:
                 return  # later lines come from other processes that still have the pipe open
         raise TimeoutError
@@ -243,13 +252,29 @@ def serve(request_type: type[_Request], work: Callable[[_Request, ReportProgress
         return _FAILED
 
     try:
-        result = work(request, lambda stage, progress, detail: send(ProgressUpdate(stage, progress, detail[:500])))
+        result = work(request, without_repetitions(send, time.monotonic))
         (path.parent / _RESULT).write_bytes(msgspec.msgpack.encode(result))
     except GpufnError as error:
         return fail(error)
     except OSError as error:  # on a full disk the output would be lost as well
         return fail(disk_error(error))
     return 0
+
+
+def without_repetitions(send: Callable[[ProgressUpdate], object], clock: Callable[[], float]) -> ReportProgress:
+    """Return a function that sends a ProgressUpdate, but the same one only every _REPEAT_S. So a loop can report every
+    run of an engine, which may take microseconds."""
+    last: tuple[BuildStage, float, str] | None = None
+    sent_at = 0.0
+
+    def report_progress(stage: BuildStage, progress: float, detail: str) -> None:
+        nonlocal last, sent_at
+        update, now = (stage, progress, detail), clock()
+        if update != last or now >= sent_at + _REPEAT_S:
+            last, sent_at = update, now
+            send(ProgressUpdate(stage, progress, detail[:500]))
+
+    return report_progress
 
 
 def disk_error(error: OSError, stage: BuildStage | str = "") -> BuildFailed:

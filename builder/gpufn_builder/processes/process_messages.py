@@ -1,8 +1,8 @@
 """Messages between the service, its build process, and the processes of the build's candidates.
 
 To the child: a request, in a JSON file. From the child: a ProgressUpdate or Failed per line on a pipe, in JSON; and on
-success a result in a file beside the request, in msgpack, because JSON has no infinities. A line and output of the
-process are its progress: without either for the timeout of the build, the process is killed.
+success a result in a file beside the request, in msgpack, because JSON has no infinities. Each line is progress
+of the process, as its output may be (`process`).
 """
 
 from __future__ import annotations
@@ -123,7 +123,8 @@ class CandidateRequest(Request, frozen=True, kw_only=True):
     folder: str  # for the engine's files
     caches: str
     measuring: MeasurePlan
-    floors: tuple[dict[str, float], ...] = ()  # of each case, by output
+    rounding_floors: tuple[dict[str, float], ...] = ()  # of each case, by output
+    draws_other_numbers: bool = False  # the engine draws other random numbers than the reference
 
 
 class CandidateResult(msgspec.Struct, frozen=True, kw_only=True):

@@ -24,21 +24,21 @@ class StageRow(msgspec.Struct, frozen=True):
 
 
 class Element(msgspec.Struct, frozen=True):
-    """An element of an output, its reference and their difference. `allowed` is the limit of this difference; None if
+    """An element of an output, its reference and their difference. `limit` is the limit of this difference; None if
     the tolerance has no limit of elements. Values are texts, because JSON has no infinities."""
 
     index: tuple[int, ...]
     value: str
     reference: str
     difference: float
-    allowed: float | None = None
+    limit: float | None = None
 
     @property
-    def excess(self) -> float:
+    def times_limit(self) -> float:
         """The difference as a multiple of the limit; 0 without one."""
-        if self.allowed is None or self.difference == 0:
+        if self.limit is None or self.difference == 0:
             return 0.0
-        return self.difference / self.allowed if self.allowed else math.inf
+        return self.difference / self.limit if self.limit else math.inf
 
 
 class OutputRow(msgspec.Struct, frozen=True):
@@ -47,8 +47,8 @@ class OutputRow(msgspec.Struct, frozen=True):
     `p999_abs` is the 99.9th percentile of the differences. If the reference is all zeros, `rel_l2` is the norm of the
     difference and `cosine` is 1, because zeros have no direction. `argmax` is the share of rows (along the last axis)
     whose largest element is at the same position; for types other than floats, the share of equal elements. `nans`
-    counts NaNs of the reference. `worst` is the element that exceeds its limit the most, or, if no limit concerns
-    elements, has the largest difference; None for an empty output. `passes_fp32`: each element is within fp32's limits.
+    counts NaNs of the reference. `worst_element` exceeds its limit the most, or, if no limit concerns elements, has the
+    largest difference; None for an empty output. `passes_fp32`: each element is within fp32's limits.
     """
 
     case: str
@@ -61,7 +61,7 @@ class OutputRow(msgspec.Struct, frozen=True):
     cosine: float = 1.0
     argmax: float = 1.0
     nans: int = 0
-    worst: Element | None = None
+    worst_element: Element | None = None
     passes_fp32: bool = True
 
     @property

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from gpufn_core.domain.revision import Check, RevisionState
-from gpufn_core.domain.worker import Assignment, Desired
+from gpufn_core.domain.worker import Assignment, Desired, Rank
 from gpufn_core.errors import Conflict, PlatformError, RevisionNotFound
 from gpufn_core.ids import new_worker_id
 from gpufn_core.protocol import subjects
@@ -23,6 +23,7 @@ from gpufn_core.protocol.codec import encode
 from gpufn_gateway.buckets import Buckets, decode_assignment, decode_revision
 from gpufn_gateway.controller.decide import actions
 from gpufn_gateway.controller.decide.actions import Action
+from gpufn_gateway.controller.gang import new_gang
 from gpufn_gateway.controller.state.world import World
 from gpufn_platform.bus.connection import Bus, NotStored
 from gpufn_platform.bus.leader_lease import LeaderLease
@@ -96,29 +97,40 @@ class ActionRunner:
             self._in_progress.discard(action)
 
     def _start(self, action: actions.Start, now: float) -> Coroutine[Any, Any, None]:
-        assignment = Assignment(
-            worker=new_worker_id(),
-            node=action.node,
-            function=action.function,
-            revision=action.revision,
-            share=action.share,
-            epoch=self.lease.epoch,
-            created_at=self.clock.time(),
-            reason=action.reason,
-        )
-        self.world.on_assignment(assignment.worker, assignment, now)
-        worker = self.world.workers[assignment.worker]
+        places = [(action.node, action.share), *((other.node, other.share) for other in action.others)]
+        ranks = tuple(Rank(new_worker_id(), node) for node, _ in places)
+        gang = new_gang(self.world, ranks) if action.others else None
+        assignments = [
+            Assignment(
+                worker=rank.worker,
+                node=node,
+                function=action.function,
+                revision=action.revision,
+                share=share,
+                epoch=self.lease.epoch,
+                created_at=self.clock.time(),
+                reason=action.reason,
+                gang=gang,
+            )
+            for rank, (node, share) in zip(ranks, places, strict=True)
+        ]
+        for assignment in assignments:
+            self.world.on_assignment(assignment.worker, assignment, now)
+        workers = [self.world.workers[assignment.worker] for assignment in assignments]
         self.on_change(action.function)  # to report it
 
         async def create() -> None:
             try:
-                await self.buckets.assignments.create(_key(assignment), encode(assignment))
+                for assignment in assignments:
+                    await self.buckets.assignments.create(_key(assignment), encode(assignment))
             except PlatformError:
-                if not worker.version:  # if the record was stored after all, the watch reports it
-                    self.world.on_assignment(assignment.worker, None, self.clock.monotonic())
+                # The ranks that were stored lack one now, so a step drains them.
+                for worker in workers:
+                    if not worker.version:  # if the record was stored after all, the watch reports it
+                        self.world.on_assignment(worker.assignment.worker, None, self.clock.monotonic())
                 raise
             self.world.store.record_success()
-            log.info("starting a worker: %s", action.reason, extra=_ids(action) | {"worker": assignment.worker})
+            log.info("starting a worker: %s", action.reason, extra=_ids(action) | {"worker": ranks[0].worker})
 
         return create()
 

@@ -37,6 +37,7 @@ from gpufn_platform.bus.storage.key_value import Entry
 from gpufn_platform.bus.typed_handler import decoded
 from gpufn_platform.process.clock import Clock
 
+from .arrival_store import ArrivalStore
 from .limits import Limits
 from .reports import Reports
 
@@ -66,6 +67,7 @@ class Controller:
         self._lease = LeaderLease(buckets.leases, "controller", name)
         self._reports = Reports(bus, name=name, lease=self._lease, clock=clock)
         self.world = World(clock.monotonic())
+        self._arrival_store = ArrivalStore(buckets.arrivals, self.world.arrivals, self.leads)
         self._versions: dict[str, int] = {}  # of the function records
         self._poked = asyncio.Event()
         self._poke_names: set[str] = set()
@@ -98,6 +100,7 @@ class Controller:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._tick(), name="controller-tick")
                 tasks.create_task(self._steps(), name="controller-steps")
+                tasks.create_task(self._arrival_store.run(), name="controller-arrivals")
 
     # --- receive ---
 
@@ -200,6 +203,7 @@ class Controller:
         if not self._bus.connected:
             self.world.reset_silence(now)
             raise BusUnavailable("not connected to the message bus")
+        self.world.observe_arrivals(now, self._clock.time())  # before the store may act for this leader
         try:
             leads = await self._lease.try_acquire(now)
         except NotStored:

@@ -171,7 +171,7 @@ _RULES: Final[Mapping[str, Schema]] = {
                 _has(gpu=_SOME, vram_bytes={"type": "integer", "minimum": resources.MIN_VRAM_BYTES}),
                 _object(vram_bytes=_NULL, sm_percent=_NULL),
             ),
-            _when(_has(share={"enum": ["mps", "time"]}), _object(gpu_count={"maximum": 1})),
+            _when(_has(share={"enum": ["mps", "time"]}), _object(gpu_count={"maximum": 1}, nodes={"maximum": 1})),
         ]
     },
     "ImageSpec": {
@@ -187,6 +187,17 @@ _RULES: Final[Mapping[str, Schema]] = {
                 _has(is_class={"const": True}),
                 _object(methods={"items": _has(name={"pattern": _METHOD_OF_A_CLASS})}),
                 _object(methods={"maxItems": 1, "items": _object(name=_EMPTY)}),
+            ),
+            _when(
+                _object(["resources"], resources=_object(["nodes"], nodes={"minimum": 2})),
+                _object(
+                    concurrency={"maximum": 1},
+                    batch=_NULL,
+                    models={"maxItems": 0},
+                    image=_NULL,
+                    scaling=_object(park_timeout_s={"enum": [0, None]}),
+                    env={"propertyNames": {"not": {"enum": sorted(function_spec.GANG_ENV)}}},
+                ),
             ),
             _when(_has(batch=_OBJECT), _object(methods={"items": _object(kind={"enum": ["sync", "async"]})})),
             _when(_object(entry=_has(packaging={"const": "model"})), _has(models={"minItems": 1, "maxItems": 1})),

@@ -45,6 +45,7 @@ _BUCKETS = (
     subjects.REVISIONS,
     subjects.ASSIGNMENTS,
     subjects.LEASES,
+    subjects.ARRIVALS,
     subjects.API_KEYS,
     subjects.USAGE,
     subjects.SCHEDULES,

@@ -53,6 +53,7 @@ from gpufn_runtime.agent.loop import Agent
 from gpufn_runtime.agent.mps.daemon import ContainerFolders, Daemon
 from gpufn_runtime.agent.mps.daemon_factory import DaemonFactory
 from gpufn_runtime.agent.mps.daemons import MpsDaemons
+from gpufn_runtime.agent.node_address import address_towards
 from gpufn_runtime.agent.reports import image_log
 from gpufn_runtime.agent.selinux import label_for_containers
 from gpufn_runtime.agent.settings import AgentSettings
@@ -179,6 +180,7 @@ async def _run_agent(
         supervisor_fifo=settings.supervisor_fifo,
         park_bytes=settings.park_bytes,
         grace_s=settings.grace_s,
+        address=settings.address or address_towards(settings.nats_url),
     )
     async with asyncio.TaskGroup() as tasks:  # if a task fails, the agent ends; workers live on and are adopted
         background = [tasks.create_task(templates.run(), name="templates")]

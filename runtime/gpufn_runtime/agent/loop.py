@@ -105,6 +105,7 @@ class Agent:
         open_files: int | None = None,
         supervisor_fifo: str = "",
         park_bytes: int | None = None,
+        address: str = "",
         grace_s: float = GRACE_S,
         kill_after_s: float = reconcile.KILL_AFTER_S,
         drain_grace_s: float = reconcile.DRAIN_GRACE_S,
@@ -140,6 +141,7 @@ class Agent:
             clock_check=self._clock_check,
             weights=weights.report,
             contains_all=default_image is not None,
+            address=address,
             park_bytes=devices.pool.memory_bytes // _PARKED_DIVISOR if park_bytes is None else park_bytes,
         )
         configs = WorkerConfigs(home, devices, default_image, open_files, supervisor_fifo)

@@ -64,6 +64,7 @@ class Reports:
         clock_check: ClockCheck,
         weights: Callable[[], WeightsReport],
         contains_all: bool,
+        address: str,
         park_bytes: int,
     ) -> None:
         self._bus = bus
@@ -75,6 +76,7 @@ class Reports:
         self._clock_check = clock_check
         self._weights = weights
         self._contains_all = contains_all
+        self._address = address
         self._park_bytes = park_bytes
         self._unsent: collections.deque[WorkerEvent] = collections.deque(maxlen=_MAX_UNSENT_EVENTS)
         self._is_scheduled = False
@@ -95,6 +97,7 @@ class Reports:
             park_bytes=self._park_bytes,
             weights=self._weights(),
             contains_all=self._contains_all,
+            address=self._address,
             clock_skew_s=self._clock_check.skew_s,
             hostname=platform.node(),
             python=platform.python_version(),

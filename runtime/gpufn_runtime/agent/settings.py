@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -26,12 +27,15 @@ from gpufn_runtime.agent.devices.declared import parse_devices
 from gpufn_runtime.agent.devices.power_limits import parse_power_limits
 
 _MAX_TEMPLATES = 1000
+_ADDRESS = re.compile(r"[A-Za-z0-9.-]{0,253}|[0-9A-Fa-f:]{2,45}")
 
 
 @dataclass(frozen=True)
 class AgentSettings:
     """GPUFN_NODE            this node's name. Default: the host name
     GPUFN_NATS_URL        URL of the NATS server, with credentials; required
+    GPUFN_NODE_ADDRESS    address or host name where the other nodes of a gang reach this node. Default: the local
+                          address of the route to the NATS server
     GPUFN_HOME            folder for state. Default: ~/.gpufn
     GPUFN_DEVICES         JSON array of devices, which replaces device detection
     GPUFN_MEMORY          memory of this host for workers, such as 64Gi. Default: the memory that the kernel reports,
@@ -68,6 +72,7 @@ class AgentSettings:
     build_network: str = ""
     docker_host: str = "unix:///var/run/docker.sock"
     supervisor_fifo: str = ""
+    address: str = ""
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] = os.environ) -> AgentSettings:
@@ -91,7 +96,16 @@ class AgentSettings:
             build_network=environ.get("GPUFN_BUILD_NETWORK", ""),
             docker_host=environ.get("GPUFN_DOCKER_HOST") or environ.get("DOCKER_HOST") or cls.docker_host,
             supervisor_fifo=environ.get("GPUFN_SUPERVISOR_FIFO", ""),
+            address=_address(environ.get("GPUFN_NODE_ADDRESS", "")),
         )
+
+
+def _address(text: str) -> str:
+    if _ADDRESS.fullmatch(text) is None:
+        raise InvalidSetting(
+            f"GPUFN_NODE_ADDRESS must be an address or a host name without a port, such as 10.0.0.7, not {text!r}."
+        )
+    return text
 
 
 def _size(environ: Mapping[str, str], name: str) -> int | None:

@@ -210,6 +210,8 @@ class Runner:
             self._detach(worker)
             return
         assignment = _assignment.decode(entry.value)
+        if assignment.rank:
+            return  # it takes its calls from rank 0 of its gang
         previous = self._desired.get(worker)
         if previous is not None and assignment.epoch < previous.epoch:
             log.warning("refused an assignment of worker %s: epoch %d is old", worker, assignment.epoch)
@@ -244,7 +246,7 @@ class Runner:
                 created_at=assignment.created_at,
                 seat=self._turns.seat(assignment.function, assignment.share),
                 gpus=assignment.share.gpus,
-                gpus_charged=assignment.share.gpus_charged,
+                gpus_charged=assignment.gpus_charged,
                 is_inherited=assignment.worker in self._initial_workers,
             )
             await queue.workers.add(link)

@@ -13,6 +13,9 @@
    and wait for its Drain; without a runner, finish the calls that are here
 8. run the @exit hooks, exit
 9. a GPU fault: like SIGTERM, because the worker has to be replaced
+In a gang: rank 0 listens for the other ranks before step 3, and is Ready when they are. It passes its calls to them and
+ends with the first of them that ends (`gang.rank_zero`). To the other ranks, rank 0 is the runner; without it, they
+exit.
 """
 
 from __future__ import annotations
@@ -30,7 +33,7 @@ from typing import TYPE_CHECKING, NoReturn
 import msgspec
 
 from gpufn.call import context, transport
-from gpufn_core.errors import DeviceFailed, FunctionStartFailed, ProtocolMismatch
+from gpufn_core.errors import DeviceFailed, ErrorInfo, FunctionStartFailed, ProtocolMismatch
 from gpufn_core.protocol import frames
 from gpufn_core.protocol.frames import (
     Answer,
@@ -47,12 +50,15 @@ from gpufn_core.protocol.frames import (
     Run,
     RunnerFrame,
     StartFailed,
+    Verb,
 )
 from gpufn_core.protocol.launch import (
     CONNECT_S,
+    EXIT_GANG_LOST,
     EXIT_GPU_FAULT,
     EXIT_LINK_LOST,
     EXIT_START_FAILED,
+    JOIN_S,
     LAST_CALL_S,
     RECONNECT_S,
     WorkerConfig,
@@ -62,20 +68,22 @@ from gpufn_platform.shared_bodies.bodies import SharedBodies
 from gpufn_runtime.worker import process
 from gpufn_runtime.worker.arguments import loader
 from gpufn_runtime.worker.arguments.loader import Loaded, LoadError
-from gpufn_runtime.worker.execute.attempts import Attempts
+from gpufn_runtime.worker.execute.attempts import Attempt, Attempts
 from gpufn_runtime.worker.execute.error_report import bounded, describe, unchanged
 from gpufn_runtime.worker.execute.executor import Executor
-from gpufn_runtime.worker.execute.results import Results
+from gpufn_runtime.worker.execute.results import End, Results
 from gpufn_runtime.worker.gpu.parking import CannotPark, Parking
-from gpufn_runtime.worker.link import Link
+from gpufn_runtime.worker.link import Link, unix_dialer
 from gpufn_runtime.worker.platform_calls.nested_calls import NestedCalls
 from gpufn_runtime.worker.platform_calls.output import Output
 from gpufn_runtime.worker.platform_calls.pending_requests import PendingRequests
 
 if TYPE_CHECKING:
+    from gpufn_runtime.worker.gang.rank_zero import RankZero
     from gpufn_runtime.worker.gpu.device_errors import DeviceFault
 
 _HUNG_UP_WITHIN_S = 5.0
+_DRAINED_WITHIN_S = 10.0
 
 
 def run_worker(config_path: str) -> NoReturn:
@@ -92,21 +100,37 @@ def run_worker(config_path: str) -> NoReturn:
 class Worker:
     def __init__(self, config: WorkerConfig) -> None:
         self._config = config
-        self._link = Link(config.socket, config.worker)
+        gang, results, requests = config.gang, Results, PendingRequests
+        self._is_other_rank = gang is not None and gang.rank_0 != config.worker
+        dial = unix_dialer(config.socket)
+        if gang is not None and self._is_other_rank:
+            from gpufn_runtime.worker.gang import connection, other_rank  # noqa: PLC0415  (most workers are alone)
+
+            dial = functools.partial(connection.dial, gang)
+            results, requests = other_rank.OtherRankResults, other_rank.OtherRankRequests
+        self._link = Link(dial, config.worker)
         shared_bodies = SharedBodies(config.shared_bodies)
         self._attempts = Attempts(shared_bodies)
         self._output = Output(self._link)
-        self._results = Results(
+        self._results = results(
             self._link, self._attempts, self._output, config.bundle_dir, shared_bodies, may_pickle=config.spec.pickle
         )
         self._executor = Executor(config.spec, self._attempts, self._results, self._link, self._handle_frame)
-        self._requests = PendingRequests(self._link, shared_bodies)
+        self._requests = requests(self._link, shared_bodies)
         self._redact: Callable[[str], str] = unchanged
         self._draining = False  # the worker has to end
         self._may_end = False  # and no call is on its way to it
         self._exit_code = 0
+        self._is_ready = False
         self._has_failed = False  # it cannot start, and has told the runner
         self._runner_left = threading.Event()
+        self._drained = threading.Event()  # the runner has sent Drain
+        self._rank_zero: RankZero | None = None  # if this process is rank 0 of a gang
+        if gang is not None and not self._is_other_rank:
+            from gpufn_runtime.worker.gang.rank_zero import RankZero  # noqa: PLC0415
+
+            self._rank_zero = RankZero(gang, self._link, self)
+            self._attempts.on_begin, self._results.join = self._rank_zero.begin, self._rank_zero.join
         self._forking = threading.local()
         if config.spec.resources.gpu:
             from gpufn_runtime.worker.gpu.device_errors import fault_of  # noqa: PLC0415  (saves 1 ms without a GPU)
@@ -124,9 +148,9 @@ class Worker:
             print("the platform that started this worker has ended", file=sys.stderr)  # noqa: T201
             return EXIT_LINK_LOST
         confine_error = self._confine()
-        if not self._link.connect(CONNECT_S):
-            print(f"no runner listens on {self._config.socket}", file=sys.stderr)  # noqa: T201
-            return EXIT_LINK_LOST
+        if not self._link.connect(JOIN_S if self._is_other_rank else CONNECT_S):
+            print(self._no_peer(), file=sys.stderr)  # noqa: T201
+            return EXIT_GANG_LOST if self._is_other_rank else EXIT_LINK_LOST
         os.register_at_fork(
             before=self._before_fork, after_in_parent=self._after_fork, after_in_child=self._after_fork_in_child
         )
@@ -143,12 +167,24 @@ class Worker:
         if loaded is None:
             return self._end_failed_start()
         self._executor.work()
+        if self._rank_zero is not None:
+            self._rank_zero.drain()  # the exit hooks of all ranks run at the same time
         self._exit(loaded)
         return self._exit_code
+
+    def _no_peer(self) -> str:
+        gang = self._config.gang
+        if gang is None or not self._is_other_rank:
+            return f"no runner listens on {self._config.socket}"
+        return f"{gang.describe(0)} does not accept this process at {gang.address}:{gang.port} (GPUFN_NODE_ADDRESS)"
 
     # --- starting -----------------------------------------------------------------------------------------------------
 
     def _confine(self) -> LoadError | None:
+        if self._config.gang is not None:
+            from gpufn_runtime.worker.gang.environment import environment  # noqa: PLC0415
+
+            os.environ.update(environment(self._config.gang, self._config.worker))
         os.environ.update(self._config.spec.env)
         time.tzset()  # the function may set TZ; the C library may have read the template's value
         try:
@@ -176,6 +212,8 @@ class Worker:
         phase = "join"
         try:
             self._prove_share()
+            if self._rank_zero is not None:
+                self._rank_zero.listen()
             phase = "load"
             loaded = loader.load(self._config)
             loaded_at = time.perf_counter()
@@ -183,6 +221,9 @@ class Worker:
             loaded.instantiate()
             for hook in loaded.enter:
                 self._executor.call_hook(hook)
+            phase = "join"
+            if self._rank_zero is not None:
+                self._rank_zero.wait_until_ready()
         except BaseException as error:
             self._start_failed(phase, error)
             return None
@@ -194,6 +235,7 @@ class Worker:
         signal.signal(signal.SIGINT, _ignore)  # Ctrl-C in the terminal of `gpufn up` is handled by its supervisor
         self._parking = Parking(loaded, self._executor.call_hook, self._config.memory_bytes)
         self._ready = Ready(loaded_at - started, warm_at - loaded_at, loader.third_party.newly_loaded())
+        self._is_ready = True
         self._link.announce(self._ready)
         return loaded
 
@@ -222,7 +264,12 @@ class Worker:
             info = bounded(FunctionStartFailed(str(error)).info(), self._redact)
         else:
             info = describe(error, self._config.bundle_dir, FunctionStartFailed.code, self._redact)
-        self._exit_code = EXIT_GPU_FAULT if fault is not None and fault.is_of_device else EXIT_START_FAILED
+        self._report_failed_start(
+            phase, info, EXIT_GPU_FAULT if fault is not None and fault.is_of_device else EXIT_START_FAILED
+        )
+
+    def _report_failed_start(self, phase: str, info: ErrorInfo, exit_code: int) -> None:
+        self._exit_code = exit_code
         self._has_failed = True
         if not self._link.send_packed(frames.encode(StartFailed(phase, info))):
             self._runner_left.set()
@@ -249,6 +296,8 @@ class Worker:
                 self._may_end = True
                 self._abandon()
                 self._attempts.check_idle()
+                if self._is_other_rank and not self._draining:
+                    process.exit_now(EXIT_GANG_LOST)  # its code may wait for rank 0 without an end
                 if self._draining or not self._link.connect(RECONNECT_S, self._attempts.leftovers):
                     break
                 for result in self._attempts.resume(self._link.number):
@@ -286,10 +335,13 @@ class Worker:
             cancelled = self._attempts.cancel(frame.attempt)
             if cancelled is not None:
                 self._results.cancelled_in_queue(cancelled)
+            elif self._rank_zero is not None:
+                self._rank_zero.cancel(frame.attempt)
         elif isinstance(frame, (Answer, AnswerItem)):
             self._requests.deliver(frame, body)
         elif isinstance(frame, Drain):
             self._draining = self._may_end = True
+            self._drained.set()
             self._stop_if_drained()
         elif isinstance(frame, Park):
             self._link.withdraw_ready()
@@ -297,6 +349,32 @@ class Worker:
         elif isinstance(frame, Resume):
             self._link.withdraw_ready()
             self._executor.run_alone(self._resume)
+
+    # --- events of a gang, in its threads -----------------------------------------------------------------------------
+
+    def on_gang_failed(self, attempt: Attempt | None, end: End) -> None:
+        """End this process, whose code may wait for the lost rank without an end. The runner first receives the reason,
+        and sends no other call."""
+        error = end[1]
+        print("the gang ends" if error is None else error.message, file=sys.__stderr__, flush=True)
+        if self._is_ready or error is None:
+            self._exit_code = EXIT_GANG_LOST
+            self._start_drain()
+            if attempt is not None:
+                self._results.interrupt(attempt, end)
+            self._drained.wait(_DRAINED_WITHIN_S)
+        else:
+            self._report_failed_start("join", error, EXIT_START_FAILED)
+            self._runner_left.wait(_HUNG_UP_WITHIN_S)
+        process.exit_now(self._exit_code)
+
+    def on_rank_draining(self) -> None:
+        """End the gang as if this process had received the signal."""
+        if not self._draining:
+            self._start_drain()
+
+    def restore(self, attempt: Attempt) -> tuple[str, bytes]:
+        return self._requests.request(Verb.RESTORE, "", attempt=attempt)
 
     # --- parking, in a user thread ------------------------------------------------------------------------------------
 

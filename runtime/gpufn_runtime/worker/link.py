@@ -1,4 +1,5 @@
-"""The worker's unix socket to its runner, which is its only connection, and the state to send again after a reconnect.
+"""The worker's connection to its runner, a unix socket, and the state to send again after a reconnect. In a gang, the
+ranks above 0 have rank 0 for a runner, over TCP (`gang.connection`).
 
 All sends are blocking and under one lock, so that output waits for a slow runner instead of filling memory.
 """
@@ -33,17 +34,33 @@ _RECEIVE_TIMEOUT = struct.pack("ll", LONGEST_SLEEP_S, 0)  # a timeval; a poll wo
 Leftovers = tuple[int, tuple[Unfinished, ...]]  # of earlier connections: running attempts; attempts that can be adopted
 
 
+Dial = Callable[[], socket.socket]  # connects once; raises OSError
+
+
+def unix_dialer(path: str) -> Dial:
+    def dial() -> socket.socket:
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            connection.connect(path)
+        except OSError:
+            connection.close()
+            raise
+        return connection
+
+    return dial
+
+
 class Link:
     """`number` counts the connections: frames of an older connection are no longer sent.
 
     `frames` have arrived and are not processed yet.
     """
 
-    def __init__(self, path: str, worker: str) -> None:
+    def __init__(self, dial: Dial, worker: str) -> None:
         self.number = 0
         self.frames: deque[tuple[RunnerFrame, bytes]] = deque()
         self._reader: FrameReader[RunnerFrame] = FrameReader(RunnerFrame)
-        self._path = path
+        self._dial = dial
         self._worker = worker
         self._lock = threading.RLock()
         self._sending = False
@@ -63,11 +80,9 @@ class Link:
         deadline = time.monotonic() + within_s
         wait_s = _RETRY_S
         while True:
-            connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             try:
-                connection.connect(self._path)
+                connection = self._dial()
             except OSError:
-                connection.close()
                 if time.monotonic() >= deadline:
                     return False
                 time.sleep(wait_s)

@@ -59,6 +59,7 @@ _SCALING = {
     "scaledown_window": "scaledown_window_s",
     "target_delay": "target_delay_s",
     "park_timeout": "park_timeout_s",
+    "prewarm": "prewarm",
 }
 _LIMITS = {
     "concurrency": "concurrency",
@@ -77,6 +78,7 @@ _TYPES: dict[str, tuple[Any, str]] = {
     "webhook": (str | None, "a URL, such as 'https://example.org/done'"),
     "image": (Image | None, "an Image, such as Image.python('3.12').pip_install('torch')"),
     "egress": (bool, "True or False"),
+    "prewarm": (bool, "True or False"),
     "pickle": (bool, "True or False"),
     "models": (Mapping | None, 'a dict of parameters and Models, such as {"net": Model("net.onnx")}'),
 }
@@ -95,6 +97,9 @@ class PlainOptions(TypedDict, total=False):
         Literal["exclusive", "mps", "time"],
         '`"exclusive"`: a whole GPU; `"mps"`: a part of a GPU, with `vram` of its memory; `"time"`: a GPU that several '
         "functions use in turns",
+    ]
+    nodes: Annotated[
+        int, "the number of nodes of one worker: a process on each runs every call, and rank 0 returns the result"
     ]
     vram: Annotated[str | int | None, 'GPU memory of one worker, reserved and enforced; `share="mps"` requires it']
     sm: Annotated[
@@ -119,6 +124,9 @@ class PlainOptions(TypedDict, total=False):
         float | None,
         "seconds that a parked worker waits, off its GPU, for the next call before it stops. 0: never park. "
         "Default: 600 with `gpu`, else 0",
+    ]
+    prewarm: Annotated[
+        bool, "whether a worker starts before the next call that the arrivals of the last five weeks predict"
     ]
     target: Annotated[
         float, "the fraction of a worker's slots that scaling plans with; a lower value leaves more spare slots"
@@ -175,6 +183,7 @@ def default_of(option: str) -> Any:
     return {
         "cpu": Resources().cpu,
         "secrets": _SPEC_DEFAULTS["secrets"],
+        "nodes": Resources().nodes,
         "egress": _SPEC_DEFAULTS["egress"],
         "pickle": _SPEC_DEFAULTS["pickle"],
         "priority": _SPEC_DEFAULTS["priority"].value,
@@ -302,6 +311,7 @@ def _resources(options: Mapping[str, Any]) -> Resources:
         vram_bytes=_bytes("vram", options.get("vram")),
         sm_percent=options.get("sm"),
         trust_domain=options.get("trust_domain") or "",
+        nodes=options.get("nodes", Resources().nodes),
     )
 
 

@@ -1,7 +1,7 @@
 """`Weights`: declares files that workers read, such as the weights of a large model.
 
 A declaration reads no files and no network: a worker declares again when it starts. The files become known at deploy
-(`gpufn.deploy.weights_files`), and the node that starts a worker has them in a folder.
+(`gpufn.deploy.weights.files`), and the node that starts a worker has them in a folder.
 """
 
 from __future__ import annotations

@@ -23,8 +23,22 @@ def unmet_requirement(resources: Resources, nodes: Iterable[dict[str, Any]], *, 
     'no GPU has 40 GiB of memory, the largest has 24 GiB'
     >>> unmet_requirement(Resources(memory_bytes=16 << 30), [node])
     'no node has 16 GiB of memory, the largest has 8 GiB'
+    >>> unmet_requirement(Resources(gpu=("L4",), nodes=2), [{"devices": [gpu]}, node])
+    'a worker needs 2 nodes at the same time, and 1 of the 2 nodes can run a part of it'
     """
     nodes = list(nodes)
+    return _unmet_by_each(resources, nodes, in_container=in_container) or _unmet_number_of_nodes(resources, nodes)
+
+
+def _unmet_number_of_nodes(resources: Resources, nodes: list[dict[str, Any]]) -> str:
+    able = sum(not _unmet_by_each(resources, [node]) for node in nodes)
+    if able >= resources.nodes or not nodes:
+        return ""
+    of = f"{able} of the {len(nodes)} nodes can" if len(nodes) > 1 else "one node is up, which can"
+    return f"a worker needs {resources.nodes} nodes at the same time, and {of} run a part of it"
+
+
+def _unmet_by_each(resources: Resources, nodes: list[dict[str, Any]], *, in_container: bool = False) -> str:
     devices = [device for node in nodes for device in node.get("devices", [])]
     if not devices:
         return ""

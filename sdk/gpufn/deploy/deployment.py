@@ -110,7 +110,7 @@ def deployables(functions: Iterable[AnyFunction], include: Sequence[str] = ()) -
     from gpufn.deploy.code_digest import code_digest  # noqa: PLC0415
     from gpufn.deploy.deploy_source import source_of  # noqa: PLC0415
     from gpufn.deploy.model_files import folder_of, prepare_all  # noqa: PLC0415
-    from gpufn.deploy.weights_files import prepare_each  # noqa: PLC0415
+    from gpufn.deploy.weights.files import prepare_each  # noqa: PLC0415
 
     functions = list(functions)
     for function in functions:

@@ -128,5 +128,5 @@ class DeviceShare(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def gpus_charged(self) -> float:
-        """The GPU seconds that each second of the worker costs."""
+        """The GPU seconds that each second of a process costs."""
         return len(self.gpus) * self.gpu_part

@@ -61,12 +61,49 @@ class ParkedMemory(msgspec.Struct, frozen=True):
     device_bytes: int = 0
 
 
+class Rank(msgspec.Struct, frozen=True):
+    """One process of a gang."""
+
+    worker: str
+    node: str
+
+
+class Gang(msgspec.Struct, frozen=True):
+    """A worker that consists of one process on each of several nodes. Its assignments share this record.
+
+    `ranks` lists the processes by rank. Rank 0 is the worker that takes calls. It listens on `port` for the other
+    ranks, which know `secret`; `address` is its node. The user's code may listen on the next port (MASTER_PORT).
+    """
+
+    ranks: tuple[Rank, ...]
+    address: str
+    port: int
+    secret: str
+
+    @property
+    def rank_0(self) -> str:
+        """The worker that is rank 0."""
+        return self.ranks[0].worker
+
+    @property
+    def master_port(self) -> int:
+        return self.port + 1
+
+    def rank_of(self, worker: str) -> int:
+        return next(rank for rank, each in enumerate(self.ranks) if each.worker == worker)
+
+    def describe(self, rank: int) -> str:
+        """Return the words for a rank in messages."""
+        return f"rank {rank} on {self.ranks[rank].node}"
+
+
 class Assignment(msgspec.Struct, frozen=True, kw_only=True):
     """The controller's record that a worker has to run on a node: desired state, lease, epoch.
 
     While the record exists, its share is leased; the agent deletes it after the worker's process is gone. Once the
     agent has measured what a parked worker still holds, only that is leased, until `desired` is `run` again. A parked
     worker may use `park_bytes` of host memory. `epoch` is the controller's fencing token: agents refuse an older one.
+    Each process of a gang has an assignment of its own.
     """
 
     worker: str
@@ -79,6 +116,17 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True):
     desired: Desired = Desired.RUN
     reason: str = ""
     park_bytes: int = 0
+    gang: Gang | None = None
+
+    @property
+    def rank(self) -> int:
+        """The rank in its gang. Ranks above 0 take their calls from rank 0, not from a runner."""
+        return 0 if self.gang is None else self.gang.rank_of(self.worker)
+
+    @property
+    def gpus_charged(self) -> float:
+        """The GPU seconds that each second of the worker costs. The ranks of a gang have equal shares."""
+        return self.share.gpus_charged * (1 if self.gang is None else len(self.gang.ranks))
 
 
 # The agent reports how a worker ended, or that this is unknown, within this time. Runners wait a little longer.

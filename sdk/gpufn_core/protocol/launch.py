@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import msgspec
 
+from gpufn_core.domain.worker import Gang
 from gpufn_core.spec.function_spec import FunctionSpec
 
 
@@ -42,6 +43,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     memory_limit_bytes: int | None = None  # limit that the process sets on itself where no cgroup enforces one
     supervisor_fifo: str = ""  # the worker exits when no process holds it open for writing
     open_files: int | None = None  # soft limit to restore: the worker inherits the agent's limit, which was raised
+    gang: Gang | None = None  # set if the worker has a process on each of several nodes
     cgroup_procs: tuple[str, ...] = ()  # cgroup.procs files; the process writes 0 (itself) to them before it loads code
 
 
@@ -87,9 +89,11 @@ CONTROL_SOCKET = f"{IN_CONTAINER}/worker/{CONTROL_NAME}"
 EXIT_START_FAILED = 3
 EXIT_LINK_LOST = 4
 EXIT_GPU_FAULT = 5  # the worker's GPU or the node's driver failed
+EXIT_GANG_LOST = 6  # another rank of its gang ended
 EXIT_SIGNALLED = 128  # plus the number of the signal that ended a contained worker, as in a shell
 
 # A new worker tries to connect to its runner for this long. The runner learns of the assignment when the agent does.
 CONNECT_S = 10.0
 RECONNECT_S = 30.0  # a worker that lost its runner tries to reconnect for this long; runners restart within seconds
 LAST_CALL_S = 30.0  # then its running calls get this long to end before the worker exits
+JOIN_S = 60.0  # the ranks of a gang connect to rank 0 within this time: a node may have to fetch the bundle first

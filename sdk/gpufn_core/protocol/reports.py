@@ -66,7 +66,7 @@ class ProcessReport(msgspec.Struct, frozen=True):
 
     `gpus_busy` is the number of its GPUs that it kept busy in the last second, as measured; 0.5 means half of the time.
     None if unknown, as for a worker that shares a GPU by MPS. `gpu_bytes` is the memory that it holds on each GPU, by
-    uuid, if known.
+    uuid, if known. `rank` is its rank in a gang.
     """
 
     worker: str
@@ -79,6 +79,7 @@ class ProcessReport(msgspec.Struct, frozen=True):
     parked: ParkedMemory | None = None
     gpus_busy: float | None = None
     gpu_bytes: dict[str, int] = {}
+    rank: int | None = None
 
 
 class WeightsFetch(msgspec.Struct, frozen=True):
@@ -93,8 +94,8 @@ class WeightsFetch(msgspec.Struct, frozen=True):
 class WeightsReport(msgspec.Struct, frozen=True):
     """The weights on a node's disk. Counters start with the agent. A hit is a start that found its weights there.
 
-    `complete` has the digests of the manifests whose files are all there. `bytes_per_s` is the rate of the last fetch;
-    None before the first.
+    `complete` has the digests of the manifests whose files are all there. `bytes_per_s` is the rate of the last
+    fetch of at least 64 MiB; None before the first.
     """
 
     hits: int = 0
@@ -124,6 +125,7 @@ class NodeReport(msgspec.Struct, frozen=True):
     gpu_container_trouble: str = ""  # why its containers cannot have GPUs
     contains_all: bool = False  # functions without an image run in containers too
     weights: WeightsReport = WeightsReport()
+    address: str = ""  # where other nodes reach this one
     clock_skew_s: float | None = None  # the node's wall clock minus the NATS server's; None: unknown
 
 

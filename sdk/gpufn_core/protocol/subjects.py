@@ -41,6 +41,7 @@ FUNCTIONS = "gpufn_functions"  # <function> → Function
 REVISIONS = "gpufn_revisions"  # <function>.<revision> → Revision
 ASSIGNMENTS = "gpufn_assignments"  # <node>.<worker> → Assignment
 LEASES = "gpufn_leases"  # <name> → holder
+ARRIVALS = "gpufn_arrivals"  # <function> → ArrivalHistory
 BUILD_LEASES = "build"  # leases of builds are build.<EngineKey>
 API_KEYS = "gpufn_keys"  # <key id> → ApiKey
 USAGE = "gpufn_usage"  # <day>.<function>.<key id or platform>.<node> → Usage

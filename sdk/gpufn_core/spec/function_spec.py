@@ -40,6 +40,13 @@ RETENTION_S = 86400.0
 _LONGEST_RETENTION_S = 30 * 86400  # the stream of call records keeps messages for 30 days
 # Environment variables that gpufn sets in workers. A user's value would break them or impersonate gpufn.
 RESERVED_ENV = ("GPUFN_", "CUDA_MPS_", "CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "LD_PRELOAD")
+# Environment variables of `torch.distributed`, which gpufn sets in the processes of a gang.
+GANG_ENV = frozenset(
+    {
+        *("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
+        *("GROUP_RANK", "NODE_RANK", "NNODES"),
+    }
+)
 
 
 # Python names that `function_name` turns into a valid function name.
@@ -207,6 +214,7 @@ class ScalingPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     scaledown_window_s: float = 30.0
     target_delay_s: float = 1.0
     park_timeout_s: float | None = None
+    prewarm: bool = False  # start a worker before the next call that the history of arrivals predicts
 
     def __post_init__(self) -> None:
         check_fields(self, self.bounds)
@@ -281,6 +289,25 @@ class FunctionSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         self._check_models()
         self._check_weights()
         self._check_image()
+        if self.resources.nodes > 1:
+            self._check_gang()
+
+    def _check_gang(self) -> None:
+        """Refuse what a worker on several nodes does not support."""
+        reasons = {
+            "concurrency": "its ranks run the same calls in the same order, one at a time"
+            if self.concurrency > 1
+            else "",
+            "batch": "its ranks run the same calls in the same order, one at a time" if self.batch else "",
+            "models": "its engines are for one device: load the model in the function" if self.models else "",
+            "image": "other nodes cannot reach a container" if self.image else "",
+            "park_timeout": "a gang does not park" if self.scaling.park_timeout_s else "",
+        }
+        for option, reason in reasons.items():
+            if reason:
+                raise InvalidSpec(f"{self.name}: {option}=... and nodes={self.resources.nodes}: {reason}; remove one")
+        if names := GANG_ENV & self.env.keys():
+            raise InvalidSpec(f"{self.name}: {min(names)} is set by gpufn with nodes=..., and cannot be set in env")
 
     def _check_schedule(self, schedule: Schedule) -> None:
         method = self.method(schedule.method)
@@ -386,6 +413,8 @@ class FunctionSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         """How long a worker stays parked after its idle timeout before it stops. 0 means that it stops at once."""
         if self.scaling.park_timeout_s is not None:
             return self.scaling.park_timeout_s
+        if self.resources.nodes > 1:
+            return 0.0
         return _PARKED_ON_A_GPU_S if self.resources.gpu else 0.0
 
     def method(self, name: str) -> MethodSpec | None:

@@ -121,6 +121,20 @@ TOLERANCES: dict[Precision, Tolerance] = {
 }
 
 
+_SMALL_SHARE = 0.1  # functions such as Sigmoid have absolute errors: a detector's of 1.2e-6 differed by 7 %
+
+
+def absolute_limit(tolerance: Tolerance, largest: float) -> float:
+    """Return the `atol` for an output whose largest absolute reference is `largest`.
+
+    A preset's `atol` is at most a tenth of `largest`, because every output of small values would pass otherwise. Zeros
+    have no scale, so their limit is the whole `atol`. A tolerance that equals a preset is the preset.
+    """
+    atol = tolerance.atol or 0.0
+    is_preset = tolerance in TOLERANCES.values()
+    return min(atol, _SMALL_SHARE * largest) if is_preset and largest else atol
+
+
 def coarser(one: Precision, other: Precision) -> Precision:
     """
     >>> str(coarser(Precision.TF32, Precision.FP16))

@@ -14,6 +14,7 @@ from gpufn_core.spec.units import MIN_PROCESS_BYTES, Bounds, check_fields, check
 
 DOMAIN = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,38}[a-z0-9])?")
 _MOST_GPUS = 16
+_MOST_NODES = 64
 MIN_VRAM_BYTES = 64 << 20  # MPS limits are in whole MiB; a CUDA context alone uses more than this
 
 
@@ -23,12 +24,14 @@ class Resources(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     `gpu` lists acceptable device names in order of preference; empty means no GPU. A worker gets `gpu_count` GPUs of
     one name. `cpu` is in cores and reserves CPU time, not dedicated cores. `memory_bytes`, if set, is reserved and
     enforced. Under MPS, `vram_bytes` of GPU memory is reserved and enforced, and `sm_percent` caps the share of the
-    GPU's multiprocessors. Only functions of the same `trust_domain` share a GPU.
+    GPU's multiprocessors. Only functions of the same `trust_domain` share a GPU. With several `nodes` a worker is a
+    gang: one process on each of so many nodes, each with these resources.
     """
 
     bounds: ClassVar[Mapping[str, Bounds]] = {
         "cpu": Bounds("cpu", 0.01, 1024),
         "gpu_count": Bounds("gpu", 1, _MOST_GPUS, is_whole=True),
+        "nodes": Bounds("nodes", 1, _MOST_NODES, is_whole=True),
         "sm_percent": Bounds("sm", 1, 100, is_whole=True, may_be_none=True),
     }
 
@@ -40,6 +43,7 @@ class Resources(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     vram_bytes: int | None = None
     sm_percent: int | None = None
     trust_domain: str = ""
+    nodes: int = 1
 
     def __post_init__(self) -> None:
         check_fields(self, self.bounds)
@@ -56,6 +60,11 @@ class Resources(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise InvalidSpec(
                 f"share={self.share.value!r} is a part of one GPU, and gpu=... asks for {self.gpu_count}: "
                 "several GPUs are exclusive"
+            )
+        if self.share is not Share.EXCLUSIVE and self.nodes > 1:
+            raise InvalidSpec(
+                f"share={self.share.value!r} is a part of one GPU, and nodes={self.nodes}: the GPUs of several nodes "
+                "are exclusive; remove share"
             )
 
     def _check_fraction(self) -> None:

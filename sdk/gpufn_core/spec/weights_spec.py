@@ -38,6 +38,10 @@ class Source(NamedTuple):
     path: str = ""
     revision: str = ""
 
+    def file_path(self, name: str, *, is_file: bool) -> str:
+        """Return the path in the place of the file `name` below `path`. With `is_file`, `path` is the file."""
+        return self.path if is_file else "/".join(filter(None, (self.path, name)))
+
 
 def parse_source(source: str) -> Source:
     """Split the source of weights into its parts. Raises InvalidSpec.
@@ -59,6 +63,8 @@ def parse_source(source: str) -> Source:
     if scheme == S3:
         bucket, _, path = rest.partition("/")
         path = path.rstrip("/")
+        if path:
+            _check_path(path)
         if _BUCKET.fullmatch(bucket) is None:
             raise InvalidSpec(f"weights: {source!r} does not name a bucket: write 's3://bucket/folder'")
         return Source(S3, bucket, path)
@@ -99,8 +105,10 @@ class WeightsFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
             raise InvalidSpec(f"weights: the size of {self.path} is from 0 to less than 8 EiB, not {self.size}")
         if self.digest and not is_digest(self.digest):
             raise InvalidSpec(f"weights: {self.path}: {self.digest[:80]!r} is not a sha256")
-        if not self.digest and not 0 < len(self.etag) <= _LONGEST_ETAG:
+        if not self.digest and not self.etag:
             raise InvalidSpec(f"weights: {self.path} has neither a sha256 nor an etag")
+        if len(self.etag) > _LONGEST_ETAG or not self.etag.isascii() or not self.etag.isprintable():
+            raise InvalidSpec(f"weights: {self.path}: {self.etag[:80]!r} is not an etag of printable ASCII")
 
 
 class WeightsSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True, dict=True):
@@ -121,11 +129,9 @@ class WeightsSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         scheme = parse_source(self.source).scheme
         if not self.files:
             raise InvalidSpec(f"weights: {self.source} has no files, or include and exclude select none of them")
-        if len(self.files) > MAX_FILES:
-            raise InvalidSpec(
-                f"weights: {self.source} has {len(self.files)} files, more than the {MAX_FILES} allowed: "
-                "select some with include=['*.safetensors', '*.json']"
-            )
+        check_count(self.source, len(self.files))
+        if self.size > LARGEST_INTEGER:
+            raise InvalidSpec(f"weights: the files of {self.source} have 8 EiB or more together")
         _check_tree(self.source, [file.path for file in self.files])
         if self.is_file and (len(self.files) != 1 or "/" in self.files[0].path):
             raise InvalidSpec(f"weights: {self.source} is a file, but its manifest is not that of one file")
@@ -146,8 +152,13 @@ class WeightsSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         return hashlib.sha256("".join(lines).encode()).hexdigest()
 
     @functools.cached_property
+    def sizes(self) -> dict[str, int]:
+        """The size of each content, by key."""
+        return {self.key(file): file.size for file in self.files}
+
+    @property
     def size(self) -> int:
-        return sum({self.key(file): file.size for file in self.files}.values())
+        return sum(self.sizes.values())
 
     def key(self, file: WeightsFile) -> str:
         """Return the name of a file's content: its sha256, or a digest of the place and the etag."""
@@ -157,13 +168,21 @@ class WeightsSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
     def origin_path(self, file: WeightsFile) -> str:
         """Return the path of a file in its repository or bucket."""
-        path = parse_source(self.source).path
-        return path if self.is_file else "/".join(filter(None, (path, file.path)))
+        return parse_source(self.source).file_path(file.path, is_file=self.is_file)
 
     @property
     def uploads(self) -> tuple[WeightsFile, ...]:
         """The files of a local path, which the platform's store has."""
         return self.files if parse_source(self.source).scheme == LOCAL else ()
+
+
+def check_count(source: str, files: int) -> None:
+    """Check the number of files of one Weights. Raises InvalidSpec."""
+    if files > MAX_FILES:
+        raise InvalidSpec(
+            f"weights: {source} has {files} files, more than the {MAX_FILES} allowed: "
+            "select some with include=['*.safetensors', '*.json']"
+        )
 
 
 def _check_tree(source: str, paths: list[str]) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
+
+from gpufn_core.weights.credentials import header_value
 
 _ENDPOINT = "https://huggingface.co"
 
@@ -20,11 +22,20 @@ class Hub:
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str]) -> Hub:
-        return cls((environ.get("HF_ENDPOINT") or _ENDPOINT).rstrip("/"), environ.get("HF_TOKEN", "").strip())
+        """Raises ArtifactUnavailable if the token is none."""
+        return cls((environ.get("HF_ENDPOINT") or _ENDPOINT).rstrip("/"), header_value(environ, "HF_TOKEN"))
 
     @property
     def headers(self) -> dict[str, str]:
         return {"authorization": f"Bearer {self.token}"} if self.token else {}
+
+    def has(self, url: str) -> bool:
+        """Return whether `url` is of this hub, which may receive the token.
+
+        >>> [Hub("https://hub/a").has(url) for url in ("https://hub/b", "https://hub.other/", "http://hub/", "https://hub:8/")]
+        [True, False, False, False]
+        """
+        return urlsplit(url)[:2] == urlsplit(self.endpoint)[:2]
 
     def revision_url(self, repository: str, revision: str) -> str:
         """Return the URL of a revision's description, which has the commit as `sha`."""

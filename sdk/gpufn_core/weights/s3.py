@@ -11,10 +11,13 @@ import hashlib
 import hmac
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from urllib.parse import quote, urlsplit
+from urllib.parse import SplitResult, quote, urlsplit
+
+from gpufn_core.weights.credentials import header_value
 
 _NO_BODY = hashlib.sha256(b"").hexdigest()
 _UNRESERVED = "-_.~"
+_DEFAULT_PORTS = {"http": ":80", "https": ":443"}
 
 
 @dataclass(frozen=True)
@@ -34,7 +37,8 @@ class Bucket:
 
     @classmethod
     def from_env(cls, bucket: str, environ: Mapping[str, str]) -> Bucket:
-        region = environ.get("AWS_REGION") or environ.get("AWS_DEFAULT_REGION") or "us-east-1"
+        """Raises ArtifactUnavailable if a key is none."""
+        region = header_value(environ, "AWS_REGION", header_value(environ, "AWS_DEFAULT_REGION", "us-east-1"))
         endpoint = (environ.get("AWS_ENDPOINT_URL_S3") or environ.get("AWS_ENDPOINT_URL") or "").rstrip("/")
         # A dot in the bucket's name would not fit the certificate of its host.
         host = (
@@ -45,9 +49,9 @@ class Bucket:
         return cls(
             f"{endpoint}/{bucket}" if endpoint else host,
             region,
-            environ.get("AWS_ACCESS_KEY_ID", ""),
-            environ.get("AWS_SECRET_ACCESS_KEY", ""),
-            environ.get("AWS_SESSION_TOKEN", ""),
+            header_value(environ, "AWS_ACCESS_KEY_ID"),
+            header_value(environ, "AWS_SECRET_ACCESS_KEY"),
+            header_value(environ, "AWS_SESSION_TOKEN"),
         )
 
     def object_url(self, key: str) -> str:
@@ -65,7 +69,7 @@ class Bucket:
         stamp, day = f"{moment:%Y%m%dT%H%M%SZ}", f"{moment:%Y%m%d}"
         parts = urlsplit(url)
         token = {"x-amz-security-token": self.session_token} if self.session_token else {}
-        signed = {**headers, **token, "host": parts.netloc, "x-amz-content-sha256": _NO_BODY, "x-amz-date": stamp}
+        signed = {**headers, **token, "host": _host(parts), "x-amz-content-sha256": _NO_BODY, "x-amz-date": stamp}
         names = sorted(signed)
         canonical = "\n".join(
             [method, parts.path or "/", parts.query, *(f"{name}:{signed[name].strip()}" for name in names), "",
@@ -80,6 +84,11 @@ class Bucket:
         credential = f"AWS4-HMAC-SHA256 Credential={self.access_key}/{scope}"
         del signed["host"]  # the client sends it
         return {**signed, "authorization": f"{credential},SignedHeaders={';'.join(names)},Signature={signature}"}
+
+
+def _host(url: SplitResult) -> str:
+    """Return the header that clients send: without a user, and without the port if it is the default of the scheme."""
+    return url.netloc.rpartition("@")[2].lower().removesuffix(_DEFAULT_PORTS.get(url.scheme, ""))
 
 
 def _query(parameters: Mapping[str, str]) -> str:

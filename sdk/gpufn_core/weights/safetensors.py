@@ -11,7 +11,9 @@ import msgspec
 
 SUFFIX = ".safetensors"
 _LENGTH_BYTES = 8
-_MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors library
+# The library allows 100 MB. The parse holds the GIL: 78 MB of small entries delay an agent's event loop by 2 s, 25 MB
+# by 0.3 s. The 90,000 tensors of a model with 671 billion parameters need 11 MB.
+_MAX_HEADER_BYTES = 25_000_000
 
 
 class _Tensor(msgspec.Struct):

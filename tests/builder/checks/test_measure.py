@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from gpufn_builder.checks.measure import Measurement, measure
 from gpufn_builder.processes.process_messages import MeasurePlan
@@ -21,8 +21,8 @@ class Time:
         self.runs += 1
         self.now += next(self._runs_s)
 
-    def measure(self, plan: MeasurePlan = PLAN) -> Measurement:
-        return measure(self.run, plan, lambda: self.now)
+    def measure(self, plan: MeasurePlan = PLAN, on_progress: Callable[[], object] = lambda: None) -> Measurement:
+        return measure(self.run, plan, lambda: self.now, on_progress)
 
 
 def test_runs_that_agree_are_measured_for_three_windows_after_the_warm_up() -> None:
@@ -59,3 +59,21 @@ def test_percentiles_are_of_all_runs_that_count() -> None:
     assert len(found.quantiles_s) == 101
     assert list(found.quantiles_s) == sorted(found.quantiles_s)
     assert (found.quantiles_s[0], found.quantiles_s[-1]) == (0.125, 0.5)
+
+
+def test_each_run_is_progress() -> None:
+    """Regression: a measurement reported nothing, so a build with a shorter timeout ended."""
+    time = Time(itertools.repeat(0.25))
+    reported: list[float] = []
+    time.measure(on_progress=lambda: reported.append(time.now))
+    assert reported == [100.0 + 0.25 * index for index in range(time.runs)]
+
+
+def test_a_report_of_progress_is_not_part_of_a_run() -> None:
+    time = Time(itertools.repeat(0.25))
+
+    def report() -> None:
+        time.now += 1.0
+
+    found = time.measure(on_progress=report)
+    assert (found.quantiles_s[0], found.quantiles_s[-1]) == (0.25, 0.25)

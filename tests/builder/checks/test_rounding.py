@@ -64,4 +64,7 @@ def test_each_case_has_its_own_floors(tmp_path: Path) -> None:
     cases = [
         Case(f"sample {rows}", {"image": np.ones((rows, 3, 8, 8), np.float32)}, is_user_sample=True) for rows in (1, 2)
     ]
-    assert [set(each) for each in rounding_floors(found, cases, run_reference(found, cases))] == [{"scores"}] * 2
+    steps: list[str] = []
+    floors = rounding_floors(found, cases, run_reference(found, cases), steps.append)
+    assert [set(each) for each in floors] == [{"scores"}] * 2
+    assert len(steps) == len(cases)

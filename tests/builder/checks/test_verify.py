@@ -21,13 +21,19 @@ FP32 = TOLERANCES[Precision.FP32]
 
 def row(wanted: Any, found: Any, dtype: Any = np.float32, *, limits: Tolerance = FP32, floor: float = 0.0) -> OutputRow:
     comparison = compare(
-        ["case"], [{"y": np.array(wanted, dtype)}], [{"y": np.array(found, dtype)}], limits, floors=[{"y": floor}]
+        ["case"],
+        [{"y": np.array(wanted, dtype)}],
+        [{"y": np.array(found, dtype)}],
+        limits,
+        rounding_floors=[{"y": floor}],
     )
     return comparison.outputs[0]
 
 
 def passes(wanted: Any, found: Any, *, limits: Tolerance = FP32, floor: float = 0.0) -> bool:
-    comparison = compare(["case"], [{"y": np.array(wanted)}], [{"y": np.array(found)}], limits, floors=[{"y": floor}])
+    comparison = compare(
+        ["case"], [{"y": np.array(wanted)}], [{"y": np.array(found)}], limits, rounding_floors=[{"y": floor}]
+    )
     try:
         check(comparison, limits)
     except BuildFailed:
@@ -60,18 +66,33 @@ def test_fp32_allows_an_absolute_and_a_relative_difference_of_each_element(
 
 def test_outputs_near_zero_pass_fp32_though_their_relative_distance_is_large() -> None:
     """A detector returns such outputs for an image without objects."""
-    wanted, found = [1e-6, 0.0], [0.9e-6, 1e-7]
+    wanted, found = [1e-6, 0.0], [0.95e-6, 0.9e-7]
     assert row(wanted, found).rel_l2 > 0.1
     assert passes(wanted, found)
 
 
 @pytest.mark.parametrize("preset", TOLERANCES.values(), ids=map(str, TOLERANCES))
 def test_an_output_that_passes_fp32_passes_every_preset(preset: Tolerance) -> None:
-    wanted, found = [1e-6, 0.0], [0.5e-6, 1e-6]
+    wanted, found = [1e-6] + [0.0] * 100, [1e-6] + [0.9e-7] * 100
     assert row(wanted, found).cosine < 0.9
     assert passes(wanted, found, limits=preset)
     assert not passes(wanted, found, limits=Tolerance(rel_l2=0.1))
     assert not passes([1.0, 0.0], [0.5, 1.0], limits=preset)
+
+
+@pytest.mark.parametrize("preset", TOLERANCES.values(), ids=map(str, TOLERANCES))
+def test_other_values_as_small_as_the_reference_pass_no_preset(preset: Tolerance) -> None:
+    """Regression: with an atol of 1e-5 and a reference below it, zeros and every order of the values passed."""
+    wanted = np.linspace(0, 1e-5, 200_000, dtype=np.float32)
+    assert not passes(wanted, np.zeros_like(wanted), limits=preset)
+    assert not passes(wanted, wanted[::-1], limits=preset)
+    assert passes(wanted, wanted, limits=preset)
+
+
+def test_an_own_limit_applies_to_small_outputs_as_it_is_and_that_of_a_preset_to_zeros() -> None:
+    assert passes([1e-6, 0.0], [0.0, 1e-6], limits=Tolerance(atol=1e-5))
+    assert passes([0.0, 0.0], [1e-6, 0.0])
+    assert not passes([0.0, 0.0], [1e-6, 1e-4])
 
 
 def test_one_wrong_element_among_large_ones_fails_fp32_though_the_relative_distance_is_small() -> None:
@@ -98,18 +119,26 @@ def test_a_limit_of_elements_may_have_one_part_only() -> None:
 
 def test_the_worst_element_exceeds_its_own_limit_the_most() -> None:
     found = row([[1000.0, 0.0], [5.0, 1.0]], [[1000.05, 0.001], [5.0, 1.0]], np.float64)
-    assert found.worst is not None
-    assert (found.worst.index, found.worst.value, found.worst.reference) == ((0, 1), "0.001", "0")
-    assert found.worst.difference == pytest.approx(1e-3)
-    assert found.worst.allowed == pytest.approx(1e-5)
+    assert found.worst_element is not None
+    assert (found.worst_element.index, found.worst_element.value, found.worst_element.reference) == (
+        (0, 1),
+        "0.001",
+        "0",
+    )
+    assert found.worst_element.difference == pytest.approx(1e-3)
+    assert found.worst_element.limit == pytest.approx(1e-5)
     assert found.max_abs == pytest.approx(0.05)
 
 
 def test_without_a_limit_of_elements_the_worst_element_has_the_largest_difference() -> None:
     found = row([[1000.0, 0.0]], [[1000.05, 0.001]], np.float64, limits=Tolerance(rel_l2=0.1))
-    assert found.worst is not None
-    assert (found.worst.index, found.worst.value, found.worst.allowed) == ((0, 0), "1000.05", None)
-    assert found.worst.difference == pytest.approx(0.05)
+    assert found.worst_element is not None
+    assert (found.worst_element.index, found.worst_element.value, found.worst_element.limit) == (
+        (0, 0),
+        "1000.05",
+        None,
+    )
+    assert found.worst_element.difference == pytest.approx(0.05)
 
 
 @pytest.mark.parametrize(
@@ -122,7 +151,7 @@ def test_without_a_limit_of_elements_the_worst_element_has_the_largest_differenc
     ],
 )
 def test_the_worst_element_has_its_values_in_each_type(wanted: Any, found: Any, dtype: Any, expected: Element) -> None:
-    assert row(wanted, found, dtype).worst == expected
+    assert row(wanted, found, dtype).worst_element == expected
     assert not passes(np.array(wanted, dtype), np.array(found, dtype))
 
 
@@ -220,17 +249,17 @@ def test_a_missing_output_is_refused() -> None:
 def test_the_worst_is_taken_over_outputs_and_cases() -> None:
     wanted = [{"a": np.array([1.0]), "b": np.array([1.0])}] * 2
     found = [{"a": np.array([1.5]), "b": np.array([1.0])}, {"a": np.array([1.0]), "b": np.array([-1.0])}]
-    assert compare(["one", "two"], wanted, found, FP32).worst == Accuracy(2.0, 2.0, -1.0)
+    assert compare(["one", "two"], wanted, found, FP32).worst_accuracy == Accuracy(2.0, 2.0, -1.0)
 
 
 def test_the_worst_is_stored_as_json_which_has_no_infinities() -> None:
-    worst = compare(["case"], [{"label": np.array([1, 2])}], [{"label": np.array([1, 3])}], FP32).worst
+    worst = compare(["case"], [{"label": np.array([1, 2])}], [{"label": np.array([1, 3])}], FP32).worst_accuracy
     assert msgspec.json.decode(msgspec.json.encode(worst), type=Accuracy) == worst
     assert worst.max_abs > 1e300
 
 
 def test_a_model_without_outputs_to_compare_is_exact() -> None:
-    assert compare([], [], [], FP32).worst == Accuracy(0.0, 0.0, 1.0)
+    assert compare([], [], [], FP32).worst_accuracy == Accuracy(0.0, 0.0, 1.0)
 
 
 @pytest.mark.parametrize(
@@ -269,6 +298,20 @@ def test_the_remedy_is_enough() -> None:
         raised = Tolerance(**{name: float(limit) for name, limit in proposed})
         assert raised != Tolerance()
         check(compare(["case"], [{"y": wanted}], [{"y": found}], raised), raised)
+
+
+def test_the_proposed_cosine_is_one_that_a_tolerance_accepts() -> None:
+    wanted, limits = np.array([1.0, 2.0]), TOLERANCES[Precision.INT8]
+    with pytest.raises(BuildFailed) as caught:
+        check(compare(["case"], [{"y": wanted}], [{"y": -wanted}], limits), limits)
+    (proposed,) = re.findall(r"--tolerance cosine=(\S+?)\)", caught.value.message)
+    assert Tolerance(cosine=float(proposed)).cosine == -1
+
+
+def test_a_failure_of_a_model_that_draws_other_random_numbers_proposes_no_verification_and_no_tolerance() -> None:
+    with pytest.raises(BuildFailed, match="--no-verify") as caught:
+        check(compare(["case"], [{"y": np.ones(2)}], [{"y": np.zeros(2)}], FP32), FP32, draws_other_numbers=True)
+    assert "--tolerance" not in caught.value.message
 
 
 def test_labels_that_differ_are_reported_and_no_tolerance_is_proposed() -> None:

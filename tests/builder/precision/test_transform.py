@@ -12,6 +12,7 @@ from onnx import ModelProto, NodeProto, TensorProto, checker, helper, numpy_help
 from gpufn_builder.checks.cpu_session import CpuSession
 from gpufn_builder.checks.reference import run_reference
 from gpufn_builder.checks.samples import Case, generate
+from gpufn_builder.checks.steps import OnStep, ignore_step
 from gpufn_builder.onnx_model.ingest import IngestLimits, ingest
 from gpufn_builder.onnx_model.normalise import NormalModel, normalise
 from gpufn_builder.onnx_model.profiles import resolve_profiles
@@ -43,7 +44,9 @@ class Prepared:
         self.cases = [Case(case.name, case.inputs, is_user_sample=True) for case in generated]
         self.reference: list[Arrays] = run_reference(self.normal, self.cases)
 
-    def into_precision(self, precision: Precision, tolerance: Tolerance | None = None) -> TransformedModel:
+    def into_precision(
+        self, precision: Precision, tolerance: Tolerance | None = None, on_step: OnStep = ignore_step
+    ) -> TransformedModel:
         return transform(
             self.normal,
             precision,
@@ -51,6 +54,7 @@ class Prepared:
             reference=self.reference,
             tolerance=tolerance or TOLERANCES[precision],
             into=self.into,
+            on_step=on_step,
         )
 
 
@@ -163,7 +167,7 @@ def test_layers_that_overflow_half_precision_stay_in_float32(tmp_path: Path) -> 
     assert made.kept == ("large_node", "y_node")
     assert operators(made.path) == ["Cast", "MatMul", "Relu", "Cast", "MatMul", "MatMul"]
     assert made.comparison is not None
-    assert made.comparison.worst.rel_l2 < 5e-3
+    assert made.comparison.worst_accuracy.rel_l2 < 5e-3
     assert "large_node" in made.first_difference
 
 
@@ -286,7 +290,7 @@ def test_bf16_has_a_twin_that_rounds_alike_where_bf16_does_not_run(tmp_path: Pat
     with pytest.raises(BuildFailed, match="implementation"):
         CpuSession(made.path, prepared.normal.outputs, BuildStage.TRANSFORM)
     assert made.comparison is not None
-    assert 1e-4 < made.comparison.worst.rel_l2 < 2e-2
+    assert 1e-4 < made.comparison.worst_accuracy.rel_l2 < 2e-2
 
 
 def test_int8_quantises_products_per_channel(tmp_path: Path) -> None:
@@ -427,3 +431,18 @@ def test_constants_too_many_for_one_file_lie_beside_it(
     made = Prepared(proto, tmp_path).into_precision(precision)
     assert made.path.stat().st_size < 3000
     assert sum(path.stat().st_size for path in made.path.parent.glob(f"{precision}*")) > 4096
+
+
+def test_each_conversion_each_run_and_each_comparison_of_values_is_a_step(tmp_path: Path) -> None:
+    """Regression: only the start of the stage was progress, so a build of a large model ended."""
+    prepared = Prepared(models.outlier(), tmp_path)
+    steps: list[str] = []
+    made = prepared.into_precision(Precision.INT8, on_step=steps.append)
+    assert made.kept
+    conversions = 2 * 2  # each for the GPU and the CPU
+    for case in prepared.cases:
+        assert steps.count(f"calibration with {case.name}") == conversions
+        assert steps.count(case.name) >= 2
+    assert steps.count("conversion to int8") == 2
+    assert sum(step.endswith("values") for step in steps) == 2
+    assert any(step.endswith(made.kept[0]) for step in steps)

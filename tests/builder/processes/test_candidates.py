@@ -11,9 +11,9 @@ import pytest
 
 from gpufn_builder import identity
 from gpufn_builder.identity import Target
-from gpufn_builder.processes import output_tail
+from gpufn_builder.processes import output_tail, process
 from gpufn_builder.processes.candidates import run_candidate
-from gpufn_builder.processes.process import ChildProcess, environment
+from gpufn_builder.processes.process import ChildProcess, environment, without_repetitions
 from gpufn_builder.processes.process_messages import CandidateRequest, CandidateResult, MeasurePlan, ProgressUpdate
 from gpufn_core.domain.engine import Backend, BuildStage
 from gpufn_core.errors import BuildFailed
@@ -155,6 +155,36 @@ def test_output_is_progress_and_is_passed_on_as_progress(tmp_path: Path) -> None
     request = _request(tmp_path, "print and wait")
     run_candidate(request, tmp_path, _environ(), timeout_s=60, on_progress=note, process=PROCESS)
     assert updates == [ProgressUpdate(BuildStage.COMPILE, 0.25, "a detail")] * 2
+
+
+def test_output_alone_is_progress_for_a_limited_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Regression: a process that printed forever kept its slot for a day."""
+    monkeypatch.setattr(process, "_OUTPUT_COUNTS_S", 0.5)
+    with pytest.raises(BuildFailed, match=r"made no progress for 1 s .*--build-timeout"):
+        run_candidate(
+            _request(tmp_path, "print for ever"),
+            tmp_path,
+            _environ(),
+            timeout_s=1,
+            on_progress=lambda update: None,
+            process=PROCESS,
+        )
+
+
+def test_the_same_progress_is_sent_again_before_any_timeout_and_not_more_often() -> None:
+    sent: list[tuple[float, str]] = []
+    times = iter([100.0, 100.125, 100.25, 100.375])
+    now = 0.0
+
+    def clock() -> float:
+        nonlocal now
+        now = next(times)
+        return now
+
+    report_progress = without_repetitions(lambda update: sent.append((now, update.detail)), clock)
+    for detail in ("one", "one", "one", "other"):
+        report_progress(BuildStage.MEASURE, 0.5, detail)
+    assert sent == [(100.0, "one"), (100.25, "one"), (100.375, "other")]
 
 
 def test_one_that_is_cancelled_ends_at_once(tmp_path: Path) -> None:

@@ -1,10 +1,12 @@
-"""Descriptions of how workers ended."""
+"""Descriptions of how workers ended, and the charge of a gang."""
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
-from gpufn_core.domain.worker import Exit
+from gpufn_core.domain.device import DeviceShare
+from gpufn_core.domain.worker import Assignment, Exit, Gang, Rank
 
 
 @pytest.mark.parametrize(
@@ -28,3 +30,10 @@ from gpufn_core.domain.worker import Exit
 )
 def test_how_a_worker_ended_in_a_line(end: Exit, description: str) -> None:
     assert end.describe() == description
+
+
+def test_each_rank_of_a_gang_is_charged() -> None:
+    share = DeviceShare("cpu", 1.0, 1 << 30, ("g0", "g1"))
+    alone = Assignment(worker="w-0", node="a", function="f", revision=1, share=share, epoch=1, created_at=0.0)
+    gang = Gang(tuple(Rank(f"w-{rank}", f"n{rank}") for rank in range(3)), "10.0.0.1", 29400, "secret")
+    assert (alone.gpus_charged, msgspec.structs.replace(alone, gang=gang).gpus_charged) == (2.0, 6.0)

@@ -10,6 +10,7 @@ import hypothesis.strategies as st
 import msgspec
 import pytest
 
+from gpufn_core.domain.device import Share
 from gpufn_core.errors import InvalidSpec
 from gpufn_core.protocol.subjects import is_function_name
 from gpufn_core.spec.function_spec import (
@@ -19,9 +20,13 @@ from gpufn_core.spec.function_spec import (
     FunctionSpec,
     MethodSpec,
     Retry,
+    ScalingPolicy,
     function_name,
     spec_from_json,
 )
+from gpufn_core.spec.image_spec import ImageSpec
+from gpufn_core.spec.model_spec import ModelFile, ModelSpec
+from gpufn_core.spec.resources import Resources
 
 
 @hypothesis.given(text=st.text("aZ0_-.é", max_size=44))
@@ -110,3 +115,35 @@ def test_a_worker_holds_the_calls_of_its_runs_and_one_batch_that_gathers(
     concurrency: int, batch: int | None, slots: int
 ) -> None:
     assert spec(concurrency=concurrency, batch=Batch(batch) if batch else None).slots == slots
+
+
+@pytest.mark.parametrize(
+    ("options", "option"),
+    [
+        ({"concurrency": 2}, "concurrency"),
+        ({"batch": Batch(8)}, "batch"),
+        ({"image": ImageSpec(python="3.12")}, "image"),
+        ({"scaling": ScalingPolicy(park_timeout_s=5.0)}, "park_timeout"),
+        ({"env": {"RANK": "0"}}, "RANK"),
+        ({"models": (ModelSpec(parameter="m", files=(ModelFile("m.onnx", "0" * 64, 1),)),)}, "models"),
+    ],
+)
+def test_what_a_gang_does_not_support_is_refused_by_name(options: dict[str, Any], option: str) -> None:
+    assert spec(**options).name
+    with pytest.raises(InvalidSpec, match=option):
+        spec(**options, resources=Resources(nodes=2))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"nodes": 0}, {"nodes": -1}, {"nodes": 65}, {"nodes": 1.5}, {"nodes": 2, "gpu": ("L4",), "share": Share.TIME},
+     {"nodes": 2, "gpu": ("L4",), "share": Share.MPS, "vram_bytes": 1 << 30}],
+)  # fmt: skip
+def test_a_number_of_nodes_is_from_1_to_64_and_their_gpus_are_exclusive(fields: dict[str, Any]) -> None:
+    with pytest.raises(InvalidSpec, match="nodes"):
+        Resources(**fields)
+
+
+def test_a_gang_is_not_parked() -> None:
+    one, two = (spec(resources=Resources(gpu=("L4",), nodes=nodes)).park_timeout_s for nodes in (1, 2))
+    assert (one > 0, two) == (True, 0.0)

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from gpufn_core.errors import InvalidSpec
+from gpufn_core.protocol.limits import LARGEST_INTEGER
 from gpufn_core.spec.weights_spec import MAX_FILES, Source, WeightsFile, WeightsSpec, check_weights, parse_source
 
 _DIGEST, _OTHER = "a" * 64, "b" * 64
@@ -34,7 +35,18 @@ def test_a_source_has_a_place_a_path_and_a_revision(source: str, parts: Source) 
 
 @pytest.mark.parametrize(
     "source",
-    ["", "hf://model", "hf://org/model@", "hf://org/model/../x", "s3://", "s3://B", "gs://b/x", "file:///x", "a\0b"],
+    [
+        "",
+        "hf://model",
+        "hf://org/model@",
+        "hf://org/model/../x",
+        "s3://",
+        "s3://B",
+        "s3://b-b/../other/x",
+        "gs://b/x",
+        "file:///x",
+        "a\0b",
+    ],
 )
 def test_other_sources_are_refused(source: str) -> None:
     with pytest.raises(InvalidSpec):
@@ -50,7 +62,16 @@ def test_a_file_cannot_leave_its_folder(path: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "fields", [{"size": -1}, {"size": 1 << 63}, {"digest": "x"}, {"digest": ""}, {"digest": "", "etag": "e" * 201}]
+    "fields",
+    [
+        {"size": -1},
+        {"size": 1 << 63},
+        {"digest": "x"},
+        {"digest": ""},
+        {"digest": "", "etag": "e" * 201},
+        {"etag": "é"},
+        {"etag": "a\nb"},
+    ],
 )
 def test_a_file_has_a_size_and_an_identity(fields: dict[str, Any]) -> None:
     with pytest.raises((InvalidSpec, msgspec.ValidationError)):
@@ -65,6 +86,7 @@ def test_a_file_has_a_size_and_an_identity(fields: dict[str, Any]) -> None:
         {"files": (WeightsFile("w", 1, _DIGEST), WeightsFile("w/x", 1, _OTHER))},
         {"files": tuple(WeightsFile(f"{number}", 1, _DIGEST) for number in range(MAX_FILES + 1))},
         {"files": (WeightsFile("w", 1, etag="e"),)},
+        {"files": (WeightsFile("a", LARGEST_INTEGER, _DIGEST), WeightsFile("b", 1, _OTHER))},
         {"files": (WeightsFile("a/w", 1, _DIGEST),), "is_file": True},
         {"source": "hf://org/model"},
         {"commit": "c" * 40},

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from urllib.parse import parse_qs, urlsplit
 
+import httpx
+import pytest
+
+from gpufn_core.errors import ArtifactUnavailable
 from gpufn_core.weights.hub import Hub
 from gpufn_core.weights.s3 import Bucket
 
@@ -43,6 +47,16 @@ def test_a_bucket_is_a_host_of_aws_and_a_path_elsewhere() -> None:
     assert Bucket.from_env("b", {"AWS_ENDPOINT_URL": "http://minio:9000/"}).object_url("k") == "http://minio:9000/b/k"
 
 
+@pytest.mark.parametrize(
+    "address", ["https://minio:443", "https://MinIO", "http://minio:80", "http://minio:9000", "https://[::1]:443"]
+)
+def test_the_signed_host_is_that_of_the_request(address: str) -> None:
+    url = Bucket.from_env("b", {"AWS_ENDPOINT_URL": address}).object_url("k")
+    sent = httpx.Request("GET", url).headers["host"]
+    bucket = Bucket.from_env("b", _KEYS)
+    assert bucket.sign("GET", url, 0.0) == bucket.sign("GET", f"plain://{sent}/b/k", 0.0)
+
+
 def test_a_list_continues() -> None:
     url = Bucket.from_env("b", {"AWS_ENDPOINT_URL": "http://s"}).list_url("a b/", "t=/+")
     assert parse_qs(urlsplit(url).query) == {"list-type": ["2"], "prefix": ["a b/"], "continuation-token": ["t=/+"]}
@@ -51,6 +65,16 @@ def test_a_list_continues() -> None:
 def test_a_credential_is_in_no_representation() -> None:
     assert "secret" not in repr(Bucket.from_env("b", {**_KEYS, "AWS_SECRET_ACCESS_KEY": "secret"}))
     assert "hf_x" not in repr(Hub.from_env({"HF_TOKEN": "hf_x"}))
+
+
+@pytest.mark.parametrize("text", ["hf_\u2013x", "hf_\nx", "hf_\udce9"])
+def test_a_credential_that_no_header_can_carry_is_refused_and_not_shown(text: str) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
+        with pytest.raises(ArtifactUnavailable, match=name):
+            Bucket.from_env("b", {name: text})
+    with pytest.raises(ArtifactUnavailable) as caught:
+        Hub.from_env({"HF_TOKEN": text})
+    assert "hf_" not in caught.value.message
 
 
 def test_the_hub_may_be_a_mirror() -> None:

@@ -25,7 +25,9 @@ from gpufn_core.protocol.reports import (
 )
 from gpufn_core.spec.function_spec import ScalingPolicy
 from gpufn_gateway.buckets import Buckets
+from gpufn_gateway.controller import arrival_store
 from gpufn_gateway.controller.decide.actions import Drain, Park, Resume, Start
+from gpufn_gateway.controller.decide.prewarm import ArrivalHistory, slot_of
 from gpufn_gateway.controller.loop import Controller
 from gpufn_local.nats_process import EmbeddedServer
 from gpufn_platform.bus.connection import Bus, Message, NotStored
@@ -317,5 +319,31 @@ def test_a_second_controller_stands_by_and_takes_over_when_the_first_stops(nats:
             await _stop(second)
         finally:
             await other.close()
+
+    play(nats, scene)
+
+
+def test_a_new_leader_starts_a_worker_for_a_call_that_the_stored_arrivals_predict(
+    nats: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(arrival_store, "_EVERY_S", 0.01)
+
+    async def scene(stage: Stage) -> None:
+        slot = slot_of(time.time())
+        history = ArrivalHistory()
+        for earlier in range(slot - 32, slot):
+            # In this quarter hour and the next: the test may run at the end of one.
+            history = history.record(earlier, is_call=(slot - earlier) % 4 in (0, 3))
+        await stage.buckets.arrivals.put("f", history.encode())
+        await stage.deploy(scaling=ScalingPolicy(prewarm=True))
+        task = asyncio.create_task(stage.controller().run())
+        await stage.until(lambda: bool(stage.reports))
+        stage.report()
+        await stage.until(lambda: len(stage.assignments) == 1)
+        (assigned,) = stage.assignments.values()
+        assert "a call is expected" in assigned.reason
+        await _stop(task)
+        await stage.gone(assigned.worker)
+        await stage.buckets.arrivals.delete("f")
 
     play(nats, scene)

@@ -22,7 +22,7 @@ from gpufn_platform.bus.storage.key_value import KeyValue
 
 NODE_ROLES = ("agent", "runner", "builder")
 BUCKETS = (
-    "assignments", "builds", "engines", "functions", "keys", "leases", "revisions", "schedules", "secrets",
+    "arrivals", "assignments", "builds", "engines", "functions", "keys", "leases", "revisions", "schedules", "secrets",
     "usage", "webhook_secrets",
 )  # fmt: skip
 STORES = ("bundles", "engine_files", "models", "results", "arguments")
@@ -118,6 +118,7 @@ GLOBAL_REQUESTS = (
 )  # fmt: skip
 # Subjects that a role may publish to, each with an example; of all that any role may.
 WRITES = {
+    "$KV.gpufn_arrivals.f": set(),
     "$KV.gpufn_assignments.n.w": {"agent"},
     "$KV.gpufn_builds.b": {"builder"},
     "$KV.gpufn_engines.e": {"builder"},

@@ -19,6 +19,7 @@ def test_the_environment_is_read() -> None:
     settings = AgentSettings.from_env({**URL, "GPUFN_NODE": "gpu-box-7", "GPUFN_TEMPLATES": "2"})
     assert (settings.node, settings.templates, settings.grace_s) == ("gpu-box-7", 2, 30.0)
     assert settings.home.root == Path("/tmp/h")
+    assert AgentSettings.from_env({**URL, "GPUFN_NODE_ADDRESS": "fd00::7"}).address == "fd00::7"
 
 
 @pytest.mark.parametrize(
@@ -39,6 +40,8 @@ def test_the_environment_is_read() -> None:
         ({**URL, "GPUFN_LAUNCHER": "podman"}, "GPUFN_LAUNCHER"),
         ({**URL, "GPUFN_BASE_IMAGE": "python:{version}"}, "GPUFN_BASE_IMAGE"),
         ({**URL, "GPUFN_BASE_IMAGE": "python:3 RUN"}, "GPUFN_BASE_IMAGE"),
+        ({**URL, "GPUFN_NODE_ADDRESS": "10.0.0.7:4222"}, "GPUFN_NODE_ADDRESS"),
+        ({**URL, "GPUFN_NODE_ADDRESS": "http://box"}, "GPUFN_NODE_ADDRESS"),
     ],
 )
 def test_an_error_names_the_variable(environ: dict[str, str], names: str) -> None:

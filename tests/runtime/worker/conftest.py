@@ -229,6 +229,7 @@ def make_peer(folder: Path) -> Iterator[MakePeer]:
         cpu: float = 1.0,
         gpu: tuple[str, ...] = (),
         pickle: bool = False,
+        worker: str = "w-1",
         **config: Any,
     ) -> Peer:
         place = folder / str(len(peers))
@@ -259,7 +260,7 @@ def make_peer(folder: Path) -> Iterator[MakePeer]:
         peer = Peer(
             place,
             WorkerConfig(
-                worker="w-1", function="f", revision=1, spec=spec, bundle_dir=str(bundle),
+                worker=worker, function="f", revision=1, spec=spec, bundle_dir=str(bundle),
                 socket=str(place / "s"), launched_at=time.time(), **config,
             ),
         )  # fmt: skip

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpufn_runtime.worker import link
-from gpufn_runtime.worker.link import Link
+from gpufn_runtime.worker.link import Link, unix_dialer
 
 
 def test_receive_returns_when_nothing_arrives_and_reports_a_closed_connection(
@@ -20,7 +20,7 @@ def test_receive_returns_when_nothing_arrives_and_reports_a_closed_connection(
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(tmp_path / "s"))
         listener.listen()
-        ours = Link(str(tmp_path / "s"), "w-1")
+        ours = Link(unix_dialer(str(tmp_path / "s")), "w-1")
         assert ours.connect(1)
         with listener.accept()[0] as theirs:
             theirs.recv(1000)

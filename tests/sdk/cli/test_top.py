@@ -96,6 +96,11 @@ def test_in_a_very_narrow_one_columns_go_before_names_do() -> None:
     ]
 
 
+def test_a_process_of_a_gang_is_shown_with_its_rank() -> None:
+    ranked = NODE | {"processes": [each | {"rank": 1} for each in NODE["processes"]]}
+    assert [line.split(" w-")[0] for line in _drawn(ranked) if " w-" in line] == ["hello@1 rank 1", "embed@2 rank 1"]
+
+
 def test_nobody_reports() -> None:
     assert "no node" in _drawn()[0]
 

@@ -102,6 +102,7 @@ def test_the_share_of_a_gpu_is_an_option() -> None:
         ({"secrets": ["GPUFN_URL"]}, "GPUFN_URL is set by gpufn itself"),
         ({"secrets": ["T", "T"]}, "T is set twice"),
         ({"secrets": ["T"], "env": {"T": "1"}}, "T is set twice"),
+        ({"prewarm": 1}, "prewarm is True or False, not 1"),
         ({"volumes": {"/x": "y"}}, "volumes"),
         ({"priority": "high"}, "priority is 'hi', 'normal' or 'low', not 'high'"),
         ({"gpu": "H100:0"}, "gpu is a whole number from 1 to 16, not 0"),
@@ -275,6 +276,11 @@ def test_park_and_resume_need_each_other(mark: Callable[..., Any], lacking: str)
 )
 def test_by_default_only_functions_with_a_gpu_are_parked(options: dict[str, Any], expected: float) -> None:
     assert _declared(**options).park_timeout_s == expected
+
+
+@pytest.mark.parametrize(("options", "expected"), [({}, False), ({"prewarm": True}, True)])
+def test_prewarming_is_off_by_default(options: dict[str, Any], expected: bool) -> None:
+    assert _declared(**options).scaling.prewarm is expected
 
 
 def test_batch_and_a_generator_contradict_each_other() -> None:

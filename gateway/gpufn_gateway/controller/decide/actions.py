@@ -11,17 +11,21 @@ from gpufn_core.errors import ErrorInfo
 from gpufn_core.protocol.reports import FunctionStatus
 from gpufn_gateway.controller.decide.policy import Demand, ScaleDecision
 from gpufn_gateway.controller.decide.rollout import Role
+from gpufn_gateway.controller.placement.node_choice import Placement
 from gpufn_gateway.controller.placement.request import Requirements
 from gpufn_gateway.controller.placement.start_time import StartTimes
 from gpufn_gateway.controller.state.views import RevisionView
 
 
 class Start(msgspec.Struct, frozen=True):
+    """Start a worker. `others` are the places of a gang's ranks above 0."""
+
     function: str
     revision: int
     node: str
     share: DeviceShare
     reason: str
+    others: tuple[Placement, ...] = ()
 
 
 class Drain(msgspec.Struct, frozen=True):

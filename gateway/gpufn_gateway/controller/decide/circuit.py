@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import enum
 
-from gpufn_core.errors import ErrorInfo
+from gpufn_core.errors import ErrorInfo, WorkerLost
 
 FAILURES_TO_OPEN = 3
 FIRST_BACKOFF_S = 5.0
@@ -61,7 +61,8 @@ class Circuit:
         if the last failure is not the exit of this worker."""
         if not worker or worker != self._unexplained:
             return False
-        self.last_error = error
+        if error.code != WorkerLost.code:  # that says less than the exit
+            self.last_error = error
         self._unexplained = ""
         return True
 

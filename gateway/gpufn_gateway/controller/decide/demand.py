@@ -8,6 +8,8 @@ from gpufn_gateway.controller.decide.policy import Demand, Workers
 from gpufn_gateway.controller.state.views import RevisionView
 from gpufn_gateway.controller.state.world import World
 
+_UNKNOWN_START_S = 30.0
+
 
 def demand_of(world: World, key: RevisionKey, now: float) -> Demand | None:
     """Return the demand of a revision; None when it is unknown."""
@@ -33,6 +35,7 @@ def demand_of(world: World, key: RevisionKey, now: float) -> Demand | None:
         service_s=_service_s(view, now),
         cold_start_s=view.cold_start_s,
         idle_s=None if calls else _idle_s(world, view, now),
+        expected=world.arrivals.expected(key[0], now, view.cold_start_s or _UNKNOWN_START_S),
     )
 
 

@@ -2,7 +2,8 @@
 
 Placement leaves holes. Two GPUs that are half used have no room for a worker that needs a whole one, although one GPU
 could hold both halves. `find_moves` looks for a node where idle workers could leave, because each of them has room
-elsewhere. So the function that waits gets a worker, and no other function loses one.
+elsewhere. A replacement starts there first. The idle worker leaves once the replacement is READY (`World.moving`), so
+no function loses a worker, also if the replacement does not start.
 """
 
 from __future__ import annotations
@@ -26,17 +27,10 @@ _MAX_TRIED = 8
 
 
 class Move(msgspec.Struct, frozen=True):
-    """`worker` ends, and a new worker of its revision starts in `to`."""
+    """A new worker of the same revision starts in `to`, and then `worker` leaves."""
 
     worker: WorkerView
     to: Placement
-
-
-class Moves(msgspec.Struct, frozen=True):
-    """The moves, and the leases once the moved workers have ended. The waiting revision has no lease yet."""
-
-    moves: tuple[Move, ...]
-    book: LeaseBook
 
 
 def find_moves(
@@ -46,8 +40,8 @@ def find_moves(
     *,
     place_waiting: PlaceWaiting,
     place_again: PlaceAgain,
-) -> Moves | None:
-    """Return moves that make room on one node, one with few workers of `idle`; None if there are none.
+) -> tuple[Move, ...]:
+    """Return moves that make room on one node, one with few workers of `idle`; empty if there are none.
 
     Only a few nodes are tried, because each try looks at all nodes for the replacements.
     """
@@ -59,7 +53,7 @@ def find_moves(
     roomy = [node for node in nodes if node.node in by_node and not isinstance(place_waiting([node], without), NoRoom)]
     roomy.sort(key=lambda node: len(by_node[node.node]))
     tries = (_moves_on(node, by_node[node.node], book, place_waiting, place_again) for node in roomy[:_MAX_TRIED])
-    return next((found for found in tries if found is not None), None)
+    return next(filter(None, tries), ())
 
 
 def _moves_on(
@@ -68,7 +62,7 @@ def _moves_on(
     book: LeaseBook,
     place_waiting: PlaceWaiting,
     place_again: PlaceAgain,
-) -> Moves | None:
+) -> tuple[Move, ...]:
     trial = book.copy()
     leaving: list[WorkerView] = []
     for worker in there:
@@ -77,7 +71,7 @@ def _moves_on(
         if not isinstance(place_waiting([node], trial), NoRoom):
             break
     else:
-        return None
+        return ()
     for worker in list(leaving):  # those whose leaving did not help stay
         lease = worker.assignment
         trial.grant(lease.worker, lease.node, lease.share)
@@ -92,8 +86,7 @@ def _moves_on(
     for worker in leaving:
         to = place_again(worker, trial)
         if isinstance(to, NoRoom):
-            return None
+            return ()
         trial.grant(f"instead-of-{worker.assignment.worker}", to.node, to.share)
         moves.append(Move(worker, to))
-    trial.release(_WAITING)
-    return Moves(tuple(moves), trial)
+    return tuple(moves)

@@ -1,6 +1,6 @@
 """One step of the controller as a pure function: `plan(world, now) -> Plan`, with actions and statuses.
 
-1. Delete the assignments on lost nodes, unless their workers still serve.
+1. Delete the assignments on lost nodes, unless their workers still serve. Drain the rest of a gang that lost a process.
 2. Per function: find its roles (serving, next, retired), make a ScaleDecision per revision, and decide whether
    `serving` moves. A revision with a pending check gets at least one worker; the check ends when a worker is READY,
    fails, or finds no room.
@@ -31,6 +31,7 @@ from gpufn_gateway.controller.decide import actions, deploy_check, policy, rollo
 from gpufn_gateway.controller.decide.actions import Action, Need, RevisionDecision
 from gpufn_gateway.controller.decide.circuit import CircuitState
 from gpufn_gateway.controller.decide.demand import demand_of, workers_of
+from gpufn_gateway.controller.decide.moves import Move
 from gpufn_gateway.controller.decide.policy import ScaleDecision
 from gpufn_gateway.controller.decide.preemption import Allocator, Resumption
 from gpufn_gateway.controller.decide.rollout import RevisionHealth, Role
@@ -41,7 +42,7 @@ from gpufn_gateway.controller.placement.last_failure import PlacementFailure
 from gpufn_gateway.controller.placement.node_choice import NoRoom
 from gpufn_gateway.controller.placement.request import Requirements
 from gpufn_gateway.controller.placement.start_time import StartTimes
-from gpufn_gateway.controller.state.views import RevisionView, WorkerView, window_for
+from gpufn_gateway.controller.state.views import Moving, RevisionView, WorkerView, window_for
 from gpufn_gateway.controller.state.world import World
 
 BUSY_EVICTION_AFTER_S = 2.0
@@ -73,6 +74,7 @@ class _Step:
             self._delete_lost_workers()
             self._end_calls_of_deleted()
             names = self.world.functions.keys() | {worker.key[0] for worker in self.world.workers.values()}
+        self.removals.end_broken_gangs()
         for name in sorted(names):
             with self._isolated(name):
                 function = self.world.functions.get(name)
@@ -146,6 +148,7 @@ class _Step:
         for decided in by_number.values():
             if (end := deploy_check.end_of_check(decided, function)) is not None:
                 self.actions.append(end)
+            self._end_moves(decided, function)
             self.removals.drain_surplus(decided, function)
             self.removals.drain_parked(decided, function)
 
@@ -305,11 +308,13 @@ class _Step:
                     if isinstance(result, Resumption):
                         self.actions.append(actions.Resume(result.worker.assignment.worker, need.reason))
                     else:
-                        slots[result.node] -= 1
-                        if slots[result.node] <= 0:
+                        for each in result.by_rank:
+                            slots[each.node] -= 1
+                        if any(slots[each.node] <= 0 for each in result.by_rank):
                             nodes = [report for report in nodes if slots[report.node] > 0]
-                        reason = f"{need.reason}; {result.why}"
-                        self.actions.append(actions.Start(*need.key, result.node, result.share, reason))
+                        reason = f"{need.reason}; {'; '.join(each.why for each in result.by_rank)}"
+                        start = actions.Start(*need.key, result.node, result.share, reason, result.others)
+                        self.actions.append(start)
                     need.view.placement_failure = None
                     need.missing -= 1
                     need.has_begun = True
@@ -374,12 +379,32 @@ class _Step:
                 others += self._other_revisions(need, idle)
                 if allocator.evict_for(need, others) or (include_busy and allocator.evict_for(need, surplus)):
                     continue
-                moves = allocator.move_for(need, idle) if need.waits_for_first else ()
-                for move in moves:
-                    reason = f"moves from {move.worker.assignment.node} to make room for {need.key[0]}; {move.to.why}"
-                    self.actions.append(actions.Start(*move.worker.key, move.to.node, move.to.share, reason))
-                if not moves:
-                    allocator.record_not_made(need, include_busy=include_busy)
+                for move in allocator.move_for(need, idle) if need.waits_for_first else ():
+                    self._move_worker(move, need)
+                allocator.record_not_made(need, include_busy=include_busy)
+
+    def _move_worker(self, move: Move, need: Need) -> None:
+        worker = move.worker.assignment
+        reason = f"moves from {worker.node} to make room for {need.key[0]}; {move.to.why}"
+        self.actions.append(actions.Start(*move.worker.key, move.to.node, move.to.share, reason))
+        until = self.now + self.world.revisions[move.worker.key].spec.startup_timeout_s
+        self.world.moving[worker.worker] = Moving(need.key[0], until)
+
+    def _end_moves(self, decided: RevisionDecision, function: Function) -> None:
+        """Drain the workers whose replacements are READY. Give up moves without a replacement that starts in time."""
+        if decided.revision is None or not self.world.moving:
+            return
+        ready, starting = decided.view.in_state(WorkerState.READY), decided.view.in_state(WorkerState.STARTING)
+        staying = sum(worker.assignment.worker not in self.world.moving for worker in ready)
+        for worker in list(decided.view.workers.values()):
+            moving = self.world.moving.get(worker.assignment.worker)
+            if moving is None:
+                continue
+            if staying >= policy.effective(decided.revision.spec.scaling, function).min_workers:
+                self.removals.drain(worker, f"has moved to make room for {moving.for_function}")
+            elif starting and self.now < moving.until and worker.state is WorkerState.READY:
+                continue
+            del self.world.moving[worker.assignment.worker]
 
     def _other_revisions(self, need: Need, idle: list[WorkerView]) -> list[WorkerView]:
         """Return idle workers of other revisions of the function. For a revision that failed to start, return only

@@ -14,6 +14,7 @@
     stuck workers whose slots all run abandoned calls (a cancelled call that has not stopped yet) are added to these,
           while there are calls
     zero  when L == 0 and no worker had a call for idle_timeout
+    one   with `prewarm`, while a call is expected
 
 λ is arrivals per second, S service seconds, C the cold-start p50, D the target delay, and slots the calls that one
 worker runs at a time. Calls that gather for a batch count as queued. The bounds keep estimates from inventing work.
@@ -38,7 +39,7 @@ class Demand(msgspec.Struct, frozen=True, kw_only=True):
     """The demand for a revision. No Demand means unknown, which is not the same as no calls.
 
     `stuck` slots run abandoned calls. `idle_s` is how long no worker has had a call; None when a worker has one, or
-    when it is unknown.
+    when it is unknown. `expected` is why a call is expected soon, "" if none is (`prewarm`).
     """
 
     queued: int
@@ -51,6 +52,7 @@ class Demand(msgspec.Struct, frozen=True, kw_only=True):
     service_s: float | None = None
     cold_start_s: float | None = None
     idle_s: float | None = None
+    expected: str = ""
 
     @property
     def calls(self) -> int:
@@ -116,6 +118,9 @@ def decide(
     else:
         need = max(int(terms["base"]), int(terms["burst"]), 1)
     want = _bounded(policy, need)
+    expected = demand.expected if policy.prewarm and demand.calls == 0 else ""
+    if expected:
+        want = max(want, min(1, policy.max_workers))
     keep = max(want, _bounded(policy, int(terms["keep"]))) if demand.calls > 0 else want
     terms |= {"want": want, "keep": keep}
     count = want
@@ -126,7 +131,7 @@ def decide(
         terms["peak"] = target
     return ScaleDecision(
         count,
-        _reason(policy, demand, workers, want, count=count, is_idle=is_idle),
+        _reason(policy, demand, workers, want, count=count, is_idle=is_idle, expected=expected),
         want=want,
         keep=keep,
         terms=terms,
@@ -191,11 +196,15 @@ def _down(target: int, workers: Workers) -> int:
     return workers.held - step
 
 
-def _reason(policy: ScalingPolicy, demand: Demand, workers: Workers, want: int, *, count: int, is_idle: bool) -> str:
+def _reason(
+    policy: ScalingPolicy, demand: Demand, workers: Workers, want: int, *, count: int, is_idle: bool, expected: str
+) -> str:
     if demand.calls:
         each = "" if demand.service_s is None else f", {_seconds(demand.service_s)} each"
         stuck = f", {demand.stuck} abandoned" if demand.stuck else ""
         why = f"{demand.queued} queued, {demand.running} running{each}{stuck}"
+    elif expected:
+        why = expected
     elif is_idle:
         why = f"idle for {_seconds(demand.idle_s or 0.0)} of {_seconds(policy.idle_timeout_s)}"
     elif demand.idle_s is not None and workers.held:

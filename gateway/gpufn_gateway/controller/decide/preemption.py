@@ -16,6 +16,7 @@ from gpufn_core.domain.worker import ParkedMemory, WorkerState
 from gpufn_core.protocol.reports import NodeReport
 from gpufn_gateway.controller.decide import policy
 from gpufn_gateway.controller.decide.actions import Need
+from gpufn_gateway.controller.decide.circuit import CircuitState
 from gpufn_gateway.controller.decide.moves import Move, find_moves
 from gpufn_gateway.controller.decide.scale_down import Removals, idle_longest_first
 from gpufn_gateway.controller.limits import Limits
@@ -25,6 +26,7 @@ from gpufn_gateway.controller.state.leases import LeaseBook
 from gpufn_gateway.controller.state.views import WorkerView
 from gpufn_gateway.controller.state.world import World
 
+_SEARCH_MOVES_S = 5.0  # a search looks at all nodes and idle workers
 SETTLE_S = 0.2  # the next call of a worker that has just become idle may be on its way
 
 
@@ -54,7 +56,6 @@ class Allocator:
         self._fits_empty: dict[Hashable, bool] = {}
         self._not_made: set[Hashable] = set()  # no removal of workers makes room for these
         self._rooms: dict[Requirements, bool] = {}
-        self._has_moved = False
         self._granted = 0
         self._resumed: set[str] = set()
         self._parked: dict[RevisionKey, list[WorkerView]] = {}  # by revision, for those already searched
@@ -104,8 +105,9 @@ class Allocator:
 
     def _take(self, result: Resumption | Placement | NoRoom) -> None:
         if isinstance(result, Placement):
-            self._granted += 1
-            self._book.grant(f"new-{self._granted}", result.node, result.share)
+            for place_ in result.by_rank:
+                self._granted += 1
+                self._book.grant(f"new-{self._granted}", place_.node, place_.share)
         elif isinstance(result, Resumption):
             assignment = result.worker.assignment
             self._resumed.add(assignment.worker)
@@ -134,14 +136,17 @@ class Allocator:
         removed: list[WorkerView] = []
         staying: dict[RevisionKey, Counter[WorkerState]] = {}
         result: Resumption | Placement | NoRoom = NoRoom()
+        is_gang = need.requirements.resources.nodes > 1
+        if is_gang and not self._fits_without(need, candidates):
+            return False  # else each candidate would cost a search of all nodes
         for worker in candidates:
             if worker in self._removals or not self._can_spare(worker, need, staying):
                 continue
-            trial.release(worker.assignment.worker)
+            self._release(trial, worker)
             removed.append(worker)
             self._staying(worker, staying)[worker.state] -= 1
             # No other node had room, and none has gained any.
-            reports = self._on(worker.assignment.node)
+            reports = self.reports if is_gang else self._on(worker)
             result = self._find(need, reports, trial)
             if not isinstance(result, NoRoom):
                 break
@@ -149,17 +154,19 @@ class Allocator:
             return False
         for victim in removed:
             # Keep the workers whose removal did not help: they are on other nodes, or too small.
-            lease = victim.assignment
-            trial.grant(lease.worker, lease.node, lease.share, victim.parked)
+            for process in self._world.ranks(victim):
+                lease = process.assignment
+                trial.grant(lease.worker, lease.node, lease.share, process.parked)
             if not isinstance(self._find(need, reports, trial), NoRoom):
                 continue
             reason = f"makes room for {need.key[0]}, which has calls and no room"
             parked = self._removals.memory_if_parked(victim)
             if parked is not None:
+                lease = victim.assignment
                 trial.grant(lease.worker, lease.node, lease.share, parked)
                 if not isinstance(self._find(need, reports, trial), NoRoom) and self._removals.park(victim, reason):
                     continue
-            trial.release(lease.worker)
+            self._release(trial, victim)
             self._removals.drain(victim, reason)
         self._book = trial
         self._no_room.clear()
@@ -167,36 +174,29 @@ class Allocator:
         return self.claim(need)
 
     def move_for(self, need: Need, idle: list[WorkerView]) -> tuple[Move, ...]:
-        """Return moves of workers in `idle` that make room: each starts again elsewhere, so `min_workers` permits it.
-
-        Each moved worker is drained. The caller starts its replacement.
-        """
-        if self._has_moved or not self.fits_empty_node(need):
+        """Return moves of workers in `idle` that make room. Their leases stay until the replacements are READY."""
+        if self._world.moving or self._now < self._world.search_moves_at or not self.fits_empty_node(need):
             return ()
-        self._has_moved = True  # one search a step, whatever it finds
-        movable = [worker for worker in idle if self._is_movable(worker, need)]
         found = find_moves(
-            movable,
+            [worker for worker in idle if self._is_movable(worker, need)],
             self.reports,
             self._book,
             place_waiting=lambda nodes, book: place(need.requirements, nodes, book, self._limits, best=False),
             place_again=self._place_again,
         )
-        if found is None:
-            return ()
-        for move in found.moves:
-            self._removals.drain(move.worker, f"moves to {move.to.node} to make room for {need.key[0]}")
-        self._book = found.book
-        self._no_room.clear()
-        self._not_made.clear()
-        self.claim(need)
-        return found.moves
+        self._world.search_moves_at = self._now + _SEARCH_MOVES_S
+        for move in found:
+            self._book.grant(f"instead-of-{move.worker.assignment.worker}", move.to.node, move.to.share)
+        return found
 
     def _is_movable(self, worker: WorkerView, need: Need) -> bool:
         if worker.state is not WorkerState.READY or worker in self._removals or worker.key[0] == need.key[0]:
             return False
         revision = self._world.revisions.get(worker.key)
-        return revision is not None and self._has_room(Requirements.from_revision(revision))
+        if revision is None or revision.spec.resources.nodes > 1:
+            return False
+        can_start = self._world.view(worker.key).circuit.state(self._now) is CircuitState.CLOSED
+        return can_start and self._has_room(Requirements.from_revision(revision))
 
     def _has_room(self, requirements: Requirements) -> bool:
         """Return whether a node has room now, before any move."""
@@ -208,9 +208,20 @@ class Allocator:
     def _place_again(self, worker: WorkerView, book: LeaseBook) -> Placement | NoRoom:
         return place(Requirements.from_revision(self._world.revisions[worker.key]), self.reports, book, self._limits)
 
-    def _on(self, node: str) -> list[NodeReport]:
-        report = self._by_node.get(node)
-        return [] if report is None else [report]
+    def _fits_without(self, need: Need, candidates: list[WorkerView]) -> bool:
+        trial = self._book.copy()
+        for worker in candidates:
+            self._release(trial, worker)
+        return not isinstance(self._find(need, self.reports, trial), NoRoom)
+
+    def _release(self, book: LeaseBook, worker: WorkerView) -> None:
+        for process in self._world.ranks(worker):
+            book.release(process.assignment.worker)
+
+    def _on(self, worker: WorkerView) -> list[NodeReport]:
+        """Return the reports of the worker's nodes."""
+        nodes = (process.assignment.node for process in self._world.ranks(worker))
+        return [self._by_node[node] for node in nodes if node in self._by_node]
 
     def parked_workers(self) -> list[WorkerView]:
         """Return the parked workers of revisions without calls, least worth first."""
@@ -225,7 +236,7 @@ class Allocator:
         """Return the idle workers, and starting workers that no call waits for any longer; longest idle first."""
         workers: list[WorkerView] = []
         for worker in self._world.workers.values():
-            if worker in self._removals:
+            if worker in self._removals or worker.assignment.rank:
                 continue
             if worker.state is WorkerState.STARTING:
                 idle_s = None if self._is_next(worker) else self._now - worker.since

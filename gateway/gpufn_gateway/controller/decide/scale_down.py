@@ -43,9 +43,25 @@ class Removals:
         self._actions.append(Delete(worker.assignment.worker, reason))
 
     def drain(self, worker: WorkerView, reason: str) -> None:
-        if worker not in self:
-            self.names.add(worker.assignment.worker)
-            self._actions.append(Drain(worker.assignment.worker, reason))
+        """Drain a worker: all processes of a gang."""
+        for process in self._world.ranks(worker):
+            if process not in self and (process is worker or not (process.drain_requested or process.is_gone)):
+                self.names.add(process.assignment.worker)
+                self._actions.append(Drain(process.assignment.worker, reason))
+
+    def end_broken_gangs(self) -> None:
+        """Drain the rest of each gang that lacks a process: its ranks end together."""
+        for gang, processes in self._world.gangs():
+            running = {each.assignment.worker: each for each in processes if self._stays(each)}
+            ended = next((rank for rank, each in enumerate(gang.ranks) if each.worker not in running), None)
+            if ended is None:
+                continue
+            for process in processes:
+                if not (process.is_gone or process.drain_requested or process in self):
+                    self.drain(process, f"{gang.describe(ended)} has ended, and so has its gang")
+
+    def _stays(self, process: WorkerView) -> bool:
+        return process not in self and process.state not in (WorkerState.DRAINING, WorkerState.FAILED)
 
     def drain_all(self, function: str, reason: str) -> None:
         for number in self._world.numbers(function):
@@ -57,7 +73,8 @@ class Removals:
         """Park or drain the workers above their revision's count, longest idle first."""
         held = decided.view.in_state(WorkerState.READY, WorkerState.STARTING, WorkerState.RESUMING)
         held = [worker for worker in held if worker not in self]
-        surplus = len(held) - decided.decision.count
+        moving = sum(worker.assignment.worker in self._world.moving for worker in held)  # besides their replacements
+        surplus = len(held) - moving - decided.decision.count
         if decided.revision is not None:
             for worker in held:
                 # A worker that was READY reconnects to a new runner, within its own timeout for that.
@@ -68,7 +85,7 @@ class Removals:
                     surplus -= 1
             if decided.role is Role.SERVING:
                 scaling = policy.effective(decided.revision.spec.scaling, function)
-                surplus -= self._drain_excess_starting(held, scaling)
+                surplus -= self._drain_excess_starting(held, scaling, moving)
         if surplus <= 0:
             return
         candidates = sorted(held, key=lambda worker: idle_longest_first(self._world, worker, self._now))
@@ -79,11 +96,11 @@ class Removals:
         for worker in candidates[:surplus]:
             self._park_or_drain(worker, decided.decision.reason)
 
-    def _drain_excess_starting(self, held: list[WorkerView], scaling: ScalingPolicy) -> int:
+    def _drain_excess_starting(self, held: list[WorkerView], scaling: ScalingPolicy, moving: int) -> int:
         """Drain starting workers above max_workers, newest first, because they would not be used. Return how many."""
         held = [worker for worker in held if worker not in self]
         new = [worker for worker in held if worker.state is WorkerState.STARTING and not worker.was_ready]
-        excess = new[::-1][: max(0, len(held) - scaling.max_workers)]
+        excess = new[::-1][: max(0, len(held) - moving - scaling.max_workers)]
         for worker in excess:
             self.drain(worker, f"ready and starting workers exceed max_workers={scaling.max_workers}")
         return len(excess)

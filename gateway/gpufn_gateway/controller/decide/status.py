@@ -20,6 +20,7 @@ from gpufn_gateway.controller.state.world import World
 from gpufn_gateway.controller.store_health import NOT_STORED
 
 _MAX_HOLDERS = 3
+_MAX_GANGS = 3
 NO_ROOM = "no node has room"
 _WAITS_FOR_OWN = "all running calls wait for other calls of this function and hold the slots that those calls need"
 
@@ -40,7 +41,7 @@ class StatusWriter:
         circuit = view.circuit
         reasons = (
             decision.reason, note, self._failed(view), self._placement_failure(serving), self._parked(serving),
-            _imports(view), *map(self._fetching, decisions),
+            _imports(view), _ranks(view), *map(self._fetching, decisions),
         )  # fmt: skip
         return FunctionStatus(
             function=function.name,
@@ -142,7 +143,9 @@ class StatusWriter:
             self._counted[of_gpus] = Counter(
                 worker.key[0]
                 for worker in self._world.workers.values()
-                if worker.parked is None and (worker.assignment.share.gpus or not of_gpus)
+                if worker.parked is None
+                and not worker.assignment.rank
+                and (worker.assignment.share.gpus or not of_gpus)
             )
         return self._counted[of_gpus]
 
@@ -219,6 +222,16 @@ def statuses_without_leader(world: World, now: float) -> dict[str, FunctionStatu
 def _imports(view: RevisionView) -> str:
     """Return which modules its workers import themselves: a process that has imported them cannot be forked."""
     return f"its workers cannot start from a template in full: {view.refused_modules}" if view.refused_modules else ""
+
+
+def _ranks(view: RevisionView) -> str:
+    """Return the nodes of each gang, in the order of their ranks."""
+    workers = [worker for worker in view.workers.values() if worker.state.live]
+    gangs = [gang for worker in workers if (gang := worker.assignment.gang) is not None]
+    texts = [", ".join(rank.node for rank in gang.ranks) for gang in gangs[:_MAX_GANGS]]
+    if more := len(gangs) - len(texts):
+        texts.append(f"{more} more")
+    return f"ranks run on {'; '.join(texts)}" if texts else ""
 
 
 def _counts(view: RevisionView, draining: int) -> WorkerCounts:

@@ -29,6 +29,8 @@ class PlacementFailure(msgspec.Struct, frozen=True):
             return self
         known = {id(offer) for offer in self.offers}
         new = [offer for offer in offers if id(offer) not in known]
+        if new and self.requirements.resources.nodes > 1:
+            new = list(offers)  # a gang needs the others, too
         result = place(self.requirements, new, LeaseBook(), limits, best=False)
         return msgspec.structs.replace(self, offers=offers) if isinstance(result, NoRoom) else None
 

@@ -5,6 +5,7 @@
 2. Score: the shortest start, in seconds; a node whose cores are not oversubscribed, which is worth ten seconds; for a
    function without a GPU, a node without free GPUs; then the tightest fit, which leaves the largest hole for later
    workers.
+3. A gang takes the best nodes of one GPU model, all or none.
 
 Many workers are placed at a time, and each changes one node. A node's offer is the same for all requests that differ
 in sizes and trust domains only. It is computed once, and cached in the lease book until the node's devices or leases
@@ -35,8 +36,15 @@ from gpufn_gateway.controller.placement.gpus import (
     openings,
     why_unavailable,
 )
-from gpufn_gateway.controller.placement.request import Request, Requirements, cpu_pool, gpus_of, has_cores
-from gpufn_gateway.controller.placement.shortage import describe, shortage
+from gpufn_gateway.controller.placement.request import (
+    Request,
+    Requirements,
+    cpu_pool,
+    gpus_of,
+    has_cores,
+    why_no_gang,
+)
+from gpufn_gateway.controller.placement.shortage import describe, describe_gang, shortage
 from gpufn_gateway.controller.placement.start_time import StartTimes
 from gpufn_gateway.controller.state.leases import GpuUse, LeaseBook, NodeUse
 
@@ -44,9 +52,16 @@ _OVERSUBSCRIBED_S: Final = 10  # a worker on oversubscribed cores slows all work
 
 
 class Placement(msgspec.Struct, frozen=True):
+    """The place of a worker. `others` are the places of a gang's ranks above 0, each on a node of its own."""
+
     node: str
     share: DeviceShare
     why: str
+    others: tuple[Placement, ...] = ()
+
+    @property
+    def by_rank(self) -> tuple[Placement, ...]:
+        return (self, *self.others)
 
 
 class NoRoom(msgspec.Struct, frozen=True):
@@ -92,25 +107,30 @@ def place(
     best: bool = True,
 ) -> Placement | NoRoom:
     """Return the best place. Without `best`, return the first place found. `starts` are None if they are unknown."""
-    at_any_size = True
+    count, at_any_size = requirements.resources.nodes, True
     for kind in requirements.resources.gpu or (None,):
         request = requirements.request(kind)
         fits: list[_Fit] = []
+        possible = 0
         offers = leases.cache((request.offer_key, limits))
         for report in nodes:
+            if count > 1 and why_no_gang(report):
+                continue
             offer, used = offers.get(report.node), leases.used(report.node)
             if offer is None or offer.report is not report or offer.used is not used:
                 offer = offers[report.node] = _offer(request, report, used, limits)
             if offer.is_empty:
                 continue
-            at_any_size = False
+            possible += 1
             fit = _fit(request, offer, starts)
             if fit is not None:
                 fits.append(fit)
-                if not best:
+                if not best and count == 1:
                     break
-        if fits:
-            return _placement(request, min(fits, key=lambda fit: (fit.score, fit.offer.report.node)))
+        at_any_size = at_any_size and possible < count
+        if chosen := _choose(fits, count):
+            first, *others = (_placement(request, fit) for fit in chosen)
+            return msgspec.structs.replace(first, others=tuple(others))
     return NoRoom(at_any_size)
 
 
@@ -121,11 +141,26 @@ def explain(
 
     Of several kinds of GPU, the first is explained: the user prefers it."""
     first = requirements.request(next(iter(requirements.resources.gpu), None))
+    is_gang = first.resources.nodes > 1
+    fitting = _nodes_with_room(requirements, nodes, leases, limits) if is_gang else []
     shortages = {
-        report.node: shortage(first, report, leases.used(report.node), limits, at_any_size=at_any_size)
+        report.node: shortage(first, report, leases.used(report.node), limits, at_any_size=at_any_size and not is_gang)
         for report in nodes
+        if report.node not in fitting
     }
-    return describe(first, shortages)
+    return describe_gang(first, fitting, shortages) if is_gang else describe(first, shortages)
+
+
+def _nodes_with_room(
+    requirements: Requirements, nodes: Sequence[NodeReport], leases: LeaseBook, limits: Limits
+) -> list[str]:
+    """Return the nodes that have room for one rank of a gang."""
+    one = msgspec.structs.replace(requirements, resources=msgspec.structs.replace(requirements.resources, nodes=1))
+    return [
+        report.node
+        for report in nodes
+        if not why_no_gang(report) and isinstance(place(one, [report], leases, limits, best=False), Placement)
+    ]
 
 
 def can_resume(resources: Resources, share: DeviceShare, report: NodeReport, used: NodeUse, limits: Limits) -> bool:
@@ -189,6 +224,19 @@ def _fit(request: Request, offer: _Offer, starts: StartTimes | None) -> _Fit | N
     cost_s = start_s + _OVERSUBSCRIBED_S * is_oversubscribed
     score = (cost_s, *fit.score, available_memory, offer.available_cores - resources.cpu)
     return _Fit(score, offer, fit.gpus, start_s)
+
+
+def _choose(fits: Sequence[_Fit], count: int) -> list[_Fit]:
+    """Return the best `count` fits with GPUs of one model, the best first; empty if there are fewer."""
+    by_model: dict[str, list[_Fit]] = {}
+    for fit in sorted(fits, key=_rank):
+        by_model.setdefault(fit.gpus[0].kind if fit.gpus and count > 1 else "", []).append(fit)
+    enough = [of_model[:count] for of_model in by_model.values() if len(of_model) >= count]
+    return min(enough, key=lambda chosen: [_rank(fit) for fit in chosen], default=[])
+
+
+def _rank(fit: _Fit) -> tuple[Score, str]:
+    return fit.score, fit.offer.report.node
 
 
 def _placement(request: Request, fit: _Fit) -> Placement:

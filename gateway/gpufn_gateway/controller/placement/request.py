@@ -33,7 +33,7 @@ class Requirements(msgspec.Struct, frozen=True):
     def any_size_key(self) -> Hashable:
         """A key that is equal for all that differ in sizes and trust domains only."""
         wants = self.resources
-        return wants.gpu, wants.share, wants.gpu_count, self.engine_kinds, self.in_container
+        return wants.gpu, wants.share, wants.gpu_count, wants.nodes, self.engine_kinds, self.in_container
 
     def request(self, kind: str | None) -> Request:
         return Request(self.resources, self.engine_kinds, self.in_container, kind)
@@ -68,6 +68,13 @@ class Request(Requirements, frozen=True):
         if self.is_contained(report) and (report.container_trouble or (self.kind and report.gpu_container_trouble)):
             return False
         return self.kind is not None or self.engine_kinds is None or CPU_KIND in self.engine_kinds
+
+
+def why_no_gang(report: NodeReport) -> str:
+    """Return why the node cannot run a process of a gang; "" if it can."""
+    if report.contains_all:
+        return "its workers run in containers, which other nodes cannot reach"
+    return "" if report.address else "it reports no address (GPUFN_NODE_ADDRESS sets one)"
 
 
 def has_cores(free: float, wanted: float) -> bool:

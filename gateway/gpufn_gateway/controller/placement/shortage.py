@@ -26,7 +26,7 @@ from gpufn_gateway.controller.placement.gpus import (
     matching_gpus,
     why_unavailable,
 )
-from gpufn_gateway.controller.placement.request import Request, cpu_pool, gpus_of, has_cores
+from gpufn_gateway.controller.placement.request import Request, cpu_pool, gpus_of, has_cores, why_no_gang
 from gpufn_gateway.controller.state.leases import GpuUse, NodeUse
 
 _WORDS: Final[dict[Unavailable, tuple[str, str]]] = {  # for one GPU, and for several; `{}` describes the largest
@@ -54,6 +54,7 @@ _LOOKS_PER_STEP: Final = 8_000  # nodes, some microseconds each: the gateway's c
 class Cause(enum.Enum):
     """The texts describe one node, or several of one cause; then `{remaining}` is of the node with most left."""
 
+    NO_GANG = "{it} cannot be a node of a gang: {detail}"
     NO_CONTAINERS = "{it} cannot start containers: {detail}"
     NO_GPU_CONTAINERS = "{its} containers cannot have GPUs: {detail}"
     NO_ENGINE = "there is no engine for {detail}: deploy again to have one built"
@@ -92,6 +93,8 @@ def shortage(  # noqa: PLR0911, PLR0912 - one line per cause
 ) -> Shortage:
     """Return why a node has no room. `at_any_size`: it has none for requests that differ only in sizes either."""
     pool = cpu_pool(report)
+    if request.resources.nodes > 1 and (no_gang := why_no_gang(report)):
+        return Shortage(Cause.NO_GANG, no_gang)
     if request.is_contained(report) and report.container_trouble:
         return Shortage(Cause.NO_CONTAINERS, report.container_trouble)
     if request.kind is None and request.engine_kinds is not None and CPU_KIND not in request.engine_kinds:
@@ -189,6 +192,27 @@ def describe(request: Request, shortages: Mapping[str, Shortage]) -> str:
     if more := sum(map(len, most_first[_MAX_CAUSES:])):
         texts.append(f"{more:,} more node{'s' if more > 1 else ''}: for other reasons")
     return "; ".join(texts)
+
+
+def describe_gang(request: Request, fitting: Sequence[str], shortages: Mapping[str, Shortage]) -> str:
+    """Describe why a gang has no room, although `fitting` nodes have room for one of its ranks.
+
+    >>> from gpufn_core.spec.resources import Resources
+    >>> gang = Request(Resources(gpu=("B200",), nodes=2), kind="B200")
+    >>> describe_gang(gang, ["a"], {"b": Shortage(Cause.NO_GPU)})
+    'needs 2 nodes at the same time, 1 has room (a); b: it has no B200 GPU'
+    >>> describe_gang(gang, ["a"], {})
+    'needs 2 nodes at the same time, and 1 is up'
+    """
+    wanted, up = request.resources.nodes, len(fitting) + len(shortages)
+    needs = f"needs {wanted} nodes at the same time"
+    if up < wanted:
+        return f"{needs}, and {up} {'is' if up == 1 else 'are'} up"
+    if len(fitting) >= wanted:
+        return f"{needs} with GPUs of one model; those with room differ in their models: {_names(fitting)}"
+    has_room = f"{len(fitting)} {'has' if len(fitting) == 1 else 'have'} room"
+    named = f" ({', '.join(fitting[:_MAX_NAMES])}{', ...' if len(fitting) > _MAX_NAMES else ''})" if fitting else ""
+    return f"{needs}, {has_room}{named}; {describe(request, shortages)}"
 
 
 def _names(nodes: Sequence[str]) -> str:

@@ -89,6 +89,13 @@ class WorkerView:
         return Desired.PARK if self.park_requested else Desired.RUN
 
 
+class Moving(msgspec.Struct, frozen=True):
+    """A move in progress. `for_function` needs the room; `until` (monotonic) the replacement must be READY."""
+
+    for_function: str
+    until: float
+
+
 class NodeView:
     def __init__(self, now: float) -> None:
         self.seen_at = now  # time of the agent's last report, or when we began to wait for one
@@ -229,7 +236,7 @@ class RevisionView:
 def _for_placement(report: NodeReport) -> tuple[object, ...]:
     """Return all that placement reads. Placement caches results by the identity of the report object."""
     trouble = report.container_trouble, report.gpu_container_trouble
-    return report.devices, report.links, report.facts, trouble, report.contains_all
+    return report.devices, report.links, report.facts, trouble, report.contains_all, report.address
 
 
 def window_for(view: RevisionView, span_s: float, held: int, now: float) -> Peak:

@@ -12,10 +12,11 @@ long for the first report: unknown is not zero.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from gpufn_core.domain.revision import Function, Revision, RevisionKey
-from gpufn_core.domain.worker import NODE_PHASE, Assignment, Desired, ParkedMemory, WorkerState
+from gpufn_core.domain.worker import NODE_PHASE, Assignment, Desired, Gang, ParkedMemory, WorkerState
 from gpufn_core.errors import ErrorInfo, FunctionStartFailed
 from gpufn_core.protocol.launch import CONNECT_S, EXIT_LINK_LOST
 from gpufn_core.protocol.reports import (
@@ -27,10 +28,11 @@ from gpufn_core.protocol.reports import (
     WorkerReport,
 )
 from gpufn_gateway.controller.placement.shortage import Shortages
+from gpufn_gateway.controller.state.arrivals import Arrivals
 from gpufn_gateway.controller.state.depths import Depths
 from gpufn_gateway.controller.state.holdings import Holdings
 from gpufn_gateway.controller.state.leases import LeaseBook
-from gpufn_gateway.controller.state.views import PARKING_PHASES, NodeView, RevisionView, WorkerView
+from gpufn_gateway.controller.state.views import PARKING_PHASES, Moving, NodeView, RevisionView, WorkerView
 from gpufn_gateway.controller.store_health import Store
 
 
@@ -45,10 +47,14 @@ class World:
         self.shortages = Shortages()
         self.unleased = LeaseBook()  # empty, for checks against an empty node
         self.waiting: set[str] = set()  # functions that need workers and found no room in the last steps
+        self._gangs: dict[str, Gang] = {}  # gangs that have processes, by leader
         self._by_node: dict[str, dict[str, WorkerView]] = {}
         self._direct_calls: dict[RevisionKey, dict[str, int]] = {}  # by node; only revisions that have some
         self._revision_numbers: dict[str, set[int]] = {}  # function -> revisions with a view
         self.depths = Depths(now)
+        self.moving: dict[str, Moving] = {}  # by the worker that leaves once its replacement is READY
+        self.search_moves_at = -math.inf  # monotonic; not before
+        self.arrivals = Arrivals()
         self.store = Store()
         self._unknown_since: dict[str, float] = {}  # deleted functions that still have calls
 
@@ -82,9 +88,12 @@ class World:
         if assignment is None:
             if known is not None:
                 del self.workers[worker]
+                self.moving.pop(worker, None)
                 self._by_node[known.assignment.node].pop(worker, None)
                 self.view(known.key).workers.pop(worker, None)
                 self.holdings.end(known)
+                if known.assignment.gang is not None and not self.ranks(known):
+                    self._gangs.pop(known.assignment.gang.rank_0, None)
             return
         if known is not None:
             if version < known.version:
@@ -97,7 +106,10 @@ class World:
                 self.holdings.set_desired(known, assignment.desired, assignment.park_bytes)
             return
         self.workers[worker] = new = WorkerView(assignment, now)
-        self.view(new.key).workers[worker] = new
+        if assignment.gang is not None:
+            self._gangs[assignment.gang.rank_0] = assignment.gang
+        if not assignment.rank:  # a gang counts as one worker, its rank 0
+            self.view(new.key).workers[worker] = new
         self._by_node.setdefault(assignment.node, {})[worker] = new
         self.holdings.begin(new)
         self.nodes.setdefault(assignment.node, NodeView(now))
@@ -151,7 +163,10 @@ class World:
         counters = {(traffic.function, traffic.revision): traffic for traffic in report.traffic}
         if is_known:  # ignore what a runner counted before we subscribed
             for key, traffic in counters.items():
-                self.view(key).on_traffic(node.counters.get(key), traffic)
+                before = node.counters.get(key)
+                self.view(key).on_traffic(before, traffic)
+                if traffic.started > (0 if before is None else before.started):
+                    self.arrivals.record_call(key[0], now)
         self._count_direct(report.node, node.counters, counters)
         node.counters = counters
         return changed
@@ -166,7 +181,9 @@ class World:
                 self._direct_calls.setdefault(key, {})[node] = traffic.direct
 
     def on_event(self, event: WorkerEvent, now: float) -> None:
-        worker = self.workers.get(event.worker)
+        process = self.workers.get(event.worker)
+        name = event.worker if process is None else rank_0_of(process)
+        worker = self.workers.get(name)
         view = self.view((event.function, event.revision))
         view.on_parking_event(event, worker)
         match event.kind:
@@ -185,19 +202,17 @@ class World:
             case WorkerEventKind.START_FAILED if event.failure is not None:
                 if event.failure.phase not in (*PARKING_PHASES, NODE_PHASE):
                     # The runner sends this and the agent the exit: either may arrive first.
-                    was_counted = view.circuit.record_explanation(event.worker, event.failure.error)
+                    was_counted = view.circuit.record_explanation(name, event.failure.error)
                     if not was_counted and (worker is None or not worker.has_failed):
                         self._start_failed((event.function, event.revision), event.failure.error, now)
-                if worker is not None:
-                    worker.has_failed = True
+                for each in filter(None, (process, worker)):
+                    each.has_failed = True
             case WorkerEventKind.NOT_PARKED if worker is not None:
                 worker.reported = WorkerState.DRAINING
-            case WorkerEventKind.EXITED if worker is not None:
-                is_failed_start = not (worker.was_ready or worker.has_failed or worker.drain_requested)
-                if is_failed_start and not _found_no_runner(event, now - worker.since):
-                    self._start_failed(worker.key, _exit_error(event), now, exited=event.worker)
-                    worker.has_failed = True
-                worker.is_gone = True
+            case WorkerEventKind.EXITED if process is not None:
+                if worker is not None:
+                    self._on_exit_of(worker, event, process.assignment, now)
+                process.is_gone = True
             case _:
                 pass
 
@@ -227,6 +242,15 @@ class World:
         queued = {name for (name, _), count in depths.items() if count and name not in self.functions}
         self._unknown_since = {name: self._unknown_since.get(name, now) for name in queued}
 
+    def observe_arrivals(self, now: float, unix_s: float) -> None:
+        """Record that calls are observed now. The history of a function stays while its serving revision is unknown."""
+        wanted = {
+            name
+            for name, function in self.functions.items()
+            if (revision := self.revisions.get((name, function.serving))) is None or revision.spec.scaling.prewarm
+        }
+        self.arrivals.observe(wanted, now, unix_s)
+
     def reset_silence(self, now: float) -> None:
         """Restart the silence timers of all nodes, because we were away ourselves (lost bus, suspended machine)."""
         for node in self.nodes.values():
@@ -255,6 +279,15 @@ class World:
         self._unknown_since.clear()
 
     # --- queries ---
+
+    def ranks(self, worker: WorkerView) -> list[WorkerView]:
+        """Return the processes of a worker: all known ranks of a gang, or only itself."""
+        gang = worker.assignment.gang
+        return [worker] if gang is None else self._ranks(gang)
+
+    def gangs(self) -> list[tuple[Gang, list[WorkerView]]]:
+        """Return the gangs and their known ranks."""
+        return [(gang, self._ranks(gang)) for gang in self._gangs.values()]
 
     def view(self, key: RevisionKey) -> RevisionView:
         view = self.views.get(key)
@@ -318,13 +351,15 @@ class World:
         ]
 
     def lost_workers(self, now: float) -> Iterator[tuple[WorkerView, str]]:
-        """Yield each lost worker with the name of the silent process."""
+        """Yield each lost worker with the name of the silent process. No runner reports ranks above 0 of a gang: while
+        rank 0 serves, they run."""
         for worker in self.workers.values():
             name = worker.assignment.node
             node = self.nodes[name]
-            if node.is_agent_silent(now) and not node.serves(worker, now):
+            serving = self.workers.get(rank_0_of(worker), worker)
+            if node.is_agent_silent(now) and not self.nodes[serving.assignment.node].serves(serving, now):
                 yield worker, f"node {name}"
-            elif node.is_runner_lost(now):
+            elif node.is_runner_lost(now) and serving is worker:
                 yield worker, f"the runner of node {name}"
 
     def deleted_functions(self, now: float, after_s: float) -> list[str]:
@@ -333,6 +368,17 @@ class World:
         return [name for name, since in self._unknown_since.items() if now - since >= after_s]
 
     # --- internals ---
+
+    def _ranks(self, gang: Gang) -> list[WorkerView]:
+        return [self.workers[rank.worker] for rank in gang.ranks if rank.worker in self.workers]
+
+    def _on_exit_of(self, worker: WorkerView, event: WorkerEvent, exited: Assignment, now: float) -> None:
+        """Record a failed start if a process of the worker has exited before the worker was ready."""
+        is_failed_start = not (worker.was_ready or worker.has_failed or worker.drain_requested)
+        if is_failed_start and not _found_no_runner(event, now - worker.since):
+            error = _exit_error(event, exited)
+            self._start_failed(worker.key, error, now, exited=worker.assignment.worker)
+            worker.has_failed = True
 
     def _start_failed(self, key: RevisionKey, error: ErrorInfo, now: float, *, exited: str = "") -> None:
         function = self.functions.get(key[0])
@@ -385,7 +431,15 @@ def _found_no_runner(event: WorkerEvent, known_s: float) -> bool:
     return known_s >= CONNECT_S and event.exit is not None and event.exit.code == EXIT_LINK_LOST
 
 
-def _exit_error(event: WorkerEvent) -> ErrorInfo:
+def rank_0_of(worker: WorkerView) -> str:
+    """Return the worker that counts: rank 0 of a gang, or the worker itself."""
+    gang = worker.assignment.gang
+    return worker.assignment.worker if gang is None else gang.rank_0
+
+
+def _exit_error(event: WorkerEvent, assignment: Assignment) -> ErrorInfo:
     cause = event.exit.describe() if event.exit is not None else "ended"
     tail = f"\n{event.exit.tail}" if event.exit is not None and event.exit.tail else ""
-    return FunctionStartFailed(f"{event.function}: the worker {cause} before it was ready{tail}").info()
+    gang = assignment.gang
+    what = "the worker" if gang is None else gang.describe(assignment.rank)
+    return FunctionStartFailed(f"{event.function}: {what} {cause} before it was ready{tail}").info()

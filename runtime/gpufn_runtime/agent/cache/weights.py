@@ -4,7 +4,8 @@ get       1. if the weights are complete on the disk, return their path
           2. make room within the limit: remove the least recently used weights that no worker uses
           3. fetch the absent files, each once for all concurrent callers; verify, flush and rename each
           4. check safetensors files, link all files into a folder, and rename it into place
-prefetch  the same in the background, once for each manifest. It removes no weights that a deployed function uses
+prefetch  the same in the background, once for each manifest and one manifest at a time. It removes no weights that a
+          deployed function uses
 """
 
 from __future__ import annotations
@@ -25,12 +26,15 @@ from gpufn_core.spec.units import format_bytes
 from gpufn_core.spec.weights_spec import WeightsFile, WeightsSpec
 from gpufn_platform.process.tasks import Tasks
 from gpufn_runtime.agent.cache import folder_cache
+from gpufn_runtime.agent.cache.transfer_rate import TransferRate
 from gpufn_runtime.agent.cache.weights_disk import PartFile, WeightsDisk, WrongContent
+from gpufn_runtime.agent.cache.weights_fetch import to_end
 from gpufn_runtime.agent.decide.weights_eviction import evicted
 
 log = logging.getLogger(__name__)
 
 _SPARE_BYTES: Final = 1 << 30  # of the disk, for everything else on it
+_AT_ONCE: Final = 4  # files of one fetch; a limit of all fetches would let one that is stuck delay the others
 _DEFAULT_PART: Final = 2  # the default limit is the disk's size divided by this
 
 # Returns the digests of weights that must stay; None: unknown, so all must stay.
@@ -50,13 +54,14 @@ class WeightsCache:
         self._fetch = fetch
         self._limit_bytes = self._disk.disk()[0] // _DEFAULT_PART if limit_bytes is None else limit_bytes
         self._folders = folder_cache.SharedTasks("weights")
-        self._locks: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()  # by key of a file
+        self._locks: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()  # by key or digest
         self._prefetches = Tasks()
+        self._prefetching = asyncio.Lock()  # one at a time, so that starts get most of the bandwidth
         self._prefetched: set[str] = set()
         self._active: dict[str, WeightsSpec] = {}  # being fetched, by digest
         self._parts: dict[str, PartFile] = {}  # files in transfer, by key
         self._complete: set[str] = set()  # digests of the weights on the disk
-        self._bytes_per_s: float | None = None  # of the last fetch
+        self._bytes_per_s: float | None = None  # of the last large fetch
         self._space = asyncio.Lock()  # decisions about room, one at a time
         self._hits = self._misses = self._fetched_bytes = self._evicted_bytes = self._stored_bytes = 0
 
@@ -71,14 +76,14 @@ class WeightsCache:
 
         Cancelling this does not cancel the fetch.
         """
-        if (path := self._disk.find(spec)) is not None:
+        if (path := self._find(spec)) is not None:
             self._hits += 1
             return path
         self._misses += 1
         return await self._ensure(spec, in_use)
 
     def prefetch(self, specs: Iterable[WeightsSpec], in_use: InUse) -> None:
-        """Start to fetch the weights that were never prefetched before."""
+        """Start to fetch the weights that were never prefetched before, one after the other."""
         for spec in specs:
             if spec.digest not in self._prefetched:
                 self._prefetched.add(spec.digest)
@@ -103,35 +108,47 @@ class WeightsCache:
 
     async def _prefetch(self, spec: WeightsSpec, in_use: InUse) -> None:
         try:
-            if self._disk.find(spec) is None:
-                await self._ensure(spec, in_use)
+            async with self._prefetching:
+                if self._find(spec) is None:
+                    await self._ensure(spec, in_use)
         except GpufnError as error:  # a start tries again, and reports the error to its callers
             log.warning("cannot prefetch weights: %s", error.message)
 
+    def _find(self, spec: WeightsSpec) -> Path | None:
+        if (path := self._disk.find(spec)) is None:  # a worker may have changed them
+            self._complete.discard(spec.digest)
+        return path
+
     async def _ensure(self, spec: WeightsSpec, in_use: InUse) -> Path:
-        await self._folders.run(spec.digest, lambda _: self._fetch_all(spec, in_use))
-        if (path := self._disk.find(spec)) is None:
+        origin = f"{spec.digest} {spec.source} {spec.commit}"  # another origin of equal files may fail
+        await self._folders.run(origin, lambda _: self._fetch_in_turn(spec, in_use))
+        if (path := self._find(spec)) is None:
             raise ArtifactUnavailable(f"The weights {spec.source} were changed while a worker started. Try again.")
         return path
 
+    async def _fetch_in_turn(self, spec: WeightsSpec, in_use: InUse) -> None:
+        async with self._lock(spec.digest):
+            if self._find(spec) is None:
+                await self._fetch_all(spec, in_use)
+
     async def _fetch_all(self, spec: WeightsSpec, in_use: InUse) -> None:
-        started, fetched_before = asyncio.get_running_loop().time(), self._fetched_bytes
+        at_once, rate = asyncio.Semaphore(_AT_ONCE), TransferRate()
         try:
             self._disk.ensure()
             await self._make_room(spec, in_use)
             try:
                 async with asyncio.TaskGroup() as tasks:
                     for key, file in {spec.key(file): file for file in spec.files}.items():
-                        tasks.create_task(self._fetch_file(spec, file, key))
+                        tasks.create_task(self._fetch_file(spec, file, key, at_once, rate))
             except* (GpufnError, OSError) as errors:
                 raise _first(errors) from None
             await asyncio.to_thread(self._disk.publish, spec)
             self._complete.add(spec.digest)
-            if fetched := self._fetched_bytes - fetched_before:
-                self._bytes_per_s = fetched / max(asyncio.get_running_loop().time() - started, 1e-3)
+            self._bytes_per_s = rate.bytes_per_s or self._bytes_per_s
         except OSError as error:
-            self._active.pop(spec.digest, None)
-            await asyncio.to_thread(self._disk.remove_unused, self._wanted())  # the disk may be full
+            async with self._space:  # weights that start to be fetched meanwhile would lose their files
+                self._active.pop(spec.digest, None)
+                await asyncio.to_thread(self._disk.remove_unused, self._wanted())  # the disk may be full
             reason = folder_cache.why_not_written(error)
             raise ArtifactUnavailable(f"Cannot store the weights {spec.source} in {self._root}: {reason}.") from error
         finally:
@@ -139,20 +156,25 @@ class WeightsCache:
             self._stored_bytes = sum((await asyncio.to_thread(self._disk.sizes)).values())
         log.info("weights %s are here: %s", spec.source, format_bytes(spec.size))
 
-    async def _fetch_file(self, spec: WeightsSpec, file: WeightsFile, key: str) -> None:
-        lock = self._locks.setdefault(key, asyncio.Lock())
-        async with lock:  # other weights may contain the same file
+    async def _fetch_file(
+        self, spec: WeightsSpec, file: WeightsFile, key: str, at_once: asyncio.Semaphore, rate: TransferRate
+    ) -> None:
+        async with at_once, self._lock(key):  # other weights may contain the same file
             if not await asyncio.to_thread(self._disk.has_file, key, file.size):
-                await self._transfer(spec, file, key)
+                await self._transfer(spec, file, key, rate)
 
-    async def _transfer(self, spec: WeightsSpec, file: WeightsFile, key: str) -> None:
+    def _lock(self, name: str) -> asyncio.Lock:
+        return self._locks.setdefault(name, asyncio.Lock())
+
+    async def _transfer(self, spec: WeightsSpec, file: WeightsFile, key: str, rate: TransferRate) -> None:
+        now = asyncio.get_running_loop().time
         part = self._parts[key] = self._disk.part(key, file.size)
         is_resumable = False
+        rate.begin(now())
         try:
             await self._fetch.fetch(spec, file, part)
-            await asyncio.to_thread(part.finish, file.digest)
+            await to_end(asyncio.to_thread(part.finish, file.digest))
             is_resumable = True
-            self._fetched_bytes += file.size
         except WrongContent as error:
             raise ArtifactUnavailable(
                 f"{spec.source}: {file.path} is not the file of the deploy: {error}. Deploy again."
@@ -162,6 +184,8 @@ class WeightsCache:
             raise
         finally:
             del self._parts[key]
+            rate.end(now(), part.received)
+            self._fetched_bytes += part.received
             # Not in a thread: a second cancellation would leave the file open.
             if is_resumable:
                 part.close()
@@ -185,7 +209,8 @@ class WeightsCache:
             for each in await asyncio.to_thread(self._disk.stored)
         ]
         kept = in_use()
-        for digest in () if kept is None else evicted(stored, short, kept | self._active.keys()) or ():
+        chosen = None if kept is None else evicted(stored, short, kept | self._active.keys())
+        for digest in chosen or ():
             if (used := in_use()) is None or digest in used:  # a worker started meanwhile
                 continue
             log.info("removing weights %s: others need the space", digest[:12])
@@ -203,7 +228,7 @@ class WeightsCache:
 
     def _wanted(self) -> dict[str, int]:
         """Return the sizes of all files of the weights that are being fetched, by key."""
-        return {spec.key(file): file.size for spec in self._active.values() for file in spec.files}
+        return {key: size for spec in self._active.values() for key, size in spec.sizes.items()}
 
     def _remove_unused(self, wanted: dict[str, int]) -> int:
         """Remove files of no weights if the space is needed. Runs in a thread."""
@@ -218,7 +243,7 @@ class WeightsCache:
 
     def _done_bytes(self, spec: WeightsSpec) -> int:
         done = 0
-        for key, size in {spec.key(file): file.size for file in spec.files}.items():
+        for key, size in spec.sizes.items():
             part = self._parts.get(key)
             done += part.done if part is not None else size if self._disk.has_file(key, size) else 0
         return done

@@ -1,8 +1,8 @@
 """Weights on a node's disk. Equal files exist once, also if several weights contain them.
 
-files/<key>            a complete file, read-only; the key is its sha256, or stands for a place and an etag
-files/.<key>.part      a file that is being fetched, or whose fetch was interrupted
-folders/<digest>/      complete weights: hard links to the files
+files/<key>               a complete file, read-only; the key is its sha256, or stands for a place and an etag
+files/.<key>.<size>.part  a file that is being fetched, or whose fetch was interrupted
+folders/<digest>/         complete weights: hard links to the files
 
 A complete file has a modification time that no writer sets. A file that a worker changed is detected by that.
 """
@@ -126,19 +126,21 @@ class WeightsDisk:
         """Remove the files that no weights contain, except those with a key in `kept`. Return their bytes."""
         freed = 0
         for path in _list(self._files):
-            key = path.name.removeprefix(".").removesuffix(".part")
+            key = _key(path)
+            if key in kept:  # it may be renamed now
+                continue
             status = path.stat()
-            if key not in kept and (path.name != key or status.st_nlink == 1):
+            if path.name != key or status.st_nlink == 1:
                 path.unlink()
                 freed += status.st_size
         return freed
 
     def sizes(self) -> dict[str, int]:
         """Return the size of each file on the disk, by key; of an incomplete file, the bytes that are there."""
-        sizes = {}
+        sizes: dict[str, int] = {}
         for path in _list(self._files):
             with contextlib.suppress(FileNotFoundError):  # it was renamed meanwhile
-                sizes[path.name.removeprefix(".").removesuffix(".part")] = path.stat().st_size
+                sizes[_key(path)] = sizes.get(_key(path), 0) + path.stat().st_size
         return sizes
 
     def disk(self) -> tuple[int, int]:
@@ -155,11 +157,12 @@ class PartFile:
 
     def __init__(self, path: Path, size: int) -> None:
         self._path = path
-        self._part = path.with_name(f".{path.name}.part")
+        self._part = path.with_name(f".{path.name}.{size}.part")  # a manifest with a wrong size has its own
         self._size = size
         self._sha256 = hashlib.sha256()
         self._file = open(self._part, "ab+")  # noqa: SIM115
         self.done = 0
+        self.received = 0  # from the origin, by this object
 
     def resume(self) -> int:
         """Hash the bytes of an interrupted fetch. Return their number."""
@@ -177,6 +180,7 @@ class PartFile:
 
     def add(self, chunk: bytes) -> None:
         self.done += len(chunk)
+        self.received += len(chunk)
         if self.done > self._size:
             raise WrongContent(f"it is longer than {self._size:,} bytes")
         self._file.write(chunk)
@@ -213,6 +217,11 @@ def _list(folder: Path) -> list[Path]:
         return list(folder.iterdir())
     except FileNotFoundError:
         return []
+
+
+def _key(path: Path) -> str:
+    """Return the key of a complete or incomplete file."""
+    return path.name.removeprefix(".").partition(".")[0]
 
 
 def _is_complete(path: Path, size: int) -> bool:

@@ -1,8 +1,8 @@
 """Fetches of one file of weights: from the platform's store, from a Hugging Face Hub or from S3.
 
-HTTP runs in threads of its own: one file per thread, four files at a time. A transfer that breaks off is resumed where
-it stopped. The credentials are the node's (`gpufn_core.weights`); the spec names no address, so that a deploy cannot
-send them elsewhere.
+HTTP runs in threads of its own, one file per thread. A transfer that breaks off is resumed where it stopped. The
+credentials are the node's (`gpufn_core.weights`); the spec names no address, so that a deploy cannot send them
+elsewhere.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import socket
 import threading
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
@@ -24,7 +24,7 @@ from gpufn_core.weights.s3 import Bucket
 from gpufn_platform.process.clock import Clock
 from gpufn_runtime.agent.cache.weights_disk import PartFile
 
-_AT_ONCE: Final = 4
+_THREADS: Final = 64  # four for each of 16 fetches
 _STALLED_S: Final = 10.0
 _RETRY_DELAYS_S: Final = (0.5, 2.0, 5.0, 10.0)  # after failures without progress in between
 _ADVICE: Final = {
@@ -69,6 +69,18 @@ class _Stop:
             self._socket = None
 
 
+async def to_end(work: Awaitable[None], stop: Callable[[], None] = lambda: None) -> None:
+    """Await the work of a thread. If cancelled, call `stop` and wait until the thread no longer uses its file."""
+    thread = asyncio.ensure_future(work)
+    try:
+        await asyncio.shield(thread)
+    except asyncio.CancelledError:
+        stop()
+        with contextlib.suppress(Exception):
+            await thread
+        raise
+
+
 class _Retryable(Exception):
     """The store is away, slow or overloaded."""
 
@@ -88,7 +100,7 @@ class WeightsFetch:
         self._environ = environ
         self._clock = clock
         self._retry_delays_s = retry_delays_s
-        self._threads = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="weights")
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="weights")
 
     async def fetch(self, spec: WeightsSpec, file: WeightsFile, part: PartFile) -> None:
         """Write a file into `part`. Raises ArtifactUnavailable, BusUnavailable, WrongContent, OSError."""
@@ -96,24 +108,20 @@ class WeightsFetch:
             part.restart()
             async with contextlib.aclosing(self._read_store(file.digest)) as chunks:
                 async for chunk in chunks:
-                    await asyncio.to_thread(part.add, chunk)
+                    await to_end(asyncio.to_thread(part.add, chunk))
             return
         stop = _Stop()
         work = asyncio.get_running_loop().run_in_executor(self._threads, self._download, spec, file, part, stop)
-        try:
-            await asyncio.shield(work)
-        except asyncio.CancelledError:
-            stop.request()
-            with contextlib.suppress(Exception):
-                await work  # the caller closes `part`
-            raise
+        await to_end(work, stop.request)
 
     def _download(self, spec: WeightsSpec, file: WeightsFile, part: PartFile, stop: _Stop) -> None:
         """Transfer a file, with retries. Runs in a thread."""
         stop.check()  # before a thread was free
         part.resume()
         failures = 0
-        with httpx.Client(timeout=_STALLED_S, follow_redirects=True) as client:
+        # A hub redirects to its CDN. A redirect of S3 would send the session token to another host.
+        follows = parse_source(spec.source).scheme == HUB
+        with httpx.Client(timeout=_STALLED_S, follow_redirects=follows) as client:
             while part.done < file.size or not file.size:
                 before = part.done
                 try:

@@ -171,6 +171,6 @@ def parse_power_limits(setting: str) -> dict[str, float]:
         kind, sign, watts = part.rpartition("=")
         kind = kind.strip() if sign else ANY_KIND
         limits[kind] = number("GPUFN_GPU_POWER_LIMIT", watts)
-        if not kind or not limits[kind]:
+        if not kind or set(kind) & {"=", ";"} or not limits[kind]:
             raise InvalidSetting(f"GPUFN_GPU_POWER_LIMIT={setting!r}: write watts, as in 300 or H100=500,L4=60.")
     return limits

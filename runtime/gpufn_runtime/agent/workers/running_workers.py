@@ -59,6 +59,7 @@ class RunningWorker:
             gpus_busy=gpus_busy,
             gpu_bytes=gpu_bytes or {},
             parked=record.parked,
+            rank=record.assignment.rank if record.assignment is not None and record.assignment.gang else None,
         )
 
 

@@ -1,10 +1,10 @@
 """Start of workers: from an Assignment to a running process.
 
-    1. get the Revision, its bundle, engines and weights (usually prefetched), and its secrets; prepare the GPU for
-       sharing, or stop its MPS
-    2. create the memory cgroup, folder, config and FIFO
-    3. create the process, forked or cold; it fetches its secrets from us
-    4. send STARTED
+    1. get the Revision, its bundle, engines and weights (usually prefetched), and its secrets
+    2. prepare the GPU for sharing, or stop its MPS
+    3. create the memory cgroup, folder, config and FIFO
+    4. create the process, forked or cold; it fetches its secrets from us
+    5. send STARTED
 
 If a worker cannot start, START_FAILED is sent and the worker is cleaned up. If the node is at fault, the node's
 degraded state is reported first, so that the controller knows of it when it handles the failure.

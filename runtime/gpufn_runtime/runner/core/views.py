@@ -53,7 +53,7 @@ class WorkerView(Protocol):
     def state(self) -> WorkerState: ...
     @property
     def gpus_charged(self) -> float:
-        """The GPU seconds that each second of the worker costs (`DeviceShare.gpus_charged`)."""
+        """The GPU seconds that each second of the worker costs (`Assignment.gpus_charged`)."""
 
     @property
     def gpus(self) -> tuple[str, ...]:

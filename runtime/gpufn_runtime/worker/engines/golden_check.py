@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from gpufn_core.domain.engine import EngineManifest
-from gpufn_core.spec.model_spec import TOLERANCES, Precision, TensorSpec, Tolerance
+from gpufn_core.spec.model_spec import TOLERANCES, Precision, TensorSpec, Tolerance, absolute_limit
 from gpufn_runtime.worker.engines.base import Array, Arrays
 from gpufn_runtime.worker.engines.tensors import dtype_of
 
@@ -63,8 +63,10 @@ def _compare(name: str, actual: Array, recorded: Array, arithmetic: Precision, m
 def _is_near(now: Array, then: Array, preset: Tolerance) -> bool:
     if preset.atol is None or preset.rtol is None:
         return False
+    size = np.abs(then)
     with np.errstate(over="ignore"):
-        return bool(np.all(np.abs(now - then) <= preset.atol + preset.rtol * np.abs(then)))
+        allowed = absolute_limit(preset, float(size.max(initial=0.0))) + preset.rtol * size
+        return bool(np.all(np.abs(now - then) <= allowed))
 
 
 def _distance(now: Array, then: Array) -> float:

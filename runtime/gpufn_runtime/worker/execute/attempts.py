@@ -29,6 +29,9 @@ class State(enum.Enum):
     ENDED = enum.auto()
 
 
+OnBegin = Callable[["Attempt", bytes | memoryview], None]
+
+
 class Attempt(msgspec.Struct, eq=False):
     """One Run. `link` is the number of the connection to the runner: attempt numbers are unique within a connection."""
 
@@ -43,15 +46,19 @@ class Attempt(msgspec.Struct, eq=False):
     cancel_requested: bool = False
     on_change: Callable[[], None] | None = None  # called after a Cancel or a Credit
     context: Context | None = None  # returned by `gpufn.current()`
+    on_begin: OnBegin | None = None
 
     def take_body(self) -> bytes | memoryview:
         """Return the input; call once. Raises InvalidInput if it was a shared body that no longer exists."""
+        body: bytes | memoryview = self.body
+        self.body = b""
         if self.run.shared_body:
             try:
-                return self.shared_bodies.take(self.run.shared_body)
+                body = self.shared_bodies.take(self.run.shared_body)
             except ArtifactUnavailable as error:
                 raise InvalidInput(error.message) from error
-        body, self.body = self.body, b""
+        if self.on_begin is not None:
+            self.on_begin(self, body)
         return body
 
     @property
@@ -78,6 +85,7 @@ class Attempts:
         self._stale = 0  # attempts still running for a lost link; their Results are not sent
         self.on_idle: Callable[[], None] = lambda: None
         self.on_stale_end: Callable[[], None] = lambda: None
+        self.on_begin: OnBegin | None = None  # called with each attempt's input, before it is decoded
 
     @property
     def idle(self) -> bool:
@@ -88,7 +96,7 @@ class Attempts:
         return len(self._active) + self._stale
 
     def add(self, run: Run, body: bytes, link: int) -> Attempt:
-        attempt = Attempt(run, body, link, self._shared_bodies, run.credits, time.monotonic())
+        attempt = Attempt(run, body, link, self._shared_bodies, run.credits, time.monotonic(), on_begin=self.on_begin)
         with self._lock:
             if run.attempt in self._active:
                 raise ProtocolMismatch(f"attempt {run.attempt} was sent twice")

@@ -25,9 +25,13 @@ if TYPE_CHECKING:
 _LONGEST_CHAIN = 8
 
 
+End = tuple[OutcomeKind, ErrorInfo | None]
+
+
 class Results:
     """Sends Results. `started` is the `time.perf_counter` value when the attempt began. `fault_of` classifies an
-    exception as a GPU fault; `on_fault` is called if a fault makes this process unusable. `redact` masks secrets."""
+    exception as a GPU fault; `on_fault` is called if a fault makes this process unusable. `redact` masks secrets.
+    `join` waits for the end of the other ranks of a gang and returns the end of them all."""
 
     def __init__(
         self,
@@ -48,6 +52,7 @@ class Results:
         self.fault_of: Callable[[BaseException], DeviceFault | None] = lambda error: None
         self.redact: Callable[[str], str] = unchanged
         self.on_fault: Callable[[DeviceFault], None] = lambda fault: None
+        self.join: Callable[[Attempt, End], End] = lambda attempt, end: end
 
     def returned(self, attempt: Attempt, value: Any, started: float, *, charged_s: float | None = None) -> None:
         try:
@@ -124,16 +129,27 @@ class Results:
         shared_body: str = "",
         charged_s: float | None = None,
     ) -> None:
-        run_s = time.perf_counter() - started
         self._output.end(attempt)
-        result = frames.encode(
-            Result(attempt.run.attempt, kind, error, content_type, run_s, shared_body, charged_s), body
-        )
+        joined, error = self.join(attempt, (kind, error))
+        if joined is not kind:
+            if shared_body:
+                self._shared_bodies.remove(shared_body)
+            kind, content_type, body, shared_body = joined, "", b"", ""
+        run_s = time.perf_counter() - started
+        self._send(attempt, Result(attempt.run.attempt, kind, error, content_type, run_s, shared_body, charged_s), body)
+
+    def interrupt(self, attempt: Attempt, end: End) -> None:
+        """End an attempt whose code may still run."""
+        kind, error = end
+        self._send(attempt, Result(attempt.run.attempt, kind, error, "", time.monotonic() - attempt.received_at))
+
+    def _send(self, attempt: Attempt, frame: Result, body: bytes = b"") -> None:
+        result = frames.encode(frame, body)
         if self._attempts.end(attempt, result):
             if not self._link.send_packed(result, link=attempt.link):
                 self._attempts.keep(attempt, result)
-        elif shared_body and not attempt.result:
-            self._shared_bodies.remove(shared_body)
+        elif frame.shared_body and not attempt.result:
+            self._shared_bodies.remove(frame.shared_body)
         self._attempts.check_idle()
 
 

@@ -92,6 +92,7 @@ def describe(name: str, env_values: bool, json: bool) -> None:
             ("call duration", view.service_s and duration(view.service_s)),
             ("cold start", view.cold_start_s and duration(view.cold_start_s)),
             ("gpu", " or ".join(resources.get("gpu", [])) and f"{' or '.join(resources['gpu'])}, {resources['share']}"),
+            ("nodes", f"{resources['nodes']} per worker" if resources.get("nodes", 1) > 1 else ""),
             ("cpu", resources.get("cpu")),
             ("memory", resources.get("memory_bytes") and size(resources["memory_bytes"])),
             ("min, max workers", ", ".join(bounds)),

@@ -105,7 +105,8 @@ def _rows(node: dict[str, Any], device: dict[str, Any], now: float, width: int) 
         share = worker.get("share") or {}
         memory = worker.get("gpu_bytes", {}).get(device["uuid"]) if is_gpu else worker.get("resident_bytes")
         limit = share.get("vram_bytes") if is_gpu else share.get("memory_bytes")
-        name = f"  {worker['function']}@{worker['revision']}"
+        rank = "" if worker.get("rank") is None else f" rank {worker['rank']}"
+        name = f"  {worker['function']}@{worker['revision']}{rank}"
         yield (
             f"{name}  {worker['worker']}" if width >= _WIDE else name,
             "",

@@ -135,3 +135,35 @@ def test_what_was_set_on_the_function_takes_the_place_of_the_specs(
 ) -> None:
     policy = effective(ScalingPolicy(min_workers=1), function(min_workers=minimum, max_workers=maximum))
     assert (policy.min_workers, policy.max_workers) == expected
+
+
+EXPECTED = "a call is expected at 09:00 UTC, as on the last days"
+
+
+@pytest.mark.parametrize(
+    ("policy", "demand", "workers", "count", "reason"),
+    [
+        (ScalingPolicy(prewarm=True), Demand(queued=0, running=0, expected=EXPECTED), Workers(), 1,
+         f"{EXPECTED}: 1 worker"),
+        (ScalingPolicy(prewarm=True), Demand(queued=0, running=0, expected=EXPECTED), Workers(starting=1), 1,
+         f"{EXPECTED}: 1 worker"),
+        (ScalingPolicy(prewarm=True), Demand(queued=0, running=0, idle_s=999, expected=EXPECTED), Workers(3, idle=3), 2,
+         f"{EXPECTED}: 1 worker, 2 for now"),
+        (ScalingPolicy(prewarm=True, buffer_workers=2), Demand(queued=0, running=0, expected=EXPECTED), Workers(), 1,
+         f"{EXPECTED}: 1 worker"),
+        (ScalingPolicy(prewarm=True, max_workers=0), Demand(queued=0, running=0, expected=EXPECTED), Workers(), 0,
+         f"{EXPECTED}: no workers"),
+        (ScalingPolicy(prewarm=True, min_workers=2), Demand(queued=0, running=0, expected=EXPECTED), Workers(), 2,
+         f"{EXPECTED}: 2 workers (min_workers)"),
+        (ScalingPolicy(prewarm=True), Demand(queued=1, running=0, expected=EXPECTED), Workers(), 1,
+         "1 queued, 0 running: 1 worker"),
+        (ScalingPolicy(prewarm=True), Demand(queued=0, running=0, idle_s=60), Workers(1, idle=1), 0,
+         "idle for 60 s of 60 s: no workers"),
+        (ScalingPolicy(), Demand(queued=0, running=0, expected=EXPECTED), Workers(), 0, "no calls: no workers"),
+    ],
+)  # fmt: skip
+def test_a_worker_is_wanted_while_a_call_is_expected(
+    policy: ScalingPolicy, demand: Demand, workers: Workers, count: int, reason: str
+) -> None:
+    decision = decide(policy, demand, workers)
+    assert (decision.count, decision.reason) == (count, reason)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
 import errno
 import hashlib
@@ -10,7 +11,7 @@ import json
 import os
 import stat
 import threading
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Container, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,10 @@ from gpufn_core.errors import ArtifactUnavailable
 from gpufn_core.remove_folder import remove_tree
 from gpufn_core.spec.weights_spec import WeightsFile, WeightsSpec
 from gpufn_platform.process.clock import SystemClock
+from gpufn_runtime.agent.cache import transfer_rate
 from gpufn_runtime.agent.cache import weights as module
 from gpufn_runtime.agent.cache.weights import WeightsCache
-from gpufn_runtime.agent.cache.weights_disk import PartFile, WeightsDisk
+from gpufn_runtime.agent.cache.weights_disk import PartFile, WeightsDisk, WrongContent
 from gpufn_runtime.agent.cache.weights_fetch import WeightsFetch
 from tests.runtime.agent.conftest import Node as AgentNode
 from tests.runtime.agent.conftest import Run as AgentRun
@@ -144,6 +146,27 @@ def test_a_hub_receives_the_nodes_token_and_a_cdn_does_not(on_cache: Run) -> Non
     on_cache(test)
 
 
+def test_a_redirect_of_s3_is_not_followed(on_cache: Run) -> None:
+    async def test(node: CacheNode) -> None:
+        node.environ |= dict.fromkeys(("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"), "x")
+        node.origins.redirects_to = node.origins.url.replace("127.0.0.1", "localhost")
+        spec = WeightsSpec(source="s3://bucket", files=(WeightsFile("model.bin", 1, etag="e"),))
+        with pytest.raises(ArtifactUnavailable, match="302"):
+            await node.get(spec)
+        assert len(node.origins.requests) == 1
+
+    on_cache(test)
+
+
+def test_a_token_with_other_characters_is_reported(on_cache: Run) -> None:
+    async def test(node: CacheNode) -> None:
+        node.environ["HF_TOKEN"] = "hf_\u2013"
+        with pytest.raises(ArtifactUnavailable, match="HF_TOKEN"):
+            await node.get(hub())
+
+    on_cache(test)
+
+
 def test_objects_of_s3_are_fetched_as_they_were_at_deploy(on_cache: Run) -> None:
     async def test(node: CacheNode) -> None:
         node.environ |= {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret"}
@@ -179,6 +202,69 @@ def test_equal_files_are_fetched_and_stored_once(on_cache: Run) -> None:
         assert (first / same).samefile(second / same)
 
     on_cache(test)
+
+
+def test_equal_files_of_another_source_are_fetched_although_the_first_fails(on_cache: Run) -> None:
+    async def test(node: CacheNode) -> None:
+        data = _FILES["model.bin"]
+        node.origins.status = 404
+        node.store[sha256(data)] = data
+        gone = hub({"model.bin": data})
+        uploaded = WeightsSpec(source="./a", files=gone.files)
+        results = await asyncio.gather(*map(node.get, (gone, gone, uploaded)), return_exceptions=True)
+        assert [isinstance(result, ArtifactUnavailable) for result in results] == [True, True, False]
+        assert len(node.origins.downloads()) == 1
+
+    on_cache(test)
+
+
+def test_a_start_does_not_wait_for_the_files_of_prefetches(on_cache: Run) -> None:
+    async def test(node: CacheNode) -> None:
+        stalled = [{f"{fetch}-{number}": b"%d" % fetch + bytes(20 + number) for number in range(8)} for fetch in (1, 2)]
+        for files in stalled:
+            node.origins.served |= files
+        node.origins.hold = threading.Event()
+        try:
+            node.cache.prefetch(map(hub, stalled), set)
+            await until_async(lambda: len(node.origins.downloads()) == 4)
+            small = {"small.bin": b"0123456789"}
+            node.origins.served |= small
+            assert _content(await node.get(hub(small))) == small
+            assert len(node.origins.downloads()) == 5
+        finally:
+            node.origins.hold.set()
+        await until_async(lambda: len(node.cache.report().complete) == 3)
+
+    on_cache(test)
+
+
+def test_the_rate_is_that_of_the_last_fetch_with_enough_bytes(on_cache: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(node: CacheNode) -> None:
+        monkeypatch.setattr(transfer_rate, "_LEAST_BYTES", 10)
+        await node.get(node.put("large", b"0123456789"))
+        rate = node.cache.report().bytes_per_s
+        assert rate
+        await node.get(node.put("small", b"012"))
+        assert node.cache.report().bytes_per_s == rate
+        assert node.cache.report().fetched_bytes == 13
+
+    on_cache(test)
+
+
+def test_a_manifest_with_a_wrong_size_keeps_the_interrupted_file_of_another(tmp_path: Path) -> None:
+    disk = WeightsDisk(tmp_path)
+    disk.ensure()
+    right = disk.part("a" * 64, 10)
+    right.add(b"01234")
+    right.close()
+    wrong = disk.part("a" * 64, 3)
+    with pytest.raises(WrongContent):
+        wrong.add(b"01234")
+    wrong.discard()
+    assert disk.sizes() == {"a" * 64: 5}
+    again = disk.part("a" * 64, 10)
+    assert again.resume() == 5
+    again.discard()
 
 
 # --- origins that misbehave -------------------------------------------------------------------------------------------
@@ -237,6 +323,34 @@ def test_other_content_than_at_deploy_is_refused(on_cache: Run, how: str) -> Non
     on_cache(test)
 
 
+def test_a_file_that_is_verified_when_another_fails_is_not_fetched_again(
+    on_cache: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test(node: CacheNode) -> None:
+        finishing, failed = threading.Event(), threading.Event()
+        finish = PartFile.finish
+        spec = node.put("two", b"whole", b"damaged")
+
+        def finish_late(part: PartFile, digest: str) -> None:
+            if digest == sha256(b"damaged"):
+                finishing.wait(5)
+                failed.set()
+                raise WrongContent("it is damaged")
+            finishing.set()
+            failed.wait(5)
+            finish(part, digest)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(PartFile, "finish", finish_late)
+            with pytest.raises(ArtifactUnavailable, match="damaged"):
+                await node.get(spec)
+        assert node.files() == [sha256(b"whole")]
+        await node.get(spec)
+        assert node.read.count(sha256(b"whole")) == 1
+
+    on_cache(test)
+
+
 @pytest.mark.parametrize(("status", "is_retried"), [(401, False), (403, False), (404, False), (429, True), (503, True)])
 def test_an_origin_that_refuses_is_reported(on_cache: Run, status: int, is_retried: bool) -> None:
     async def test(node: CacheNode) -> None:
@@ -291,6 +405,43 @@ def test_a_disk_that_fills_leaves_nothing(on_cache: Run, monkeypatch: pytest.Mon
     on_cache(test)
 
 
+def test_a_failure_takes_no_files_of_weights_that_start_meanwhile(
+    on_cache: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test(node: CacheNode) -> None:
+        loop, other = asyncio.get_running_loop(), node.put("other", b"other")
+        publishing, removed = threading.Event(), threading.Event()
+        fetches: list[concurrent.futures.Future[Path]] = []
+        remove_unused, add, publish = WeightsDisk.remove_unused, PartFile.add, WeightsDisk.publish
+
+        def add_other(part: PartFile, chunk: bytes) -> None:
+            if chunk != b"other":
+                raise OSError(errno.ENOSPC, "No space left on device")
+            add(part, chunk)
+
+        def remove_after_the_other_started(disk: WeightsDisk, kept: Container[str]) -> int:
+            fetches.append(asyncio.run_coroutine_threadsafe(node.get(other), loop))
+            publishing.wait(0.2)  # false: it waits until the removal is over
+            try:
+                return remove_unused(disk, kept)
+            finally:
+                removed.set()
+
+        def publish_after_the_removal(disk: WeightsDisk, spec: WeightsSpec) -> None:
+            publishing.set()
+            removed.wait(5)
+            publish(disk, spec)
+
+        monkeypatch.setattr(PartFile, "add", add_other)
+        monkeypatch.setattr(WeightsDisk, "remove_unused", remove_after_the_other_started)
+        monkeypatch.setattr(WeightsDisk, "publish", publish_after_the_removal)
+        with pytest.raises(ArtifactUnavailable, match="disk is full"):
+            await node.get(node.put("fails", b"fails"))
+        assert _content(await asyncio.wrap_future(fetches[0])) == {sha256(b"other")[:8]: b"other"}
+
+    on_cache(test)
+
+
 @pytest.mark.parametrize("how", ["changed", "cut", "removed"])
 def test_a_file_that_a_worker_damaged_is_fetched_again(on_cache: Run, how: str) -> None:
     async def test(node: CacheNode) -> None:
@@ -304,6 +455,19 @@ def test_a_file_that_a_worker_damaged_is_fetched_again(on_cache: Run, how: str) 
             path.write_bytes(b"x" * (len(_FILES["model.bin"]) if how == "changed" else 3))
         assert _content(await node.get(hub())) == _FILES
         assert len(node.origins.downloads("model.bin")) == (1 if how == "removed" else 2)
+
+    on_cache(test)
+
+
+def test_weights_that_a_worker_damaged_are_not_complete(on_cache: Run) -> None:
+    async def test(node: CacheNode) -> None:
+        path = await node.get(hub()) / "model.bin"
+        path.chmod(0o644)
+        path.write_bytes(b"x")
+        node.origins.status = 404
+        with pytest.raises(ArtifactUnavailable):
+            await node.get(hub())
+        assert node.cache.report().complete == ()
 
     on_cache(test)
 
@@ -342,8 +506,7 @@ def test_weights_of_a_worker_stay(on_cache: Run) -> None:
         assert node.names() == sorted([a.digest, c.digest])
         report = node.cache.report()
         assert report.complete == tuple(sorted([a.digest, c.digest]))
-        assert report.bytes_per_s is not None
-        assert report.bytes_per_s > 0
+        assert report.bytes_per_s is None, "a small fetch has no rate"
 
     on_cache(test, limit_bytes=100)
 

@@ -147,6 +147,13 @@ def test_values_near_zero_differ_by_rounding_only() -> None:
     golden_check.compare({"y": found}, {"y": recorded}, made)
 
 
+def test_other_values_as_small_as_the_recorded_ones_are_wrong() -> None:
+    """Regression: an atol of 1e-5 accepted every output below it."""
+    made = manifest([tensor("x", "FP64")], [tensor("y", "FP64")], accuracy=EXACT)
+    with pytest.raises(golden_check.WrongOutput):
+        golden_check.compare({"y": np.zeros(2)}, {"y": np.array([1e-6, 2e-6])}, made)
+
+
 def test_nan_where_it_was_when_built_is_no_difference() -> None:
     array = np.array([1, np.nan, np.inf], np.float32)
     golden_check.compare({"y": array}, {"y": array.copy()}, manifest(accuracy=EXACT))

@@ -9,13 +9,14 @@ import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
+from urllib.parse import urljoin
 from xml.etree import ElementTree
 
 import httpx
 import msgspec
 
 from gpufn_core.errors import ArtifactUnavailable, GpufnError, InvalidSpec
-from gpufn_core.spec.weights_spec import HUB, MAX_FILES, Source, WeightsFile
+from gpufn_core.spec.weights_spec import HUB, Source, WeightsFile, check_count
 from gpufn_core.weights.hub import Hub
 from gpufn_core.weights.s3 import Bucket
 
@@ -51,14 +52,15 @@ class _HubFile(msgspec.Struct):
 def hub_files(source: Source) -> Found:
     """List the files of a repository. Raises InvalidSpec and ArtifactUnavailable."""
     hub = Hub.from_env(os.environ)
-    with _client() as client:
+    with _client(source) as client:
         about = _get(client, hub.revision_url(source.place, source.revision), hub.headers, _named(source))
         commit = _decode(about.content, dict[str, Any], source).get("sha", "")
         url, listed = hub.tree_url(source.place, commit), []
         while url:
-            page = _get(client, url, hub.headers, _named(source))
+            page = _get(client, url, hub.headers if hub.has(url) else {}, _named(source))
             listed += _decode(page.content, list[_HubFile], source)
-            url = page.links.get("next", {}).get("url", "")
+            following = page.links.get("next", {}).get("url", "")
+            url = following and urljoin(url, following)
     files = [
         Listed(file.path, file.size, str((file.lfs or {}).get("oid", ""))) for file in listed if file.type == "file"
     ]
@@ -69,7 +71,7 @@ def s3_files(source: Source) -> Found:
     """List the objects of a folder in a bucket. Raises InvalidSpec and ArtifactUnavailable."""
     bucket = Bucket.from_env(source.place, os.environ)
     files: list[Listed] = []
-    with _client() as client:
+    with _client(source) as client:
         continuation: str | None = ""
         while continuation is not None:
             url = bucket.list_url(source.path, continuation)
@@ -94,11 +96,8 @@ def _object(entry: ElementTree.Element) -> Listed:
 
 def add_digests(source: Source, found: Found, files: Sequence[Listed]) -> list[WeightsFile]:
     """Return the selected files with all digests that can be found without reading large files."""
-    if len(files) > MAX_FILES:  # the spec's own check would come after as many requests
-        raise InvalidSpec(
-            f"{_named(source)} has {len(files)} files, more than the {MAX_FILES} allowed: use include=[...]"
-        )
-    with _client() as client:
+    check_count(_named(source), len(files))  # the spec's own check would come after as many requests
+    with _client(source) as client:
         find = _hub_digest if source.scheme == HUB else _s3_digest
         return [
             WeightsFile(file.path, file.size, file.digest) if file.digest else find(client, source, found, file)
@@ -111,7 +110,7 @@ def _hub_digest(client: httpx.Client, source: Source, found: Found, file: Listed
     if file.size > _LARGEST_HASHED_HERE:
         raise InvalidSpec(f"{_named(source)}: the hub has no sha256 of {file.path}, which has {file.size:,} bytes")
     hub = Hub.from_env(os.environ)
-    url = hub.file_url(source.place, found.commit, _origin_path(source, found, file))
+    url = hub.file_url(source.place, found.commit, source.file_path(file.path, is_file=found.is_file))
     content = _get(client, url, hub.headers, _named(source)).content
     return WeightsFile(file.path, len(content), hashlib.sha256(content).hexdigest())
 
@@ -122,7 +121,7 @@ def _s3_digest(client: httpx.Client, source: Source, found: Found, file: Listed)
     if not file.has_sha256:
         return without
     bucket = Bucket.from_env(source.place, os.environ)
-    url = bucket.object_url(_origin_path(source, found, file))
+    url = bucket.object_url(source.file_path(file.path, is_file=found.is_file))
     headers = bucket.sign("HEAD", url, time.time(), {"x-amz-checksum-mode": "ENABLED"})
     with _errors_of(_named(source)):
         answer = client.head(url, headers=headers)
@@ -144,16 +143,13 @@ def _below(source: Source, files: Iterable[Listed], commit: str = "") -> Found:
     return Found(inside, is_file=False, commit=commit)
 
 
-def _origin_path(source: Source, found: Found, file: Listed) -> str:
-    return source.path if found.is_file else "/".join(filter(None, (source.path, file.path)))
-
-
 def _named(source: Source) -> str:
     return f"{source.scheme}://{source.place}" + (f"@{source.revision}" if source.revision else "")
 
 
-def _client() -> httpx.Client:
-    return httpx.Client(timeout=_TIMEOUT_S, follow_redirects=True)
+def _client(source: Source) -> httpx.Client:
+    # A redirect of S3 would send the session token to another host.
+    return httpx.Client(timeout=_TIMEOUT_S, follow_redirects=source.scheme == HUB)
 
 
 def _get(client: httpx.Client, url: str, headers: dict[str, str], name: str) -> httpx.Response:
@@ -166,6 +162,11 @@ def _get(client: httpx.Client, url: str, headers: dict[str, str], name: str) -> 
         )
     if answer.status_code == 404:
         raise InvalidSpec(f"{name}: {answer.url.host} does not have it (404): check the name and the revision")
+    if answer.is_redirect:
+        raise ArtifactUnavailable(
+            f"{name}: {answer.url.host} redirects ({answer.status_code}): set AWS_REGION to the region of the bucket, "
+            "or AWS_ENDPOINT_URL to the address of the store"
+        )
     if answer.status_code != 200:
         raise ArtifactUnavailable(f"{name}: {answer.url.host} responded with {answer.status_code}: deploy again later")
     return answer

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from gpufn.declare.weights import Weights
-from gpufn.deploy.weights_files import prepare
+from gpufn.deploy.weights import files as weights_files
+from gpufn.deploy.weights.files import prepare
 from gpufn_core.errors import ArtifactUnavailable, InvalidSpec
+from gpufn_core.spec import weights_spec
 from gpufn_core.spec.weights_spec import WeightsSpec
 from tests.weights_origins import COMMIT, Origins, running_origins, sha256
 
@@ -71,6 +75,44 @@ def test_a_link_is_followed(tmp_path: Path) -> None:
     assert _sizes(prepare(Weights(str(folder))).spec) == {"a.bin": 2, "link.bin": 2}
 
 
+@pytest.mark.parametrize("target", [".", "sub"])
+def test_a_link_to_a_folder_above_is_not_followed(tmp_path: Path, target: str) -> None:
+    folder = _weights(tmp_path, a_bin=b"aa", sub__b_bin=b"b")
+    (folder / "sub/again").symlink_to(folder / target)
+    (folder / "other").symlink_to(folder / "sub")
+    sizes = _sizes(prepare(Weights(str(folder))).spec)
+    assert sizes == {"a.bin": 2, "sub/b.bin": 1, "other/b.bin": 1}
+
+
+def test_what_is_no_file_is_refused_unless_it_is_excluded(tmp_path: Path) -> None:
+    folder = _weights(tmp_path, a_bin=b"aa")
+    (folder / "broken").symlink_to(folder / "absent")
+    os.mkfifo(folder / "pipe")
+    for exclude in (["pipe"], ["broken"]):
+        with pytest.raises(InvalidSpec):
+            prepare(Weights(str(folder), exclude=exclude))
+    assert _sizes(prepare(Weights(str(folder), exclude=["broken", "pipe"])).spec) == {"a.bin": 2}
+
+
+def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(weights_files, "file_of", refuse)
+    with pytest.raises(InvalidSpec, match=r"a\.bin"):
+        prepare(Weights(str(_weights(tmp_path, a_bin=b"aa"))))
+
+
+def test_files_are_counted_before_they_are_hashed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = _weights(tmp_path, a_bin=b"1", b_bin=b"2")
+    hashed: list[Path] = []
+    monkeypatch.setattr(weights_spec, "MAX_FILES", 1)
+    monkeypatch.setattr(weights_files, "file_of", hashed.append)
+    with pytest.raises(InvalidSpec):
+        prepare(Weights(str(folder)))
+    assert not hashed
+
+
 @pytest.mark.parametrize("data", [b"", b"version https://git-lfs.github.com/spec/v1"])
 def test_a_damaged_safetensors_file_is_refused(tmp_path: Path, data: bytes) -> None:
     with pytest.raises(InvalidSpec, match=r"model\.safetensors"):
@@ -111,6 +153,23 @@ def test_a_token_is_sent(origins: Origins, monkeypatch: pytest.MonkeyPatch) -> N
         prepare(Weights("hf://org/model"))
     monkeypatch.setenv("HF_TOKEN", "hf_x")
     assert prepare(Weights("hf://org/model")).spec.commit == COMMIT
+
+
+def test_a_list_that_continues_elsewhere_gets_no_token(origins: Origins, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_x")
+    origins.next_page = origins.url.replace("127.0.0.1", "localhost")
+    prepare(Weights("hf://org/model"))
+    sent = [headers.get("authorization") for _, path, headers in origins.requests if "/tree/" in path]
+    assert sent == ["Bearer hf_x", None]
+
+
+def test_a_redirect_of_s3_is_not_followed(origins: Origins, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
+        monkeypatch.setenv(name, "x")
+    origins.redirects_to = origins.url.replace("127.0.0.1", "localhost")
+    with pytest.raises(ArtifactUnavailable, match="AWS_REGION"):
+        prepare(Weights("s3://bucket"))
+    assert len(origins.requests) == 1
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,6 @@ Hidden files, such as `.gitattributes`, are left out.
 from __future__ import annotations
 
 import fnmatch
-import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -18,7 +17,7 @@ from typing import NamedTuple
 from gpufn.declare.weights import Weights
 from gpufn.deploy.model_files import file_of
 from gpufn_core.errors import InvalidSpec
-from gpufn_core.spec.weights_spec import HUB, LOCAL, WeightsFile, WeightsSpec, parse_source
+from gpufn_core.spec.weights_spec import HUB, LOCAL, WeightsFile, WeightsSpec, check_count, parse_source
 from gpufn_core.weights import safetensors
 
 
@@ -38,11 +37,11 @@ def prepare(weights: Weights) -> PreparedWeights:
     source = parse_source(weights.source)
     if source.scheme == LOCAL:
         return _prepare_local(weights)
-    from gpufn.deploy import weights_origins  # noqa: PLC0415  (only deploys of such weights need httpx this early)
+    from gpufn.deploy.weights import origins  # noqa: PLC0415  (only deploys of such weights need httpx this early)
 
-    found = weights_origins.hub_files(source) if source.scheme == HUB else weights_origins.s3_files(source)
+    found = origins.hub_files(source) if source.scheme == HUB else origins.s3_files(source)
     files = [file for file in found.files if found.is_file or is_selected(file.path, weights.include, weights.exclude)]
-    with_digests = weights_origins.add_digests(source, found, files)
+    with_digests = origins.add_digests(source, found, files)
     return PreparedWeights(_spec(weights, with_digests, commit=found.commit, is_file=found.is_file), {})
 
 
@@ -63,26 +62,43 @@ def _prepare_local(weights: Weights) -> PreparedWeights:
     is_file = root.is_file()
     if not is_file and not root.is_dir():
         raise InvalidSpec(f"weights: there is no file or folder {root}")
-    names = (
-        [root.name]
-        if is_file
-        else [name for name in _walk(root) if is_selected(name, weights.include, weights.exclude)]
-    )
     files, paths = [], {}
-    for name in sorted(names):
-        path = root if is_file else root / name
-        hashed = file_of(path)
-        _check_layout(path, hashed.size)
-        files.append(WeightsFile(name, hashed.size, hashed.digest))
-        paths[hashed.digest] = path
+    try:
+        for name in [root.name] if is_file else _selected(root, weights):
+            path = root if is_file else root / name
+            if not path.is_file():
+                raise InvalidSpec(f"weights: {path} is no file, or a link to none: remove it, or use exclude=[...]")
+            hashed = file_of(path)
+            _check_layout(path, hashed.size)
+            files.append(WeightsFile(name, hashed.size, hashed.digest))
+            paths[hashed.digest] = path
+    except OSError as error:
+        raise InvalidSpec(
+            f"weights: cannot read {error.filename}: {error.strerror}: make it readable, or remove it"
+        ) from error
     return PreparedWeights(_spec(weights, files, is_file=is_file), paths)
 
 
-def _walk(root: Path) -> Iterator[str]:
-    """Yield the files below `root`. Links are followed, as in the caches of model hubs."""
-    for folder, _, names in os.walk(root, followlinks=True):
-        for name in names:
-            yield (Path(folder) / name).relative_to(root).as_posix()
+def _selected(root: Path, weights: Weights) -> list[str]:
+    """Return the selected files below `root`. Raises InvalidSpec for too many, before they are hashed; and OSError."""
+    below = (path.relative_to(root).as_posix() for path in _walk(root))
+    names = [name for name in below if is_selected(name, weights.include, weights.exclude)]
+    check_count(weights.source, len(names))
+    return sorted(names)
+
+
+def _walk(folder: Path, above: tuple[tuple[int, int], ...] = ()) -> Iterator[Path]:
+    """Yield the files below `folder`, except those in hidden folders. Links are followed, as in the caches of model
+    hubs, but not to a folder `above`, given by device and inode."""
+    status = folder.stat()
+    identity = status.st_dev, status.st_ino
+    if identity in above:
+        return
+    for path in folder.iterdir():
+        if not path.is_dir():
+            yield path
+        elif not path.name.startswith("."):
+            yield from _walk(path, (*above, identity))
 
 
 def _check_layout(path: Path, size: int) -> None:

@@ -1,0 +1,1 @@
+"""Files of weights at deploy: from a local path, a hub or a bucket."""
