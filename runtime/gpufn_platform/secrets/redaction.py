@@ -10,7 +10,8 @@ from __future__ import annotations
 import base64
 import json
 import urllib.parse
-from collections.abc import Iterable, Iterator
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 MASK = b"[redacted]"
@@ -21,10 +22,16 @@ _CANDIDATES = 16
 
 
 class Pattern(NamedTuple):
-    """A text to mask. Two of its occurrences start at least `period` bytes apart."""
+    """A text to mask. `borders[n]` is the length of the longest proper end of `text[:n + 1]` with which it also starts
+    (the failure function of Knuth, Morris and Pratt)."""
 
     text: bytes
-    period: int
+    borders: Sequence[int]
+
+    @property
+    def period(self) -> int:
+        """Two occurrences start at least so many bytes apart."""
+        return len(self.text) - self.borders[-1]
 
 
 Patterns = tuple[Pattern, ...]
@@ -33,7 +40,17 @@ Patterns = tuple[Pattern, ...]
 def patterns_of(values: Iterable[str]) -> Patterns:
     """Return the texts to mask: each value as it is, escaped, and in base64, also if it is encoded with text around."""
     texts = dict.fromkeys(text for value in values for text in _forms(value))
-    return tuple(Pattern(text, (text + text).find(text, 1)) for text in texts)
+    return tuple(Pattern(text, _borders(text)) for text in texts)
+
+
+def _borders(text: bytes) -> Sequence[int]:
+    borders, length = array("I", bytes(4 * len(text))), 0
+    for at in range(1, len(text)):
+        while length and text[at] != text[length]:
+            length = borders[length - 1]
+        length += text[at] == text[length]
+        borders[at] = length
+    return borders
 
 
 def _forms(value: str) -> Iterator[bytes]:
@@ -71,7 +88,7 @@ class Redactor:
 
     def feed(self, data: bytes) -> bytes:
         buffer = self._held + data
-        end = min((_start_of(buffer, pattern.text) for pattern in self._patterns), default=len(buffer))
+        end = min((_start_of(buffer, pattern) for pattern in self._patterns), default=len(buffer))
         return self._emit(buffer, self._occurrences(buffer), end)
 
     def flush(self) -> bytes:
@@ -129,7 +146,7 @@ def redact(patterns: Patterns, text: str) -> str:
 def _ranges(buffer: bytes, pattern: Pattern) -> Iterator[tuple[int, int]]:
     """Return the ranges that occurrences cover. The time is linear also for a pattern such as `aaaa` in its own text,
     which a worker may print to block its agent."""
-    text, period = pattern
+    text, period = pattern.text, pattern.period
     at = buffer.find(text)
     while at >= 0:
         end = at + len(text)
@@ -140,8 +157,9 @@ def _ranges(buffer: bytes, pattern: Pattern) -> Iterator[tuple[int, int]]:
         at = buffer.find(text, end - min(period, len(text) - period))
 
 
-def _start_of(buffer: bytes, text: bytes) -> int:
-    """Return the first position from which `buffer` is the start of `text`, but not all of it; else its length."""
+def _start_of(buffer: bytes, pattern: Pattern) -> int:
+    """Return the first position from which `buffer` is the start of the text, but not all of it; else its length."""
+    text = pattern.text
     first = max(0, len(buffer) - len(text) + 1)
     head = text[:_PREFIX]
     at = buffer.find(head, first)
@@ -152,15 +170,20 @@ def _start_of(buffer: bytes, text: bytes) -> int:
             return at
         at = buffer.find(head, at + 1)
     else:
-        return len(buffer) - _overlap(text, buffer[first:])
+        return len(buffer) - _overlap(pattern, buffer[first:])
     for at in range(max(first, len(buffer) - len(head) + 1), len(buffer)):
         if text.startswith(buffer[at:]):
             return at
     return len(buffer)
 
 
-def _overlap(text: bytes, end: bytes) -> int:
-    """Return the length of the longest end of `end` that `text` starts with, in linear time: a text that starts and
-    ends with n equal characters occurs in its double len - n characters later."""
-    joined = f"{text.decode('latin-1')}\u0100{end.decode('latin-1')}"  # with a character that is in neither
-    return len(joined) - (joined + joined).find(joined, 1)
+def _overlap(pattern: Pattern, end: bytes) -> int:
+    """Return the length of the longest end of `end` with which the text starts, in linear time. `end` is shorter than
+    the text."""
+    text, borders = pattern
+    length = 0
+    for byte in end:
+        while length and text[length] != byte:
+            length = borders[length - 1]
+        length += text[length] == byte
+    return length

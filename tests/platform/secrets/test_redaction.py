@@ -122,3 +122,18 @@ def test_the_work_is_linear_for_a_value_that_a_worker_prints_to_block_its_agent(
     for part in ("a", "ab", "b", "a"):
         for _ in range(20):
             redactor.feed(part.encode() * (65_536 // len(part)))
+
+
+def test_a_value_that_overlaps_itself_partly_is_masked_at_each_occurrence() -> None:
+    """`abaa` occurs again three bytes later, though its double repeats after four."""
+    for step in range(1, 12):
+        text = b"xabaabaax"
+        assert redacted(["abaa"], *(text[at : at + step] for at in range(0, len(text), step))) == b"x" + MASK + b"x"
+
+
+@pytest.mark.parametrize("value", ["ab" * 40 + "c", "a" * 60 + "b", "abaab" * 12 + "b"])
+def test_a_secret_whose_start_repeats_is_held_until_it_is_complete(value: str) -> None:
+    text = (value[:-1] * 2 + value).encode()
+    for step in (1, 7, 30, 64, 100):
+        output = redacted([value], *(text[at : at + step] for at in range(0, len(text), step)))
+        assert output == text[: -len(value)] + MASK
