@@ -28,6 +28,7 @@ from gpufn_local.instance_lock import Instance, UpRecord, already_up, claimed, w
 from gpufn_local.nats_process import EmbeddedServer, Leftover
 from gpufn_local.supervisor import Program, Supervisor, last_lines
 from gpufn_platform.process import grace_period, supervisor_fifo
+from gpufn_platform.process.private_files import create_private
 from gpufn_platform.process.proc_hardening import hide_environment
 from gpufn_platform.process.settings import node_name, number, sync_setting
 
@@ -316,7 +317,7 @@ def _detached(home: Home, host: str, port: int) -> None:
     log = home.logs / "up.log"
     reader, writer = os.pipe()
     arguments = [argument for argument in sys.argv[1:] if argument not in ("--detach", "-d")]
-    with step("Starting"), log.open("ab") as output:
+    with step("Starting"), open(log, "ab", opener=create_private) as output:
         process = subprocess.Popen(  # noqa: S603
             [sys.executable, "-m", "gpufn", *arguments],
             stdin=subprocess.DEVNULL,

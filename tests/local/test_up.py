@@ -10,6 +10,7 @@ import re
 import select
 import signal
 import socket
+import stat
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -194,6 +195,46 @@ def test_an_address_that_is_none_is_one_line_before_anything_starts(
     assert (ended.returncode, ended.stdout) == (2, "")
     assert re.fullmatch(f"gpufn: {message}\n", ended.stderr), ended.stderr
     assert not (tmp_path / "logs" / "gateway.log").exists()
+
+
+# In closed folders, and with other readers: the user of a worker's container connects to the worker's socket, and reads
+# the bundle through links in its own folder. The worker writes the bytecode.
+_READ_BY_CONTAINERS = {
+    "w/*/s": 0o666,
+    "bundles/*": 0o755,
+    "bundles/*/app.py": 0o444,
+    "bundles/*/__pycache__": 0o755,
+    "bundles/*/__pycache__/*.pyc": 0o644,
+}
+
+
+def _expected_mode(path: Path, kind: int) -> int:
+    for pattern, mode in _READ_BY_CONTAINERS.items():
+        if path.match(pattern):
+            return mode
+    return 0o700 if stat.S_ISDIR(kind) else 0o600
+
+
+@pytest.mark.e2e
+def test_files_of_the_platform_are_for_its_user_only(home: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    app = tmp_path_factory.mktemp("app") / "app.py"
+    app.write_text("from gpufn import gpu_function\n\n\n@gpu_function\ndef double(n: int) -> int:\n    return 2 * n\n")
+    home.chmod(0o755)
+    try:
+        for command in (["up", "--detach", "--port", "0"], ["deploy", str(app)], ["invoke", "double", '{"n": 1}']):
+            done = _gpufn(home, *command)
+            assert done.returncode == 0, done.stderr
+        seen, wrong = set(), {}
+        for path in (home, *home.rglob("*"), *Home(home).run.rglob("*")):
+            with contextlib.suppress(FileNotFoundError):  # such as temporary files of nats-server
+                found = path.lstat().st_mode
+                seen.add(path.name)
+                if (mode := stat.S_IMODE(found)) != _expected_mode(path, found):
+                    wrong[str(path)] = oct(mode)
+        assert wrong == {}
+        assert seen >= {"credentials.json", "gateway.log", "up.log", "up.json", "config.json", "s", "app.py", "msgs"}
+    finally:
+        assert _gpufn(home, "down").returncode == 0
 
 
 @pytest.mark.e2e
