@@ -18,7 +18,7 @@ _Versions = tuple[tuple[int, ...], ...]
 
 
 class Certificate:
-    """A certificate chain and its private key, from two PEM files. `context` is that of the listening socket."""
+    """A certificate chain and its private key, from two PEM files. `context` belongs to the listening socket."""
 
     def __init__(self, chain: str, key: str) -> None:
         """Load the files. Raises InvalidSetting."""
