@@ -253,6 +253,8 @@ def test_with_a_certificate_the_platform_speaks_https_and_the_cli_trusts_its_aut
         assert _gpufn(home, "ls", GPUFN_CA_FILE=str(authority.file)).returncode == 0
         refused = _gpufn(home, "ls")
         assert (refused.returncode, "GPUFN_CA_FILE" in refused.stderr) == (3, True)
+        checked = _gpufn(home, "doctor")
+        assert (checked.returncode, "GPUFN_CA_FILE" in checked.stdout) == (1, True)
         other_name = _gpufn(home, "ls", GPUFN_CA_FILE=str(authority.file), GPUFN_URL=url.replace("127.0.0.1", "127.1"))
         assert (other_name.returncode, "GPUFN_URL" in other_name.stderr) == (3, True)
     finally:
