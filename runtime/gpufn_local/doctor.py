@@ -126,7 +126,8 @@ def _gateway() -> Iterator[Finding]:
 
 def _is_taken(url: str) -> bool:
     parts = urlsplit(url)
-    with contextlib.suppress(OSError, ValueError), socket.create_connection((parts.hostname, parts.port or (443 if parts.scheme == "https" else 80)), 1):
+    default = 443 if parts.scheme == "https" else 80
+    with contextlib.suppress(OSError, ValueError), socket.create_connection((parts.hostname, parts.port or default), 1):
         return True
     return False
 

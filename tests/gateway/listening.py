@@ -57,6 +57,8 @@ async def gateway_serving(
         server.capture_signals = contextlib.nullcontext  # type: ignore[assignment]
         task = asyncio.create_task(server.serve([listener]))
         await until_async(lambda: server.started)
-        yield server, listener.getsockname()[1]
-        server.should_exit = True
-        await task
+        try:
+            yield server, listener.getsockname()[1]
+        finally:
+            server.should_exit = True
+            await task

@@ -38,5 +38,10 @@ class ClosingTransport(CoalescingTransport):
     def close_now(self) -> None:
         super().close()
 
+    @property
+    def is_closed(self) -> bool:
+        """True after `close_now`, while the wrapped transport still has output or waits for the client."""
+        return self._transport.is_closing()
+
     def is_closing(self) -> bool:
         return self._is_half_closed or self._transport.is_closing()

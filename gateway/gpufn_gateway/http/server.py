@@ -25,7 +25,7 @@ from gpufn_gateway.settings import GatewaySettings
 from gpufn_platform.process.settings import InvalidSetting
 
 _BACKLOG: Final = 2048
-_TLS_SHUTDOWN_S: Final = 5.0  # time for the client to confirm the end of a TLS connection
+_TLS_SHUTDOWN_S: Final = 60.0  # time for a slow client to read the rest; `sweep` ends the wait for its confirmation
 
 
 class Server(uvicorn.Server):

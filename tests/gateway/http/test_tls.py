@@ -159,6 +159,35 @@ def test_head_and_body_of_a_response_are_one_record(run: Run, certificate: Certi
     run(main())
 
 
+def test_a_client_that_does_not_confirm_the_end_is_disconnected_once_it_has_the_response(
+    run: Run, certificate: Certificate, trust: ssl.SSLContext
+) -> None:
+    async def main() -> None:
+        async with gateway_serving(echo, certificate) as (server, port):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            tls = ssl.MemoryBIO(), ssl.MemoryBIO()
+            client = trust.wrap_bio(*tls, server_hostname="127.0.0.1")
+            while True:
+                with contextlib.suppress(ssl.SSLWantReadError):
+                    client.do_handshake()
+                    break
+                writer.write(tls[1].read())
+                tls[0].write(await reader.read(1 << 16))
+            client.write(b"POST / HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: 4\r\n\r\nbody")
+            writer.write(tls[1].read())
+            await until_async(lambda: server.server_state.connections)
+            (connection,) = list[Any](server.server_state.connections)
+            await until_async(connection.transport.is_closing)
+            assert list(server.server_state.connections) == [connection]
+            await until_async(lambda: sweep([connection], 0.0))
+            await until_async(lambda: not server.server_state.connections)
+            tls[0].write(await reader.read())
+            assert client.read(1 << 16).endswith(b"body")
+            writer.close()
+
+    run(main())
+
+
 def test_parts_of_a_stream_arrive_before_its_end(run: Run, certificate: Certificate, trust: ssl.SSLContext) -> None:
     async def main() -> None:
         received = asyncio.Event()
