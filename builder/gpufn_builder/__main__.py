@@ -68,6 +68,7 @@ async def serve(settings: BuilderSettings) -> None:
 
 
 def main() -> int:
+    os.umask(0o077)  # for our compiler processes too
     return run("builder", BuilderSettings.from_env, serve)
 
 

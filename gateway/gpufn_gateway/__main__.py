@@ -46,6 +46,7 @@ from gpufn_gateway.garbage_collection.collector import GarbageCollector
 from gpufn_gateway.graceful_shutdown import GracefulShutdown
 from gpufn_gateway.http.body_reader import BodyBudget
 from gpufn_gateway.http.body_readers import BodyReaders
+from gpufn_gateway.http.certificate import Certificate
 from gpufn_gateway.http.host_field import is_loopback
 from gpufn_gateway.http.server import Server, listen
 from gpufn_gateway.maps.maps import Maps
@@ -118,6 +119,7 @@ class _Services:
 
 async def main(settings: GatewaySettings) -> None:
     notify_watchdog()
+    certificate = Certificate(settings.tls_cert, settings.tls_key) if settings.tls_cert else None
     async with contextlib.AsyncExitStack() as stack:
         services = await _open_with_retry(settings, stack)
         gateway = _Gateway(services)
@@ -128,7 +130,7 @@ async def main(settings: GatewaySettings) -> None:
             grace_s=lambda: grace_period.grace_s(Home.from_env(), settings.grace_s),
             requests_timeout_s=settings.shutdown_timeout_s,
         )
-        server = Server(gateway.app(), settings, shutdown)
+        server = Server(gateway.app(), settings, shutdown, certificate)
         for name, task in gateway.background_tasks(server):
             stack.push_async_callback(_cancel, asyncio.create_task(task, name=name))
         stack.push_async_callback(_cancel, asyncio.create_task(server.announce(listener), name="announce"))

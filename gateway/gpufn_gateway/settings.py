@@ -21,6 +21,8 @@ _VARIABLES = {"grace_s": "GPUFN_GRACE"}  # shared with the agent
 class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     host: str = "127.0.0.1"  # GPUFN_HOST: the address to listen on
     port: int = 8090  # GPUFN_PORT: 0 picks a free one
+    tls_cert: str = ""  # GPUFN_TLS_CERT: PEM file of the certificate chain; the gateway serves HTTPS then
+    tls_key: str = ""  # GPUFN_TLS_KEY: PEM file of the certificate's private key, without a password
     nats_url: str = "nats://127.0.0.1:4222"  # GPUFN_NATS_URL: the NATS URL, with credentials
     max_body_bytes: int = limits.REQUEST_BYTES  # GPUFN_MAX_BODY_BYTES: the largest request body
     max_bodies_bytes: int = 256 << 20  # GPUFN_MAX_BODIES_BYTES: all bodies that are being received; beyond it, 503
@@ -51,6 +53,8 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
                 "GPUFN_SYNC works only with the nats-server of `gpufn up`. For your own NATS servers, set "
                 "sync_interval in their configuration."
             )
+        if ("tls_cert" in values) != ("tls_key" in values):
+            raise InvalidSetting("Set both GPUFN_TLS_CERT and GPUFN_TLS_KEY, or neither.")
         return cls(**values)
 
     def max_call_bytes(self, max_payload: int) -> int:

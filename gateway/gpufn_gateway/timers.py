@@ -1,4 +1,4 @@
-"""The gateway's timer: call deadlines, reconnection to the runner, stalled clients, and leftover files."""
+"""The gateway's timer: call deadlines, reconnection to the runner, stalled clients, certificate, leftover files."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ async def tick(
             if number % _SECOND == 0:
                 fast_path.tick(loop.time())
                 quotas.publish()
-                server.sweep(loop.time())
+                server.tick(loop.time())
             if number % _MINUTE == 0:
                 shared_bodies.sweep()
         except Exception:

@@ -107,7 +107,7 @@ def _gateway() -> Iterator[Finding]:
         with Client(url) as client:
             alive = client.is_alive()
             ready = alive and client.is_ready()
-            reason = client._why_not_ready() if alive and not ready else ""
+            reason = "" if ready else client._why_not_ready()
     except GpufnError as error:  # an invalid address or key
         yield Finding("gateway", "bad", error.message, "fix GPUFN_URL or GPUFN_API_KEY")
         return
@@ -117,9 +117,7 @@ def _gateway() -> Iterator[Finding]:
         detail = f"{url} responds but is not ready" + (f": {reason}" if reason else "")
         yield Finding("gateway", "bad", detail, "wait, then check gateway.log in GPUFN_HOME/logs")
     elif running is not None:
-        yield Finding(
-            "gateway", "bad", f"gpufn is up but {url} does not respond", "check gateway.log in GPUFN_HOME/logs"
-        )
+        yield Finding("gateway", "bad", f"gpufn is up, but {reason}", "check gateway.log in GPUFN_HOME/logs")
     elif _is_taken(url):
         yield Finding("gateway", "note", f"another program listens at {url}", "start with `gpufn up --port PORT`")
     else:
@@ -128,7 +126,8 @@ def _gateway() -> Iterator[Finding]:
 
 def _is_taken(url: str) -> bool:
     parts = urlsplit(url)
-    with contextlib.suppress(OSError, ValueError), socket.create_connection((parts.hostname, parts.port or 80), 1):
+    default = 443 if parts.scheme == "https" else 80
+    with contextlib.suppress(OSError, ValueError), socket.create_connection((parts.hostname, parts.port or default), 1):
         return True
     return False
 

@@ -21,6 +21,7 @@ from gpufn_core.errors import Conflict, PlatformError
 from gpufn_core.home import Home
 from gpufn_platform.process import grace_period
 from gpufn_platform.process.file_lock import is_locked, lock_file
+from gpufn_platform.process.private_files import write_private
 
 _STOP_TIMEOUT_S = 120.0  # longer than all timeouts of the supervisor together, except the grace period
 _WAITS_S = 1.0
@@ -85,7 +86,7 @@ def already_up(instance: Instance | None) -> Conflict:
 @contextlib.contextmanager
 def claimed(home: Home) -> Iterator[None]:
     """Hold the lock of this home. Raises Conflict if a platform already runs."""
-    home.root.mkdir(parents=True, exist_ok=True)
+    home.root.mkdir(parents=True, exist_ok=True, mode=0o700)
     try:
         lock = lock_file(_lock_path(home))
     except BlockingIOError:
@@ -115,7 +116,7 @@ def unrecorded(home: Home) -> PlatformError | None:
 
 def write_record(home: Home, record: UpRecord) -> None:
     part = home.up_file.with_suffix(".part")
-    part.write_bytes(msgspec.json.format(msgspec.json.encode(record)))
+    write_private(part, msgspec.json.format(msgspec.json.encode(record)))
     part.replace(home.up_file)
 
 

@@ -31,6 +31,7 @@ from gpufn_core.protocol.limits import MESSAGE_BYTES
 from gpufn_platform.bus.roles import ROLES, users_config
 from gpufn_platform.process.file_lock import lock_file
 from gpufn_platform.process.parent_death import end_with_parent
+from gpufn_platform.process.private_files import create_private
 
 _SYNC_S = 120.0  # nats-server's default
 _START_TIMEOUT_S = 30.0  # a large store takes a while to recover
@@ -212,7 +213,7 @@ def _launch(
     environ = dict(os.environ)
     if len(os.sched_getaffinity(0)) <= 2:
         environ.setdefault("GOMAXPROCS", "1")  # measured: +7 % calls/s on two cores shared with the clients
-    with log_path.open("ab") as log:
+    with open(log_path, "ab", opener=create_private) as log:
         start_of_log = log.tell()
         process = subprocess.Popen(  # noqa: S603
             [binary, "-c", path],
@@ -221,6 +222,7 @@ def _launch(
             stderr=log,
             env=environ,
             pass_fds=[lock],
+            umask=0o077,
             start_new_session=True,  # Ctrl-C in the terminal reaches only `gpufn up`, which stops NATS last
             preexec_fn=end_with_parent(signal.SIGTERM) if ends_with_parent else None,  # noqa: PLW1509
         )

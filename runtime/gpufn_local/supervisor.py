@@ -35,6 +35,7 @@ from typing import Protocol
 from gpufn_core.errors import BusUnavailable, PlatformError
 from gpufn_local.watchdog_listener import Watchdog
 from gpufn_platform.process.parent_death import end_with_parent
+from gpufn_platform.process.private_files import create_private
 from gpufn_platform.process.settings import EXIT_CONFIGURATION
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
@@ -246,7 +247,7 @@ class Supervisor:
         log = self._log(program.name)
         _rotate(log)
         child = self._children[program.name]
-        with log.open("ab") as output:
+        with open(log, "ab", opener=create_private) as output:
             child.process = subprocess.Popen(  # noqa: S603
                 [sys.executable, "-P", "-m", program.module],
                 stdin=subprocess.DEVNULL,

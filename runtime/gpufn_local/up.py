@@ -7,6 +7,7 @@ import errno
 import http.client
 import os
 import socket
+import ssl
 import subprocess
 import sys
 import time
@@ -27,6 +28,7 @@ from gpufn_local.instance_lock import Instance, UpRecord, already_up, claimed, w
 from gpufn_local.nats_process import EmbeddedServer, Leftover
 from gpufn_local.supervisor import Program, Supervisor, last_lines
 from gpufn_platform.process import grace_period, supervisor_fifo
+from gpufn_platform.process.private_files import create_private
 from gpufn_platform.process.proc_hardening import hide_environment
 from gpufn_platform.process.settings import node_name, number, sync_setting
 from gpufn_platform.secrets.master_key import KEY, MasterKey
@@ -47,6 +49,36 @@ _WITH_GRACE = ("gateway", "agent")
 _WITH_SECRETS = ("gateway", "agent")
 
 
+class _Address(msgspec.Struct, frozen=True):
+    """The address of the gateway. `tls` has the gateway's settings for HTTPS; it is empty for HTTP."""
+
+    host: str
+    port: int
+    tls: dict[str, str]
+
+    @property
+    def url(self) -> str:
+        return f"{'https' if self.tls else 'http'}://{_reachable(self.host)}:{self.port}"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {"GPUFN_HOST": self.host, "GPUFN_PORT": str(self.port), **self.tls}
+
+    def connect(self) -> http.client.HTTPConnection:
+        host = _reachable(self.host).strip("[]")
+        if not self.tls:
+            return http.client.HTTPConnection(host, self.port, timeout=2)
+        # Not verified: this is our own gateway, and the names in its certificate are those that its clients use.
+        return http.client.HTTPSConnection(host, self.port, timeout=2, context=_unverified_context())
+
+
+def _unverified_context() -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return context
+
+
 class _Started(msgspec.Struct):
     url: str = ""
     error: str = ""
@@ -55,6 +87,10 @@ class _Started(msgspec.Struct):
 @click.command(cls=Command)
 @click.option("--port", type=IntRange(0, 65_535), default=8090, help="The gateway's port; 0 picks a free one.")
 @click.option("--host", default="127.0.0.1", help="The gateway's address; any except loopback requires an API key.")
+@click.option(
+    "--tls-cert", envvar="GPUFN_TLS_CERT", type=click.Path(), help="PEM file of a certificate chain, to serve HTTPS."
+)
+@click.option("--tls-key", envvar="GPUFN_TLS_KEY", type=click.Path(), help="PEM file of the certificate's private key.")
 @click.option("--detach", "-d", is_flag=True, help="Return when ready; keep running in background.")
 @click.option("--nats", help="URL of your own NATS server, with credentials; start none.")
 @click.option(
@@ -62,7 +98,16 @@ class _Started(msgspec.Struct):
     type=FloatRange(min=0),
     help="Seconds that running calls may take to finish on stop (default: GPUFN_GRACE, or 30).",
 )
-def up(port: int, host: str, detach: bool, nats: str | None, grace: float | None) -> None:
+def up(
+    *,
+    port: int,
+    host: str,
+    tls_cert: str | None,
+    tls_key: str | None,
+    detach: bool,
+    nats: str | None,
+    grace: float | None,
+) -> None:
     """Run the platform on this machine.
 
     State is stored in GPUFN_HOME (~/.gpufn). Ctrl-C or `gpufn down` stops it in order: running calls may finish within
@@ -72,13 +117,14 @@ def up(port: int, host: str, detach: bool, nats: str | None, grace: float | None
     if nats is not None:
         with as_usage_error("--nats"):
             check_bus(nats)
+    tls = _tls_environment(tls_cert, tls_key)
     if detach:
         with _report_disk_errors(home):
             _detached(home, host, port)
         return
     try:
         with _report_disk_errors(home), claimed(home):
-            _run(home, host, port, nats, _grace_s(grace))
+            _run(home, _Address(host, _free_port(host, port), tls), nats, _grace_s(grace))
     except Exception as error:
         _notify(_Started(error=getattr(error, "message", str(error))))
         raise
@@ -95,7 +141,7 @@ def _report_disk_errors(home: Home) -> Iterator[None]:
         raise PlatformError(f"cannot write {error.filename or home.root}: {error.strerror}") from error
 
 
-def _run(home: Home, host: str, port: int, nats: str | None, grace_s: float) -> None:
+def _run(home: Home, address: _Address, nats: str | None, grace_s: float) -> None:
     if nats is not None:
         _wait_for_nats(nats)
     elif (leftover := Leftover.find(home.nats)) is not None:
@@ -105,7 +151,7 @@ def _run(home: Home, host: str, port: int, nats: str | None, grace_s: float) -> 
     master_key = MasterKey.from_env(os.environ, home)
     if master_key.file == home.master_key:
         master_key.create_file()
-    platform = _Platform(home, host, _free_port(host, port), nats, grace_s)
+    platform = _Platform(home, address, nats, grace_s)
     grace_period.clear_grace(home)
     supervisor = Supervisor(
         programs=[Program(name, module, name in _WITH_GRACE) for name, module in _PROGRAMS.items()],
@@ -134,6 +180,16 @@ def _grace_s(option: float | None) -> float:
     if option is not None:
         return option
     return number("GPUFN_GRACE", os.environ.get("GPUFN_GRACE") or str(grace_period.GRACE_S))
+
+
+def _tls_environment(cert: str | None, key: str | None) -> dict[str, str]:
+    """Return the gateway's settings for HTTPS; empty for HTTP. Its working folder is not ours."""
+    if not cert and not key:
+        return {}
+    if not cert or not key:
+        missing = "--tls-key" if cert else "--tls-cert"
+        raise WrongUsage("HTTPS needs both files: --tls-cert and --tls-key", field=missing)
+    return {"GPUFN_TLS_CERT": os.path.abspath(cert), "GPUFN_TLS_KEY": os.path.abspath(key)}
 
 
 def _wait_for_nats(nats: str) -> None:
@@ -167,11 +223,10 @@ def _say(text: str) -> None:
 class _Platform:
     """The addresses of one `gpufn up`, and the environment of its processes."""
 
-    def __init__(self, home: Home, host: str, port: int, nats: str | None, grace_s: float) -> None:
+    def __init__(self, home: Home, address: _Address, nats: str | None, grace_s: float) -> None:
         self.home = home
         self._grace_s = grace_s
-        self.url = f"http://{_reachable(host)}:{port}"
-        self._host, self._port, self._nats = host, port, nats
+        self._address, self._nats = address, nats
         self._node = node_name(os.environ)
         self._credentials = _take_from_environment(*CREDENTIALS)
         self._master_key = _take_from_environment(KEY)
@@ -198,8 +253,7 @@ class _Platform:
             **({"PYTHONPATH": os.pathsep.join(map(os.path.abspath, search.split(os.pathsep)))} if search else {}),
             "GPUFN_HOME": str(self.home.root),
             "GPUFN_NATS_URL": self._nats_url(role),
-            "GPUFN_HOST": self._host,
-            "GPUFN_PORT": str(self._port),
+            **self._address.environment,
             "GPUFN_NODE": self._node,
             "GPUFN_SUPERVISOR_FIFO": str(self.home.supervisor_fifo),
             "GPUFN_GRACE": str(self._grace_s),
@@ -207,7 +261,7 @@ class _Platform:
         }
 
     def is_ready(self) -> bool:
-        connection = http.client.HTTPConnection(_reachable(self._host).strip("[]"), self._port, timeout=2)
+        connection = self._address.connect()
         try:
             with contextlib.closing(connection):
                 connection.request("GET", "/readyz")
@@ -224,7 +278,7 @@ class _Platform:
     def changed(self, pids: dict[str, int], ready: bool) -> None:
         nats_url = _without_password(self._nats_url("gateway"))
         record = UpRecord(
-            pid=os.getpid(), url=self.url, nats_url=nats_url, node=self._node, pids=pids, ready=ready,
+            pid=os.getpid(), url=self._address.url, nats_url=nats_url, node=self._node, pids=pids, ready=ready,
             grace_s=self._grace_s,
         )  # fmt: skip
         try:
@@ -237,7 +291,7 @@ class _Platform:
         if ready and not self._announced:
             self._announced = True
             _announce(self.home, record)
-            _notify(_Started(url=self.url))
+            _notify(_Started(url=self._address.url))
 
     def _nats_url(self, role: str) -> str:
         if self._nats is not None:
@@ -270,7 +324,7 @@ def _detached(home: Home, host: str, port: int) -> None:
     log = home.logs / "up.log"
     reader, writer = os.pipe()
     arguments = [argument for argument in sys.argv[1:] if argument not in ("--detach", "-d")]
-    with step("Starting"), log.open("ab") as output:
+    with step("Starting"), open(log, "ab", opener=create_private) as output:
         process = subprocess.Popen(  # noqa: S603
             [sys.executable, "-m", "gpufn", *arguments],
             stdin=subprocess.DEVNULL,

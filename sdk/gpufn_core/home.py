@@ -54,6 +54,7 @@ class Home:
         self.run = root / "run"
         if len(os.fsencode(self.run)) > _LONGEST_RUN_PATH:
             self.run = Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()) / f"gpufn-{self._name}"
+        self.workers = self.run / "w"  # a folder per worker; containers mount theirs
         self.fast_path_socket = self.run / "fast-path"  # this node's runner receives calls of the host's gateways on it
         self.supervisor_fifo = self.run / "up"  # `gpufn_platform.process.supervisor_fifo`
         self.agent_lock = self.run / "agent.lock"  # this home's agent holds it while it runs
@@ -80,12 +81,14 @@ class Home:
     def ensure(self) -> None:
         """Create the folders that the processes of a node share, private to their owner. Raises PlatformError."""
         try:
-            for path in (self.cache, self.logs):
+            _make_root(self.root)
+            for path in (self.logs, self.cache, self.bundles):
                 _make_private(path)
             if self.run.parent == self.root:
                 _make_private(self.run)
             else:
                 _claim(self.run)
+            _make_private(self.workers)
         except OSError as error:
             raise PlatformError(f"Cannot create {error.filename}: {error.strerror}.") from error
 
@@ -107,10 +110,24 @@ class Home:
             remove_tree(self.run)
 
     def worker(self, worker_id: str) -> Path:
-        return self.run / "w" / worker_id
+        return self.workers / worker_id
 
     def worker_socket(self, worker_id: str) -> Path:
         return self.worker(worker_id) / "s"
+
+
+def _make_root(path: Path) -> None:
+    """Create `path`, private to its owner. Raises PlatformError for a folder in which other users can replace files."""
+    path.mkdir(parents=True, exist_ok=True, mode=0o700)
+    if path.stat().st_mode & stat.S_ISVTX:  # such as /tmp, which its other users need
+        raise PlatformError(f"{path} is a folder that users share: set GPUFN_HOME to a folder inside it.")
+    _make_private(path)
+    status = path.stat()
+    if status.st_mode & stat.S_IWOTH:
+        raise PlatformError(
+            f"Every user can write to {path}, which belongs to the user {status.st_uid}: run chmod o-w on it as that "
+            "user, or set GPUFN_HOME to a folder of yours."
+        )
 
 
 def _make_private(path: Path) -> None:

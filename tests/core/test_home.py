@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 from pathlib import Path
@@ -26,10 +27,37 @@ def deep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Home:
 def test_its_folders_are_for_their_owner_only(tmp_path: Path) -> None:
     home = Home(tmp_path / "h")
     home.logs.mkdir(parents=True)
+    home.root.chmod(0o777)
     home.logs.chmod(0o755)
     home.ensure()
-    folders = (home.run, home.logs, home.root / "cache")
-    assert [mode(folder) for folder in folders] == ["0o700"] * 3
+    folders = (home.root, home.run, home.workers, home.logs, home.cache, home.bundles)
+    assert [mode(folder) for folder in folders] == ["0o700"] * 6
+
+
+def test_a_folder_that_users_share_is_refused_and_stays_shared(tmp_path: Path) -> None:
+    tmp_path.chmod(0o1777)
+    with pytest.raises(PlatformError, match="GPUFN_HOME"):
+        Home(tmp_path).ensure()
+    assert mode(tmp_path) == "0o1777"
+
+
+@pytest.mark.parametrize(("permissions", "is_refused"), [(0o777, True), (0o775, False)])
+def test_a_folder_of_another_user_is_refused_if_every_user_may_write_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, permissions: int, is_refused: bool
+) -> None:
+    root = tmp_path / "h"
+    root.mkdir()
+    root.chmod(permissions)
+    chmod = Path.chmod
+
+    def chmod_ours(path: Path, wanted: int) -> None:
+        if path == root:
+            raise PermissionError
+        chmod(path, wanted)
+
+    monkeypatch.setattr(Path, "chmod", chmod_ours)
+    with pytest.raises(PlatformError, match="chmod") if is_refused else contextlib.nullcontext():
+        Home(root).ensure()
 
 
 def test_a_run_folder_elsewhere_is_made_and_found_again(deep: Home) -> None:
@@ -62,7 +90,7 @@ def test_a_run_folder_elsewhere_that_is_somebody_elses_is_refused(deep: Home, mo
 
 def test_what_is_kept_elsewhere_goes_when_nothing_runs_and_the_rest_stays(deep: Home) -> None:
     deep.ensure()
-    folders = [deep.run / "w", deep.claim_shared_bodies() / "kept"]
+    folders = [deep.run / "more", deep.claim_shared_bodies() / "kept"]
     for folder in folders:
         folder.mkdir()
     deep.remove_runtime_folders()

@@ -1,17 +1,22 @@
-"""An ASGI application behind the gateway's HTTP protocol, on a port of its own."""
+"""An ASGI application behind the gateway's HTTP protocol or its server, on a port of its own."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import functools
+import ssl
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, cast
 
 import uvicorn
 
+from gpufn_gateway.graceful_shutdown import GracefulShutdown
+from gpufn_gateway.http import server as gateway
+from gpufn_gateway.http.certificate import Certificate
 from gpufn_gateway.http.connection_limit import ConnectionLimit
 from gpufn_gateway.http.uvicorn_protocol import GuardedProtocol
+from gpufn_gateway.settings import GatewaySettings
 from tests.waiting import until_async
 
 
@@ -22,12 +27,14 @@ class Server(uvicorn.Server):
 
 
 @contextlib.asynccontextmanager
-async def serving(app: Any, limit: ConnectionLimit | None = None) -> AsyncIterator[tuple[Server, int]]:
+async def serving(
+    app: Any, limit: ConnectionLimit | None = None, tls: ssl.SSLContext | None = None
+) -> AsyncIterator[tuple[Server, int]]:
     """Run a server; yield it and its port."""
     http: Any = GuardedProtocol if limit is None else functools.partial(GuardedProtocol, limit=limit)
     config = uvicorn.Config(
         app, port=0, http=http, ws="none", lifespan="off", log_config=None, access_log=False,
-        timeout_graceful_shutdown=1,
+        timeout_graceful_shutdown=1, ssl_context_factory=(lambda *_: tls) if tls else None,
     )  # fmt: skip
     server = Server(config)
     task = asyncio.create_task(server.serve())
@@ -37,3 +44,21 @@ async def serving(app: Any, limit: ConnectionLimit | None = None) -> AsyncIterat
     finally:
         server.should_exit = True
         await task
+
+
+@contextlib.asynccontextmanager
+async def gateway_serving(
+    app: Any, certificate: Certificate | None = None
+) -> AsyncIterator[tuple[gateway.Server, int]]:
+    """Run the gateway's server; yield it and its port."""
+    settings = GatewaySettings(port=0)
+    with gateway.listen(settings) as listener:
+        server = gateway.Server(app, settings, cast("GracefulShutdown", None), certificate)
+        server.capture_signals = contextlib.nullcontext  # type: ignore[assignment]
+        task = asyncio.create_task(server.serve([listener]))
+        await until_async(lambda: server.started)
+        try:
+            yield server, listener.getsockname()[1]
+        finally:
+            server.should_exit = True
+            await task

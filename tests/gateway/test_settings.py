@@ -30,9 +30,16 @@ def test_values_come_from_the_environment() -> None:
 def test_a_value_from_the_environment_has_the_type_of_its_default(field: msgspec.structs.FieldInfo) -> None:
     """Bug: GPUFN_MAX_SHARED_BODIES_BYTES was not parsed, so the size check of each large body failed."""
     text = {bool: "yes", tuple: "10.0.0.0/8", str: "info", Sync: "always"}.get(type(field.default), "7")
-    environ = {"GPUFN_NATS_STORE": "/store", f"GPUFN_{field.name.upper()}": text}
+    others = {"GPUFN_NATS_STORE": "/store", "GPUFN_TLS_CERT": "chain.pem", "GPUFN_TLS_KEY": "key.pem"}
+    environ = others | {f"GPUFN_{field.name.upper()}": text}
     read = getattr(GatewaySettings.from_env(environ), field.name)
     assert type(read) is type(field.default)
+
+
+@pytest.mark.parametrize("variable", ["GPUFN_TLS_CERT", "GPUFN_TLS_KEY"])
+def test_a_certificate_needs_its_key(variable: str) -> None:
+    with pytest.raises(InvalidSetting, match="GPUFN_TLS_CERT and GPUFN_TLS_KEY"):
+        GatewaySettings.from_env({variable: "file.pem"})
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import re
 import select
 import signal
 import socket
+import stat
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -23,13 +24,16 @@ from gpufn_core.errors import Conflict, InvalidInput
 from gpufn_core.home import Home
 from gpufn_local.nats_process import Leftover
 from gpufn_local.up import _free_port, _report_disk_errors, _without_password
+from tests.certificates import Authority
 from tests.waiting import until
 
 
-def _gpufn(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def _gpufn(home: Path, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "gpufn", *arguments],
-        env={name: value for name, value in os.environ.items() if name != "GPUFN_URL"} | {"GPUFN_HOME": str(home)},
+        env={name: value for name, value in os.environ.items() if name != "GPUFN_URL"}
+        | {"GPUFN_HOME": str(home)}
+        | environ,
         capture_output=True,
         text=True,
         timeout=120,
@@ -191,6 +195,85 @@ def test_an_address_that_is_none_is_one_line_before_anything_starts(
     assert (ended.returncode, ended.stdout) == (2, "")
     assert re.fullmatch(f"gpufn: {message}\n", ended.stderr), ended.stderr
     assert not (tmp_path / "logs" / "gateway.log").exists()
+
+
+# In closed folders, and with other readers: the user of a worker's container connects to the worker's socket, and reads
+# the bundle through links in its own folder. The worker writes the bytecode.
+_READ_BY_CONTAINERS = {
+    "w/*/s": 0o666,
+    "bundles/*": 0o755,
+    "bundles/*/app.py": 0o444,
+    "bundles/*/__pycache__": 0o755,
+    "bundles/*/__pycache__/*.pyc": 0o644,
+}
+
+
+def _expected_mode(path: Path, kind: int) -> int:
+    for pattern, mode in _READ_BY_CONTAINERS.items():
+        if path.match(pattern):
+            return mode
+    return 0o700 if stat.S_ISDIR(kind) else 0o600
+
+
+@pytest.mark.e2e
+def test_files_of_the_platform_are_for_its_user_only(home: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    app = tmp_path_factory.mktemp("app") / "app.py"
+    app.write_text("from gpufn import gpu_function\n\n\n@gpu_function\ndef double(n: int) -> int:\n    return 2 * n\n")
+    home.chmod(0o755)
+    try:
+        for command in (["up", "--detach", "--port", "0"], ["deploy", str(app)], ["invoke", "double", '{"n": 1}']):
+            done = _gpufn(home, *command)
+            assert done.returncode == 0, done.stderr
+        seen, wrong = set(), {}
+        for path in (home, *home.rglob("*"), *Home(home).run.rglob("*")):
+            with contextlib.suppress(FileNotFoundError):  # such as temporary files of nats-server
+                found = path.lstat().st_mode
+                seen.add(path.name)
+                if (mode := stat.S_IMODE(found)) != _expected_mode(path, found):
+                    wrong[str(path)] = oct(mode)
+        assert wrong == {}
+        assert seen >= {"credentials.json", "gateway.log", "up.log", "up.json", "config.json", "s", "app.py", "msgs"}
+    finally:
+        assert _gpufn(home, "down").returncode == 0
+
+
+@pytest.mark.e2e
+def test_with_a_certificate_the_platform_speaks_https_and_the_cli_trusts_its_authority(
+    home: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    authority = Authority(tmp_path_factory.mktemp("ca"))
+    files = authority.issue("gateway")
+    options = ("--tls-cert", os.path.relpath(files.chain), "--tls-key", os.path.relpath(files.key))
+    started = _gpufn(home, "up", "--detach", "--port", "0", *options)
+    assert started.returncode == 0, started.stderr
+    url = json.loads((home / "up.json").read_bytes())["url"]
+    try:
+        assert url.startswith("https://127.0.0.1:")
+        assert url in started.stdout
+        assert _gpufn(home, "ls", GPUFN_CA_FILE=str(authority.file)).returncode == 0
+        refused = _gpufn(home, "ls")
+        assert (refused.returncode, "GPUFN_CA_FILE" in refused.stderr) == (3, True)
+        checked = _gpufn(home, "doctor")
+        assert (checked.returncode, "GPUFN_CA_FILE" in checked.stdout) == (1, True)
+        other_name = _gpufn(home, "ls", GPUFN_CA_FILE=str(authority.file), GPUFN_URL=url.replace("127.0.0.1", "127.1"))
+        assert (other_name.returncode, "GPUFN_URL" in other_name.stderr) == (3, True)
+    finally:
+        assert _gpufn(home, "down").returncode == 0
+
+
+@pytest.mark.e2e
+def test_a_certificate_that_cannot_be_used_ends_the_start_with_the_name_of_its_file(home: Path) -> None:
+    damaged = home / "damaged.pem"
+    damaged.write_text("no certificate")
+    ended = _gpufn(home, "up", "--port", "0", "--tls-cert", str(damaged), "--tls-key", str(damaged))
+    assert ended.returncode == 1
+    assert f"GPUFN_TLS_CERT={damaged}" in ended.stderr
+
+
+@pytest.mark.parametrize("option", ["--tls-cert", "--tls-key"])
+def test_https_needs_a_certificate_and_its_key(home: Path, option: str) -> None:
+    ended = _gpufn(home, "up", "--port", "0", option, "file.pem")
+    assert (ended.returncode, "--tls-cert" in ended.stderr, "--tls-key" in ended.stderr) == (2, True, True)
 
 
 @pytest.mark.parametrize("options", [(), ("--detach",)])

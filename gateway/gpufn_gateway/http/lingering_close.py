@@ -2,7 +2,8 @@
 
 If a socket is closed with unread data, the kernel sends a reset, and the reset discards the response in transit.
 Clients that write a whole body before they read (urllib, requests) would get a broken pipe instead of a 413. So the
-gateway sends the response and half-closes the connection, then reads and discards for a while (RFC 9112, 9.6).
+gateway sends the response and half-closes the connection, then reads and discards for a while (RFC 9112, 9.6). TLS in
+asyncio has no half-close: the client detects the end of the response by its length.
 """
 
 from __future__ import annotations
@@ -31,10 +32,16 @@ class ClosingTransport(CoalescingTransport):
         elif not self._is_half_closed:
             self._flush()
             self._is_half_closed = True
-            self._transport.write_eof()
+            if self._transport.can_write_eof():
+                self._transport.write_eof()
 
     def close_now(self) -> None:
         super().close()
+
+    @property
+    def is_closed(self) -> bool:
+        """True after `close_now`, while the wrapped transport still has output or waits for the client."""
+        return self._transport.is_closing()
 
     def is_closing(self) -> bool:
         return self._is_half_closed or self._transport.is_closing()

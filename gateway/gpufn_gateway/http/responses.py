@@ -14,7 +14,6 @@ from gpufn_gateway.problems import Headers, Problem
 from gpufn_platform.shared_bodies.bodies import SharedBodyReader
 
 _JSON: Final = (b"content-type", media.JSON.encode())
-_NO_SNIFF: Final = (b"x-content-type-options", b"nosniff")
 # A function chooses the content type of its result. The result must not run as a page of this origin.
 _SANDBOX: Final = (b"content-security-policy", b"sandbox")
 
@@ -38,7 +37,7 @@ class _GpufnFormat:
         length = (b"content-length", b"%d" % size)
         if content_type == media.JSON:
             return [_JSON, length]
-        return [(b"content-type", negotiation.clean(content_type).encode()), length, _NO_SNIFF, _SANDBOX]
+        return [(b"content-type", negotiation.clean(content_type).encode()), length, _SANDBOX]
 
     def refusal(self, problem: Problem) -> tuple[int, Headers, bytes]:
         return problem.status, problem.headers(), problem.body()

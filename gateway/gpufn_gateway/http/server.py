@@ -11,15 +11,21 @@ import signal
 import socket
 import sys
 from collections.abc import Iterator
+from typing import Any, Final
 
 import uvicorn
 
 from gpufn_gateway.app import App
 from gpufn_gateway.graceful_shutdown import GracefulShutdown
 from gpufn_gateway.http import uvicorn_protocol
+from gpufn_gateway.http.certificate import Certificate
 from gpufn_gateway.http.connection_limit import ConnectionLimit
+from gpufn_gateway.http.minimum_rate import HEAD_S
 from gpufn_gateway.settings import GatewaySettings
 from gpufn_platform.process.settings import InvalidSetting
+
+_BACKLOG: Final = 2048
+_TLS_SHUTDOWN_S: Final = 60.0  # time for a slow client to read the rest; `sweep` ends the wait for its confirmation
 
 
 class Server(uvicorn.Server):
@@ -29,7 +35,9 @@ class Server(uvicorn.Server):
     period, a third one exits at once.
     """
 
-    def __init__(self, app: App, settings: GatewaySettings, shutdown: GracefulShutdown) -> None:
+    def __init__(
+        self, app: App, settings: GatewaySettings, shutdown: GracefulShutdown, certificate: Certificate | None
+    ) -> None:
         limit = ConnectionLimit(settings.max_connections_per_address)
         super().__init__(
             uvicorn.Config(
@@ -41,11 +49,13 @@ class Server(uvicorn.Server):
                 log_config=None,
                 access_log=False,
                 server_header=False,
+                headers=[("x-content-type-options", "nosniff")],  # responses have content of users
                 proxy_headers=False,
                 timeout_keep_alive=65,
             )
         )
         self._graceful_shutdown = shutdown
+        self._certificate = certificate
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -55,9 +65,30 @@ class Server(uvicorn.Server):
             loop.add_signal_handler(number, self._stop)
         yield
 
-    def sweep(self, now: float) -> None:
-        """Disconnect stalled clients; `now` is the loop's time."""
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen on `sockets`. uvicorn's own `startup` cannot limit the time of a TLS handshake."""
+        assert sockets is not None
+        self.servers = [await self._serve_on(each) for each in sockets]
+        self.started = True
+
+    async def _serve_on(self, listener: socket.socket) -> asyncio.Server:
+        protocol: Any = self.config.http_protocol_class
+        tls: dict[str, Any] = {}
+        if self._certificate is not None:
+            tls = {
+                "ssl": self._certificate.context,
+                "ssl_handshake_timeout": HEAD_S,
+                "ssl_shutdown_timeout": _TLS_SHUTDOWN_S,
+            }
+        return await asyncio.get_running_loop().create_server(
+            lambda: protocol(self.config, self.server_state, app_state={}), sock=listener, backlog=_BACKLOG, **tls
+        )
+
+    def tick(self, now: float) -> None:
+        """Disconnect stalled clients, and use a new certificate. Call it about once a second with the loop's time."""
         uvicorn_protocol.sweep(list(self.server_state.connections), now)
+        if self._certificate is not None:
+            self._certificate.reload_if_changed()
 
     async def announce(self, listener: socket.socket) -> None:
         """Print the URL to stdout once the server listens."""
@@ -67,7 +98,8 @@ class Server(uvicorn.Server):
         displayed = f"[{host}]" if ":" in host else host
         if ipaddress.ip_address(host).is_unspecified:
             displayed = "127.0.0.1"
-        sys.stdout.write(json.dumps({"event": "listening", "url": f"http://{displayed}:{port}"}) + "\n")
+        scheme = "http" if self._certificate is None else "https"
+        sys.stdout.write(json.dumps({"event": "listening", "url": f"{scheme}://{displayed}:{port}"}) + "\n")
         sys.stdout.flush()
 
     def _stop(self) -> None:
@@ -84,7 +116,7 @@ def listen(settings: GatewaySettings) -> socket.socket:
         return socket.create_server(
             (settings.host, settings.port),
             family=socket.AF_INET6 if ":" in settings.host else socket.AF_INET,
-            backlog=2048,
+            backlog=_BACKLOG,
         )
     except OSError as error:
         raise InvalidSetting(

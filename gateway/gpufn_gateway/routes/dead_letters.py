@@ -50,7 +50,7 @@ class DeadLetterRoutes:
     async def payload(self, request: Request) -> Response:
         principal_of(request).require_invoke(_name(request))
         letter, payload = await self._letters.read(_name(request), call_id_in(request))
-        headers = {"x-content-type-options": "nosniff", "content-security-policy": "sandbox"}
+        headers = {"content-security-policy": "sandbox"}
         if letter.reference is not None:
             headers["content-length"] = str(letter.size)
             parts = self._letters.payload_parts(letter.reference)

@@ -11,13 +11,14 @@ from typing import Final
 
 from gpufn_core.home import Home
 from gpufn_platform.process.file_lock import is_locked
+from gpufn_platform.process.private_files import write_private
 
 GRACE_S: Final = 30.0
 
 
 def set_grace(home: Home, grace_s: float) -> None:
     """Set the grace period of the stop that follows. Raises OSError."""
-    home.grace_file.write_text(repr(grace_s))
+    write_private(home.grace_file, repr(grace_s).encode())
 
 
 def grace_s(home: Home, default: float) -> float:
@@ -31,7 +32,7 @@ def grace_s(home: Home, default: float) -> float:
 def set_running_calls(home: Home, calls: int) -> None:
     """Report the number of calls that still run."""
     with contextlib.suppress(OSError):  # a full disk must not keep the platform from stopping
-        home.calls_running_file.write_text(str(calls))
+        write_private(home.calls_running_file, str(calls).encode())
 
 
 def running_calls(home: Home) -> int | None:

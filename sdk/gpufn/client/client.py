@@ -248,7 +248,9 @@ class Client(CallApi, ModelRequests):
         """Return the reason why the gateway is not ready, or "" if it is ready or reports none."""
         try:
             answer = self._request("GET", "/readyz", check=False).json()
-        except (GpufnError, ValueError):
+        except GpufnError as error:
+            return error.message
+        except ValueError:
             return ""
         reason = answer.get("reason") if isinstance(answer, dict) else None
         return reason if isinstance(reason, str) else ""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import ssl
 import time
 from collections.abc import Iterator, Mapping
 from http import HTTPStatus
@@ -84,6 +85,21 @@ def _checked_key(name: str, key: str) -> str:
     return key
 
 
+def _trust() -> ssl.SSLContext | bool:
+    """Return the certificates that https trusts: those in GPUFN_CA_FILE, or else the public authorities.
+
+    Reading them takes 70 ms. Raises GatewayUnavailable.
+    """
+    if not (path := os.environ.get("GPUFN_CA_FILE")):
+        return True
+    try:
+        return ssl.create_default_context(cafile=path)
+    except ssl.SSLError:
+        raise GatewayUnavailable(f"GPUFN_CA_FILE={path} has no certificate in PEM format") from None
+    except OSError as error:
+        raise GatewayUnavailable(f"GPUFN_CA_FILE={path}: {error.strerror}") from None
+
+
 class _Up(msgspec.Struct):
     url: str
 
@@ -96,13 +112,12 @@ class Requests:
 
         address = _address(url)
         self.url = public(address)
-        is_encrypted = self.url.startswith("https:")
         key = _checked_key("api_key" if api_key else "GPUFN_API_KEY", api_key or os.environ.get("GPUFN_API_KEY", ""))
         try:
             transport = httpx.HTTPTransport(
                 limits=httpx.Limits(max_connections=None, max_keepalive_connections=64, keepalive_expiry=_KEEPALIVE_S),
                 trust_env=False,
-                verify=is_encrypted,  # reading the certificates takes 70 ms, and plain http does not need them
+                verify=_trust() if self.url.startswith("https:") else False,
             )
             make_interruptible(transport)
             self._http = httpx.Client(
@@ -230,12 +245,20 @@ class Requests:
         import httpx  # noqa: PLC0415
 
         if isinstance(error, httpx.ConnectError) and ("SSL" in str(error) or "Name or service" in str(error)):
-            return GatewayUnavailable(f"no gateway answers at {self.url}: {error}")
+            return GatewayUnavailable(f"no gateway answers at {self.url}: {error}{_certificate_advice(str(error))}")
         if isinstance(error, (httpx.ConnectError, httpx.ConnectTimeout)):
             return GatewayUnavailable(f"no gateway answers at {self.url}: is `gpufn up` running?")
         if isinstance(error, httpx.TimeoutException):
             return GatewayUnavailable(f"the gateway at {self.url} did not respond in time")
         return GatewayUnavailable(f"the connection to the gateway at {self.url} broke: {error}")
+
+
+def _certificate_advice(reason: str) -> str:
+    if "CERTIFICATE_VERIFY_FAILED" not in reason:
+        return ""
+    if "mismatch" in reason:
+        return "; set GPUFN_URL to a name in the gateway's certificate"
+    return "; set GPUFN_CA_FILE to the file of the authority that issued the gateway's certificate"
 
 
 def _is_unreachable(response: httpx.Response) -> bool:

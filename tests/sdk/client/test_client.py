@@ -202,6 +202,19 @@ def test_an_upload_that_a_key_may_not_do_says_what_it_needs(
             client.put_artifact("abc", tmp_path)
 
 
+@pytest.mark.parametrize("content", [None, "no certificate"])
+def test_an_authority_that_cannot_be_read_is_an_error_with_the_name_of_its_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str | None
+) -> None:
+    file = tmp_path / "ca.pem"
+    if content is not None:
+        file.write_text(content)
+    monkeypatch.setenv("GPUFN_CA_FILE", str(file))
+    with pytest.raises(GatewayUnavailable, match=f"GPUFN_CA_FILE={file}"):
+        Client("https://127.0.0.1:1")
+    Client("http://127.0.0.1:1").close()
+
+
 @pytest.mark.parametrize("url", ["ftp://x", "http://", "http://x:y", "http://x:99999", ""])
 def test_an_address_that_leads_nowhere_is_refused_at_once(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GPUFN_URL", "http://:0")

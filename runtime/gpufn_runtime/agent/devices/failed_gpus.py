@@ -8,6 +8,8 @@ from pathlib import Path
 
 import msgspec
 
+from gpufn_platform.process.private_files import write_private
+
 log = logging.getLogger(__name__)
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -40,7 +42,7 @@ class FailedGpus:
             return
         temporary = self._path.with_suffix(".new")
         try:
-            temporary.write_bytes(msgspec.json.encode(_File(self._boot_id, failures)))
+            write_private(temporary, msgspec.json.encode(_File(self._boot_id, failures)))
             temporary.replace(self._path)
         except OSError as error:
             log.warning("cannot record the failed GPUs in %s: %s", self._path, error)

@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 
 from gpufn_core.domain.device import ANY_KIND, Device, DeviceType, NodeFacts, has_kind
+from gpufn_platform.process.private_files import write_private
 from gpufn_platform.process.settings import InvalidSetting, number
 from gpufn_runtime.agent.devices.sampling import text
 
@@ -148,7 +149,7 @@ class PowerLimits:
         temporary = self._path.with_suffix(".new")
         try:
             if self._records:
-                temporary.write_bytes(msgspec.json.encode(self._records))
+                write_private(temporary, msgspec.json.encode(self._records))
                 temporary.replace(self._path)
             else:
                 self._path.unlink(missing_ok=True)

@@ -28,6 +28,7 @@ from typing import NamedTuple
 import msgspec
 
 from gpufn_core.errors import DeviceFailed, GpufnError
+from gpufn_platform.process.private_files import write_private
 from gpufn_runtime.agent.mps import compute_mode
 from gpufn_runtime.agent.mps.base import Mounts
 from gpufn_runtime.agent.mps.condition import Condition, Observation, Server, condition_of
@@ -293,7 +294,7 @@ class Daemon:
         temporary = self.folder / f".{_FILE}"
         try:
             if self.folder.is_dir():
-                temporary.write_bytes(msgspec.json.encode(file))
+                write_private(temporary, msgspec.json.encode(file))
                 temporary.replace(self.folder / _FILE)
         except OSError as error:
             log.warning("cannot record the MPS daemon of GPU %s: %s", self.gpu, error)

@@ -21,6 +21,7 @@ import msgspec
 from gpufn_core.home import Home
 from gpufn_core.protocol.launch import WorkerConfig
 from gpufn_core.remove_folder import remove_tree
+from gpufn_platform.process.private_files import write_private
 from gpufn_runtime.agent.launchers.base import NodeFault
 from gpufn_runtime.agent.workers.processes import Process
 
@@ -59,7 +60,7 @@ class WorkerFolder:
             self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
             self.scratch.mkdir(exist_ok=True, mode=0o700)
             os.mkfifo(self.output, 0o600)
-            self.config.write_bytes(msgspec.json.encode(config))
+            write_private(self.config, msgspec.json.encode(config))
         except OSError as error:
             raise NodeFault(f"Cannot create the worker's folder {self.path}: {error.strerror}.") from error
 
@@ -67,7 +68,7 @@ class WorkerFolder:
         """Record the process, atomically. If the disk is full, the worker runs anyway but cannot be adopted later."""
         temporary = self.path / ".process.json"
         try:
-            temporary.write_bytes(msgspec.json.encode(record))
+            write_private(temporary, msgspec.json.encode(record))
             temporary.replace(self.path / "process.json")
         except OSError as error:
             log.warning("cannot record the process of worker %s: %s", self.worker, error)

@@ -1,0 +1,92 @@
+"""The TLS certificate of the gateway, and its reload when its files change.
+
+Each handshake uses the certificate that was loaded last. Open connections are not affected.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import ssl
+from typing import Any
+
+from gpufn_platform.process.settings import InvalidSetting
+
+log = logging.getLogger(__name__)
+
+_Versions = tuple[tuple[int, ...], ...]
+
+
+class Certificate:
+    """A certificate chain and its private key, from two PEM files. `context` belongs to the listening socket."""
+
+    def __init__(self, chain: str, key: str) -> None:
+        """Load the files. Raises InvalidSetting."""
+        self._chain, self._key = chain, key
+        self._seen = self._loaded = self._versions()
+        self.context = self._latest = _context(chain, key)
+        self.context.sni_callback = self._use_latest  # OpenSSL calls it for clients without SNI too
+
+    def reload_if_changed(self) -> None:
+        """Load the files if they changed and were the same at the previous call: the two are not replaced at once.
+
+        If they cannot be loaded, log it once and keep the old certificate.
+        """
+        seen, self._seen = self._seen, self._versions()
+        if self._seen != seen or self._seen == self._loaded:
+            return
+        self._loaded = self._seen
+        try:
+            self._latest = _context(self._chain, self._key)
+        except InvalidSetting as error:
+            log.error("the gateway keeps its old TLS certificate: %s", error.message)
+        else:
+            log.info("the gateway loaded the new TLS certificate %s", self._chain)
+
+    def _use_latest(self, connection: Any, _name: str | None, _context: ssl.SSLContext) -> None:
+        connection.context = self._latest
+
+    def _versions(self) -> _Versions:
+        return _version(self._chain), _version(self._key)
+
+
+def _version(path: str) -> tuple[int, ...]:
+    """Return a value that changes with the file's content. It is empty if there is no such file."""
+    try:
+        status = os.stat(path)  # follows links: ACME clients replace the link
+    except OSError:
+        return ()
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def _context(chain: str, key: str) -> ssl.SSLContext:
+    """Raises InvalidSetting with the name of the file at fault."""
+    _check_readable("GPUFN_TLS_CERT", chain)
+    _check_readable("GPUFN_TLS_KEY", key)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols(["http/1.1"])
+    try:
+        context.load_cert_chain(chain, key, password="")  # without a password, OpenSSL would read one from the terminal
+    except (ssl.SSLError, OSError) as error:
+        raise InvalidSetting(_problem(chain, key, error)) from error
+    return context
+
+
+def _check_readable(variable: str, path: str) -> None:
+    try:
+        with open(path, "rb"):
+            pass
+    except OSError as error:
+        raise InvalidSetting(f"{variable}={path}: {error.strerror}.") from error
+
+
+def _problem(chain: str, key: str, error: OSError) -> str:
+    """Return the reason why OpenSSL did not load the files: its error does not name the file."""
+    if getattr(error, "reason", None) == "KEY_VALUES_MISMATCH":
+        return f"GPUFN_TLS_KEY={key} is not the key of the certificate GPUFN_TLS_CERT={chain}."
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(chain)
+    except ssl.SSLError:
+        return f"GPUFN_TLS_CERT={chain} is not a certificate in PEM format."
+    return f"GPUFN_TLS_KEY={key} is not a private key in PEM format without a password ({error})."
