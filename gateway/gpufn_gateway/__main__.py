@@ -46,9 +46,9 @@ from gpufn_gateway.garbage_collection.collector import GarbageCollector
 from gpufn_gateway.graceful_shutdown import GracefulShutdown
 from gpufn_gateway.http.body_reader import BodyBudget
 from gpufn_gateway.http.body_readers import BodyReaders
-from gpufn_gateway.http.certificate import Certificate
+from gpufn_gateway.http.connection.certificate import Certificate
+from gpufn_gateway.http.connection.server import Server, listen
 from gpufn_gateway.http.host_field import is_loopback
-from gpufn_gateway.http.server import Server, listen
 from gpufn_gateway.maps.maps import Maps
 from gpufn_gateway.oip.inference import Inference
 from gpufn_gateway.routes.artifacts import ArtifactRoutes

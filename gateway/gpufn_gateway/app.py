@@ -21,8 +21,8 @@ from gpufn_core.errors import GatewayUnavailable, GpufnError
 from gpufn_gateway import problems
 from gpufn_gateway.auth.access import METHODS, OPEN_PATHS, Access
 from gpufn_gateway.http.body_reader import ClientDisconnected, Receive, Scope, Send
+from gpufn_gateway.http.connection.uvicorn_protocol import MAX_HEADERS
 from gpufn_gateway.http.responses import GPUFN_FORMAT, ResponseFormat, send_problem
-from gpufn_gateway.http.uvicorn_protocol import MAX_HEADERS
 from gpufn_gateway.oip import inference as oip
 from gpufn_gateway.oip.inference import Inference
 from gpufn_gateway.problems import RouteError

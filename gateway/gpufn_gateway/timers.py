@@ -9,7 +9,7 @@ from typing import Final
 from gpufn_gateway.auth.quota_sync import QuotaSync
 from gpufn_gateway.calls.fast_path import FastPath
 from gpufn_gateway.calls.shared_bodies import GatewaySharedBodies
-from gpufn_gateway.http.server import Server
+from gpufn_gateway.http.connection.server import Server
 from gpufn_gateway.routes.invoke import Invoke
 from gpufn_platform.process.clock import Clock
 from gpufn_platform.process.pause_detector import PauseDetector

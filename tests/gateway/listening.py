@@ -12,10 +12,10 @@ from typing import Any, cast
 import uvicorn
 
 from gpufn_gateway.graceful_shutdown import GracefulShutdown
-from gpufn_gateway.http import server as gateway
-from gpufn_gateway.http.certificate import Certificate
-from gpufn_gateway.http.connection_limit import ConnectionLimit
-from gpufn_gateway.http.uvicorn_protocol import GuardedProtocol
+from gpufn_gateway.http.connection import server as gateway
+from gpufn_gateway.http.connection.certificate import Certificate
+from gpufn_gateway.http.connection.connection_limit import ConnectionLimit
+from gpufn_gateway.http.connection.uvicorn_protocol import GuardedProtocol
 from gpufn_gateway.settings import GatewaySettings
 from tests.waiting import until_async
 

@@ -1,1 +1,1 @@
-"""The HTTP server: connections, limits, request bodies and responses."""
+"""HTTP: connections (`connection/`), request bodies and responses."""

@@ -12,7 +12,7 @@ import uvloop
 
 from gpufn_core.errors import CapacityError
 from gpufn_gateway.http.body_reader import ClientDisconnected, write_body
-from gpufn_gateway.http.uvicorn_protocol import sweep
+from gpufn_gateway.http.connection.uvicorn_protocol import sweep
 from gpufn_platform.shared_bodies.bodies import MIN_SHARED_BYTES
 from tests.gateway.listening import serving
 from tests.waiting import until_async

@@ -16,8 +16,8 @@ import pytest
 
 from gpufn_core.errors import PayloadTooLarge, Unauthorized
 from gpufn_gateway.http.body_reader import BodyBudget, BodyReader, ClientDisconnected, Receive, Scope, Send
+from gpufn_gateway.http.connection.uvicorn_protocol import sweep
 from gpufn_gateway.http.responses import GPUFN_FORMAT, send_problem
-from gpufn_gateway.http.uvicorn_protocol import sweep
 from gpufn_gateway.problems import problem_of
 from tests.gateway.listening import serving
 from tests.waiting import until_async

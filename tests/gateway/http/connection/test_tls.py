@@ -14,11 +14,11 @@ from typing import Any, cast
 import pytest
 import uvloop
 
-from gpufn_gateway.http import server as server_module
 from gpufn_gateway.http.body_reader import ClientDisconnected, write_body
-from gpufn_gateway.http.certificate import Certificate
-from gpufn_gateway.http.server import Server
-from gpufn_gateway.http.uvicorn_protocol import MAX_HEAD_BYTES, sweep
+from gpufn_gateway.http.connection import server as server_module
+from gpufn_gateway.http.connection.certificate import Certificate
+from gpufn_gateway.http.connection.server import Server
+from gpufn_gateway.http.connection.uvicorn_protocol import MAX_HEAD_BYTES, sweep
 from tests.certificates import Authority
 from tests.gateway.http.test_refused_upload import UPLOAD, too_large
 from tests.gateway.listening import gateway_serving, serving

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from gpufn_gateway.http.slow_reader import UnreadOutput
-from gpufn_gateway.http.uvicorn_protocol import sweep
+from gpufn_gateway.http.connection.slow_reader import UnreadOutput
+from gpufn_gateway.http.connection.uvicorn_protocol import sweep
 from tests.gateway.listening import Server, serving
 from tests.waiting import until_async
 

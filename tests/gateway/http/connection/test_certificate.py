@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from gpufn_gateway.http.certificate import Certificate
+from gpufn_gateway.http.connection.certificate import Certificate
 from gpufn_platform.process.settings import InvalidSetting
 from tests.certificates import Authority, Pair
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from gpufn_gateway.http.body_reader import BodyBudget, BodyReader, ClientDisconnected
-from gpufn_gateway.http.connection_limit import ConnectionLimit
-from gpufn_gateway.http.uvicorn_protocol import MAX_HEAD_BYTES, sweep
+from gpufn_gateway.http.connection.connection_limit import ConnectionLimit
+from gpufn_gateway.http.connection.uvicorn_protocol import MAX_HEAD_BYTES, sweep
 from gpufn_gateway.problems import RouteError
 from tests.gateway.listening import Server, serving
 from tests.waiting import until_async

@@ -17,10 +17,10 @@ import uvicorn
 
 from gpufn_gateway.app import App
 from gpufn_gateway.graceful_shutdown import GracefulShutdown
-from gpufn_gateway.http import uvicorn_protocol
-from gpufn_gateway.http.certificate import Certificate
-from gpufn_gateway.http.connection_limit import ConnectionLimit
-from gpufn_gateway.http.minimum_rate import HEAD_S
+from gpufn_gateway.http.connection import uvicorn_protocol
+from gpufn_gateway.http.connection.certificate import Certificate
+from gpufn_gateway.http.connection.connection_limit import ConnectionLimit
+from gpufn_gateway.http.connection.minimum_rate import HEAD_S
 from gpufn_gateway.settings import GatewaySettings
 from gpufn_platform.process.settings import InvalidSetting
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from gpufn_gateway.http.write_coalescing import CoalescingTransport
+from gpufn_gateway.http.connection.write_coalescing import CoalescingTransport
 
 
 class Recorded:

@@ -27,12 +27,12 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from gpufn_core.errors import CapacityError, GpufnError, RequestError
 from gpufn_core.spec.units import format_bytes
-from gpufn_gateway.http import head_rules
 from gpufn_gateway.http.body_to_file import LargeBody
-from gpufn_gateway.http.connection_limit import ConnectionLimit
-from gpufn_gateway.http.lingering_close import ClosingTransport
-from gpufn_gateway.http.minimum_rate import FIRST_BYTE_S, HEAD_S, BodyPace, Discarding
-from gpufn_gateway.http.slow_reader import UnreadOutput
+from gpufn_gateway.http.connection import head_rules
+from gpufn_gateway.http.connection.connection_limit import ConnectionLimit
+from gpufn_gateway.http.connection.lingering_close import ClosingTransport
+from gpufn_gateway.http.connection.minimum_rate import FIRST_BYTE_S, HEAD_S, BodyPace, Discarding
+from gpufn_gateway.http.connection.slow_reader import UnreadOutput
 from gpufn_gateway.problems import Problem
 from gpufn_platform.shared_bodies.bodies import MIN_SHARED_BYTES
 

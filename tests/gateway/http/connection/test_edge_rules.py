@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from gpufn_gateway.http import head_rules, host_field
-from gpufn_gateway.http.connection_limit import ConnectionLimit, network
-from gpufn_gateway.http.minimum_rate import BodyPace, Discarding
+from gpufn_gateway.http import host_field
+from gpufn_gateway.http.connection import head_rules
+from gpufn_gateway.http.connection.connection_limit import ConnectionLimit, network
+from gpufn_gateway.http.connection.minimum_rate import BodyPace, Discarding
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from gpufn_gateway.http.write_coalescing import CoalescingTransport
+from gpufn_gateway.http.connection.write_coalescing import CoalescingTransport
 
 
 class ClosingTransport(CoalescingTransport):
