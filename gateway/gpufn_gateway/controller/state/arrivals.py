@@ -11,7 +11,6 @@ from typing import Final
 
 from gpufn_gateway.controller.decide.prewarm import ArrivalHistory, Forecast, expected_call, forecast, slot_of
 
-
 _AHEAD_SLOTS: Final = 4  # an hour
 
 
