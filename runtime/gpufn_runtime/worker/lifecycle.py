@@ -314,7 +314,10 @@ class Worker:
 
     def _abandon(self) -> None:
         unanswered = self._requests.unanswered()
-        self._attempts.abandon({request.attempt for request in unanswered})  # first: `lose` may end attempts
+        abandoned = self._attempts.abandon({request.attempt for request in unanswered})  # first: `lose` may end some
+        if self._rank_zero is not None:
+            for attempt in abandoned:
+                self._rank_zero.cancel(attempt.run.attempt)
         for request in unanswered:
             request.lose()
 

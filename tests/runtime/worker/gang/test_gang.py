@@ -408,3 +408,22 @@ def test_a_runner_that_restarts_does_not_end_the_gang(pair: Any) -> None:
     zero.listen()
     assert zero.ready()
     assert zero.call() == b"12"
+
+
+def test_a_runner_that_restarts_during_a_stream_does_not_end_the_gang(pair: Any) -> None:
+    source = """
+    import time
+
+    def f(items):
+        for item in range(items):
+            time.sleep(0.01)
+            yield item
+    """
+    zero: Peer = pair(source, kind="generator").ready().zero
+    zero.run(b'{"items": 100000}', stream=True, credits=100000)
+    zero.item()
+    zero.hang_up()
+    zero.listen()
+    assert zero.ready()
+    assert zero.call(b'{"items": 1}') == b"[0]"
+    assert zero.freed == 1
