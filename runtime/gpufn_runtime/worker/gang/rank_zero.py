@@ -2,7 +2,8 @@
 
 1. `listen`: the other ranks connect while all ranks load the code. Rank 0 is ready when all are (`wait_until_ready`).
 2. `begin`: each call goes to all ranks, with the same arguments. `join`: it ends when it has ended on all of them.
-3. A rank that raises gives the others RAISED_GRACE_S to end as well, because they may wait for it without an end.
+3. A rank that raises gives the others RAISED_GRACE_S to end as well, because they may wait for it without an end. A
+   cancelled call has CANCELLED_GRACE_S: all ranks received Cancel, and may still clean up.
 4. A rank disconnects, or the others do not end in time: the gang fails (`on_gang_failed`), and this process exits. The
    other ranks exit when their connection to rank 0 closes.
 5. `drain`: no more calls; the other ranks run their exit hooks.
@@ -146,7 +147,7 @@ class RankZero:
             if call is None or call.attempt is not attempt:
                 return end  # it was rejected before it began
             if end[0] is not _SUCCEEDED:
-                self._after(RAISED_GRACE_S, self._check_ended, call, end)
+                self._after(_grace_s(end), self._check_ended, call, end)
             self._changed.wait_for(lambda: len(call.ends) == len(self._others))
             self._call = None
         ends = [end, *(call.ends[rank] for rank in self._others)]
@@ -255,7 +256,7 @@ class RankZero:
             call.ends[rank] = end
             self._changed.notify_all()
         if result.kind is not _SUCCEEDED:
-            self._after(RAISED_GRACE_S, self._check_ended, call, end)
+            self._after(_grace_s(end), self._check_ended, call, end)
 
     def _checkpoint(self, attempt: Attempt) -> _Checkpoint:
         """Return the checkpoint from which all ranks go on, read once: rank 0 may soon store the next one."""
@@ -339,6 +340,11 @@ def loss_of(rank: str, error: Exception | None, *, is_stopping: bool) -> GpufnEr
     if is_stopping:
         return PlatformStopping(f"{rank} ended because its node stops, and with it its gang")
     return WorkerLost(f"{rank} ended, and with it its gang{'' if error is None else f' ({error})'}")
+
+
+def _grace_s(end: End) -> float:
+    """Return how long the other ranks may take to end."""
+    return CANCELLED_GRACE_S if end[0] is OutcomeKind.CANCELLED else RAISED_GRACE_S
 
 
 def _lost(error: GpufnError) -> End:
