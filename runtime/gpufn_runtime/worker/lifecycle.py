@@ -58,7 +58,6 @@ from gpufn_core.protocol.launch import (
     EXIT_GPU_FAULT,
     EXIT_LINK_LOST,
     EXIT_START_FAILED,
-    JOIN_S,
     LAST_CALL_S,
     RECONNECT_S,
     WorkerConfig,
@@ -129,7 +128,7 @@ class Worker:
         if gang is not None and not self._is_other_rank:
             from gpufn_runtime.worker.gang.rank_zero import RankZero  # noqa: PLC0415
 
-            self._rank_zero = RankZero(gang, self._link, self)
+            self._rank_zero = RankZero(gang, self._link, self, config.start_by)
             self._attempts.on_begin, self._results.join = self._rank_zero.begin, self._rank_zero.join
         self._forking = threading.local()
         if config.spec.resources.gpu:
@@ -148,7 +147,7 @@ class Worker:
             print("the platform that started this worker has ended", file=sys.stderr)  # noqa: T201
             return EXIT_LINK_LOST
         confine_error = self._confine()
-        if not self._link.connect(JOIN_S if self._is_other_rank else CONNECT_S):
+        if not self._connect():
             print(self._no_peer(), file=sys.stderr)  # noqa: T201
             return EXIT_GANG_LOST if self._is_other_rank else EXIT_LINK_LOST
         os.register_at_fork(
@@ -171,6 +170,15 @@ class Worker:
             self._rank_zero.drain()  # the exit hooks of all ranks run at the same time
         self._exit(loaded)
         return self._exit_code
+
+    def _connect(self) -> bool:
+        """Connect to the runner; in a rank above 0, to rank 0, whose node may still fetch weights."""
+        gang = self._config.gang
+        if gang is None or not self._is_other_rank:
+            return self._link.connect(CONNECT_S)
+        from gpufn_runtime.worker.gang import connection  # noqa: PLC0415
+
+        return connection.reaches(gang) and self._link.connect(self._config.start_by - time.time())
 
     def _no_peer(self) -> str:
         gang = self._config.gang
@@ -321,7 +329,10 @@ class Worker:
 
     def _abandon(self) -> None:
         unanswered = self._requests.unanswered()
-        self._attempts.abandon({request.attempt for request in unanswered})  # first: `lose` may end attempts
+        abandoned = self._attempts.abandon({request.attempt for request in unanswered})  # first: `lose` may end some
+        if self._rank_zero is not None:
+            for attempt in abandoned:
+                self._rank_zero.cancel(attempt.run.attempt)
         for request in unanswered:
             request.lose()
 

@@ -46,6 +46,11 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     gang: Gang | None = None  # set if the worker has a process on each of several nodes
     cgroup_procs: tuple[str, ...] = ()  # cgroup.procs files; the process writes 0 (itself) to them before it loads code
 
+    @property
+    def start_by(self) -> float:
+        """When the worker must be ready, in unix seconds."""
+        return self.launched_at + self.spec.startup_timeout_s
+
 
 class ForkRequest(msgspec.Struct, frozen=True):
     config: str  # path of config.json
@@ -96,4 +101,3 @@ EXIT_SIGNALLED = 128  # plus the number of the signal that ended a contained wor
 CONNECT_S = 10.0
 RECONNECT_S = 30.0  # a worker that lost its runner tries to reconnect for this long; runners restart within seconds
 LAST_CALL_S = 30.0  # then its running calls get this long to end before the worker exits
-JOIN_S = 60.0  # the ranks of a gang connect to rank 0 within this time: a node may have to fetch the bundle first

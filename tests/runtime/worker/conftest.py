@@ -229,6 +229,7 @@ def make_peer(folder: Path) -> Iterator[MakePeer]:
         cpu: float = 1.0,
         gpu: tuple[str, ...] = (),
         pickle: bool = False,
+        startup_timeout_s: float = 600.0,
         worker: str = "w-1",
         **config: Any,
     ) -> Peer:
@@ -256,6 +257,7 @@ def make_peer(folder: Path) -> Iterator[MakePeer]:
             resources=Resources(cpu=cpu, gpu=gpu),
             env={"FROM_SPEC": "yes"},
             pickle=pickle,
+            startup_timeout_s=startup_timeout_s,
         )
         peer = Peer(
             place,

@@ -169,8 +169,8 @@ class Attempts:
         if on_change is not None:
             on_change()
 
-    def abandon(self, unanswered: Collection[Attempt | None]) -> None:
-        """The link is lost: drop queued attempts, and make those stale that cannot be adopted.
+    def abandon(self, unanswered: Collection[Attempt | None]) -> list[Attempt]:
+        """The link is lost: drop queued attempts, and make those stale that cannot be adopted. Return both.
 
         `unanswered`: attempts that waited for a response of the lost runner. If it contains None, these attempts are
         unknown, so all become stale.
@@ -194,6 +194,7 @@ class Attempts:
         for attempt in abandoned:
             if attempt.on_change is not None:
                 attempt.on_change()
+        return abandoned
 
     def leftovers(self) -> tuple[int, tuple[Unfinished, ...]]:
         """Report to the next runner: the number of stale attempts, and the attempts that it may adopt."""

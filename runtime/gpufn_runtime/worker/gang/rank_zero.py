@@ -2,7 +2,8 @@
 
 1. `listen`: the other ranks connect while all ranks load the code. Rank 0 is ready when all are (`wait_until_ready`).
 2. `begin`: each call goes to all ranks, with the same arguments. `join`: it ends when it has ended on all of them.
-3. A rank that raises gives the others RAISED_GRACE_S to end as well, because they may wait for it without an end.
+3. A rank that raises gives the others RAISED_GRACE_S to end as well, because they may wait for it without an end. A
+   cancelled call has CANCELLED_GRACE_S: all ranks received Cancel, and may still clean up.
 4. A rank disconnects, or the others do not end in time: the gang fails (`on_gang_failed`), and this process exits. The
    other ranks exit when their connection to rank 0 closes.
 5. `drain`: no more calls; the other ranks run their exit hooks.
@@ -17,6 +18,7 @@ import os
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Final, Protocol
 
@@ -26,7 +28,6 @@ from gpufn_core.domain.invocation import OutcomeKind
 from gpufn_core.domain.worker import Gang
 from gpufn_core.errors import (
     ErrorInfo,
-    FunctionStartFailed,
     GpufnError,
     InvalidInput,
     PayloadTooLarge,
@@ -37,7 +38,6 @@ from gpufn_core.errors import (
 from gpufn_core.protocol import frames
 from gpufn_core.protocol.codec import PROTOCOL
 from gpufn_core.protocol.frames import FrameReader, WorkerFrame
-from gpufn_core.protocol.launch import JOIN_S
 from gpufn_core.protocol.limits import MESSAGE_BYTES
 from gpufn_core.spec.units import format_bytes
 from gpufn_runtime.worker.arguments.loader import LoadError
@@ -48,6 +48,8 @@ from gpufn_runtime.worker.link import Link
 from gpufn_runtime.worker.process import exit_on_failure
 
 RAISED_GRACE_S: Final = 2.0
+CANCELLED_GRACE_S: Final = 10.0  # longer than the runner waits for a cancelled call
+_NAMED_BEFORE_S = 2.0  # the runner ends a start that is late, and names no rank: rank 0 goes first
 _EXIT_REPORTED_S = 1.0  # the agent's report of a rank's exit has the exit code and the last output: it goes first
 _ACCEPT_RETRY_S = 0.1
 _NODE_IS_LOST = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)  # the kernel's keepalive got no answer
@@ -81,13 +83,16 @@ class _Call:
 
 
 class RankZero:
-    def __init__(self, gang: Gang, link: Link, hooks: Hooks) -> None:
+    def __init__(self, gang: Gang, link: Link, hooks: Hooks, start_by: float) -> None:
         self._gang = gang
+        self._start_by = start_by
         self._link = link
         self._hooks = hooks
         self._changed = threading.Condition()
         self._sending = threading.Lock()
         self._peers: dict[int, socket.socket] = {}
+        self._failed_sends: dict[int, OSError] = {}
+        self._strangers: deque[socket.socket] = deque()  # connections in their handshake, the oldest first
         self._ready: set[int] = set()
         self._draining: set[int] = set()  # ranks on nodes that stop
         self._call: _Call | None = None
@@ -102,11 +107,13 @@ class RankZero:
         try:
             server = connection.listen(self._gang)
         except OSError as error:
-            where = f"port {self._gang.port} of node {self._gang.ranks[0].node}"
-            raise LoadError(f"rank 0 cannot listen on {where}: {error.strerror}") from error
+            where = f"ports {self._gang.port} and {self._gang.master_port} of node {self._gang.ranks[0].node}"
+            raise LoadError(f"rank 0 needs the {where}: {error.strerror}") from error
         os.register_at_fork(after_in_child=lambda: self._close_in_child(server))
         threading.Thread(target=self._accept, args=(server,), name="gpufn-gang", daemon=True).start()
-        self._after(JOIN_S, self._check_joined)
+        left_s = self._start_by - time.time()
+        wait_s = max(left_s - _NAMED_BEFORE_S, left_s / 2)
+        self._after(wait_s, self._check_joined, wait_s)
 
     def wait_until_ready(self) -> None:
         """Wait until all ranks have loaded the code. If one fails, `on_gang_failed` ends this process."""
@@ -140,7 +147,7 @@ class RankZero:
             if call is None or call.attempt is not attempt:
                 return end  # it was rejected before it began
             if end[0] is not _SUCCEEDED:
-                self._after(RAISED_GRACE_S, self._check_ended, call, end)
+                self._after(_grace_s(end), self._check_ended, call, end)
             self._changed.wait_for(lambda: len(call.ends) == len(self._others))
             self._call = None
         ends = [end, *(call.ends[rank] for rank in self._others)]
@@ -161,23 +168,41 @@ class RankZero:
     # --- threads of the gang ------------------------------------------------------------------------------------------
 
     def _accept(self, server: socket.socket) -> None:
-        while True:
-            try:
-                peer, _ = server.accept()
-                serve = exit_on_failure(functools.partial(self._serve, peer))
-                threading.Thread(target=serve, name="gpufn-rank", daemon=True).start()
-            except (OSError, RuntimeError):  # no descriptors or threads: the rank connects again
-                time.sleep(_ACCEPT_RETRY_S)
+        """Accept connections until all ranks have joined."""
+        with server:
+            while len(self._peers) < len(self._others):
+                try:
+                    peer, _ = server.accept()
+                    self._add_stranger(peer)
+                    serve = exit_on_failure(functools.partial(self._serve, peer, server))
+                    threading.Thread(target=serve, name="gpufn-rank", daemon=True).start()
+                except (OSError, RuntimeError):  # no descriptors or threads: the rank connects again
+                    time.sleep(_ACCEPT_RETRY_S)
 
-    def _serve(self, peer: socket.socket) -> None:
+    def _add_stranger(self, peer: socket.socket) -> None:
+        """Add a connection. Above the limit, disconnect the oldest: anyone can connect, and take descriptors."""
+        with self._changed:
+            self._strangers.append(peer)
+            if len(self._strangers) > 2 * len(self._gang.ranks):
+                with contextlib.suppress(OSError):  # it has disconnected itself
+                    self._strangers.popleft().shutdown(socket.SHUT_RDWR)
+
+    def _remove_stranger(self, peer: socket.socket) -> None:
+        with self._changed, contextlib.suppress(ValueError):  # above the limit
+            self._strangers.remove(peer)
+
+    def _serve(self, peer: socket.socket, server: socket.socket) -> None:
         rank, error = 0, None
         try:
-            connection.accept(self._gang, peer)
+            try:
+                connection.accept(self._gang, peer)
+            finally:
+                self._remove_stranger(peer)
             reader: FrameReader[WorkerFrame] = FrameReader(WorkerFrame)
             while data := peer.recv(_READ_BYTES):
                 for frame, body in reader.feed(data):
                     if isinstance(frame, frames.Hello):
-                        rank = self._join_gang(frame, peer)
+                        rank = self._join_gang(frame, peer, server)
                     elif rank:
                         self._handle(rank, frame, body)
         except (OSError, ProtocolMismatch) as caught:
@@ -187,14 +212,19 @@ class RankZero:
         if rank:
             if len(self._ready) < len(self._others):
                 time.sleep(_EXIT_REPORTED_S)
+            with self._sending:  # the kernel reports a lost node once: here, or to the thread that sends
+                error = error or self._failed_sends.get(rank)
             self._fail(_lost(loss_of(self._gang.describe(rank), error, is_stopping=rank in self._draining)))
 
-    def _join_gang(self, hello: frames.Hello, peer: socket.socket) -> int:
+    def _join_gang(self, hello: frames.Hello, peer: socket.socket, server: socket.socket) -> int:
         rank = next((rank for rank in self._others if self._gang.ranks[rank].worker == hello.worker), 0)
         with self._changed:
             if hello.protocol != PROTOCOL or not rank or rank in self._peers:
                 raise ProtocolMismatch(f"{hello.worker} is no rank of this gang, or has joined already")
             self._peers[rank] = peer
+            if len(self._peers) == len(self._others):
+                with contextlib.suppress(OSError):
+                    server.shutdown(socket.SHUT_RD)  # `_accept` ends
         return rank
 
     def _handle(self, rank: int, frame: WorkerFrame, body: bytes) -> None:
@@ -226,7 +256,7 @@ class RankZero:
             call.ends[rank] = end
             self._changed.notify_all()
         if result.kind is not _SUCCEEDED:
-            self._after(RAISED_GRACE_S, self._check_ended, call, end)
+            self._after(_grace_s(end), self._check_ended, call, end)
 
     def _checkpoint(self, attempt: Attempt) -> _Checkpoint:
         """Return the checkpoint from which all ranks go on, read once: rank 0 may soon store the next one."""
@@ -249,16 +279,17 @@ class RankZero:
 
     # --- failures -----------------------------------------------------------------------------------------------------
 
-    def _check_joined(self) -> None:
-        for rank in self._others:
-            if rank not in self._peers:
-                where = f"{self._gang.address}:{self._gang.port}"
-                text = (
-                    f"{self._gang.describe(rank)} did not connect to {self._gang.describe(0)} at {where} within "
-                    f"{JOIN_S:g} s: the nodes of a gang must reach each other (GPUFN_NODE_ADDRESS)"
-                )
-                self._fail(_lost(FunctionStartFailed(text)))
-                return
+    def _check_joined(self, waited_s: float) -> None:
+        """Fail if a rank has not connected: its node still prepares it, or refuses the connection. A rank that gets no
+        answer ends earlier (`connection.reaches`)."""
+        late = next((rank for rank in self._others if rank not in self._peers), None)
+        if late is not None:
+            text = (
+                f"{self._gang.describe(late)} has not started within {waited_s:.0f} s of {self._gang.describe(0)}: its "
+                "node may still fetch weights or the bundle (set a longer startup_timeout), or cannot connect to "
+                f"{self._gang.address}:{self._gang.port} (GPUFN_NODE_ADDRESS)"
+            )
+            self._fail(_lost(WorkerLost(text)))
 
     def _check_ended(self, call: _Call, end: End) -> None:
         """Fail if the call still runs on some rank."""
@@ -284,9 +315,12 @@ class RankZero:
 
     def _send(self, rank: int, packed: bytes) -> None:
         """Send encoded frames. A broken connection is no error here: its reader detects it."""
-        with self._sending, contextlib.suppress(OSError):
-            if (peer := self._peers.get(rank)) is not None:
-                peer.sendall(packed)
+        with self._sending:
+            try:
+                if (peer := self._peers.get(rank)) is not None:
+                    peer.sendall(packed)
+            except OSError as error:
+                self._failed_sends.setdefault(rank, error)
 
     def _after(self, seconds: float, check: Callable[..., None], *args: object) -> None:
         timer = threading.Timer(seconds, check, args)
@@ -306,6 +340,11 @@ def loss_of(rank: str, error: Exception | None, *, is_stopping: bool) -> GpufnEr
     if is_stopping:
         return PlatformStopping(f"{rank} ended because its node stops, and with it its gang")
     return WorkerLost(f"{rank} ended, and with it its gang{'' if error is None else f' ({error})'}")
+
+
+def _grace_s(end: End) -> float:
+    """Return how long the other ranks may take to end."""
+    return CANCELLED_GRACE_S if end[0] is OutcomeKind.CANCELLED else RAISED_GRACE_S
 
 
 def _lost(error: GpufnError) -> End:

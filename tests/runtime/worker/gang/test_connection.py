@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from concurrent.futures import ThreadPoolExecutor
+from typing import cast
 
 import pytest
 
@@ -56,3 +57,53 @@ def test_a_stranger_receives_no_more_than_the_handshake(sent: bytes) -> None:
         while part := stranger.recv(1024):
             received += part
     assert len(received) in (0, 64)
+
+
+class Drip:
+    """A stranger that sends one byte a second."""
+
+    def __init__(self) -> None:
+        self.now, self.timeout, self.is_closed = 0.0, 0.0, False
+
+    def recv(self, size: int) -> bytes:
+        self.now += min(1.0, self.timeout)
+        if self.timeout < 1:
+            raise TimeoutError
+        return b"x"
+
+    def settimeout(self, seconds: float) -> None:
+        self.timeout = seconds
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+def test_a_handshake_has_one_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    drip = Drip()
+    monkeypatch.setattr("time.monotonic", lambda: drip.now)
+    with pytest.raises(TimeoutError):
+        connection.accept(Gang((Rank("w-0", "a"),), "127.0.0.1", 0, "secret"), cast("socket.socket", drip))
+    assert drip.is_closed
+    assert drip.now < 10
+
+
+def test_a_node_is_reached_although_rank_0_has_not_started() -> None:
+    assert connection.reaches(Gang((), "127.0.0.1", free_port(), "secret"))
+
+
+def test_a_node_that_does_not_answer_is_not_reached(monkeypatch: pytest.MonkeyPatch) -> None:
+    def time_out(*_: object, **__: object) -> None:
+        raise TimeoutError
+
+    monkeypatch.setattr(socket, "create_connection", time_out)
+    assert not connection.reaches(Gang((), "192.0.2.1", 29400, "secret"), within_s=0.0)
+
+
+def test_only_rank_0_ends_the_gang_at_once_when_the_other_side_reads_nothing() -> None:
+    """Rank 0's code may hold the interpreter while another rank prints."""
+    zero, one = meet(("same", "same"))
+    assert isinstance(zero, socket.socket)
+    assert isinstance(one, socket.socket)
+    with zero, one:
+        limits_ms = [end.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) for end in (zero, one)]
+    assert limits_ms == [10_000, 60_000]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import socket
 from pathlib import Path
@@ -57,29 +58,44 @@ EXCHANGE = """
 
 
 def free_port() -> int:
-    """Return a port that is free, as is the next one."""
+    """Return a port that is free, as is the next one. Both are below those that Linux gives to outgoing connections,
+    which could take one before the gang does."""
     while True:
-        with socket.create_server(("127.0.0.1", 0)) as first:
-            port: int = first.getsockname()[1]
-            try:
-                socket.create_server(("127.0.0.1", port + 1)).close()
-            except OSError:
-                continue
-            return port
+        port = random.randrange(20000, 29000, 2)
+        try:
+            for each in (port, port + 1):
+                socket.create_server(("", each)).close()
+        except OSError:
+            continue
+        return port
 
 
 class Pair:
     """Rank 0 and rank 1. Only rank 0 has a runner."""
 
     def __init__(self, make_peer: MakePeer, source: str, **options: Any) -> None:
-        ranks, port = (Rank("w-0", "a"), Rank("w-1", "b")), free_port()
-        gang = Gang(ranks, "127.0.0.1", port, "secret")
+        ranks, self.port = (Rank("w-0", "a"), Rank("w-1", "b")), free_port()
+        gang = Gang(ranks, "127.0.0.1", self.port, "secret")
         self.zero, self.one = (make_peer(source, worker=rank.worker, gang=gang, **options) for rank in ranks)
 
     def launch(self) -> Pair:
         self.zero.launch()
         self.one.launch()
         return self
+
+    def launch_zero(self) -> Pair:
+        """Launch rank 0, and return once it listens."""
+        self.zero.launch()
+
+        def listens() -> bool:
+            with socket.socket() as probe:
+                return probe.connect_ex(("127.0.0.1", self.port)) == 0
+
+        until(listens)
+        return self
+
+    def connect(self) -> socket.socket:
+        return socket.create_connection(("127.0.0.1", self.port), timeout=2.0)
 
     def ready(self) -> Pair:
         self.launch().zero.ready()
@@ -142,6 +158,28 @@ def test_a_rank_that_cannot_start_fails_the_start_and_is_named(pair: Any) -> Non
     assert [part for part in ("rank 1 on b", "nope") if part not in frame.error.message] == []
     both.zero.hang_up()
     assert (both.zero.wait(), both.one.wait()) == (EXIT_START_FAILED, EXIT_START_FAILED)
+
+
+def test_a_rank_that_has_not_started_in_time_is_named_and_may_be_tried_again(pair: Any) -> None:
+    both = pair(ENVIRONMENT, startup_timeout_s=1.0)
+    failure = both.zero.launch().start_failure()
+    assert (failure.error.code, "rank 1 on b" in failure.error.message) == ("worker_lost", True)
+
+
+def test_nobody_can_connect_once_all_ranks_have_joined(pair: Any) -> None:
+    both = pair(ENVIRONMENT).ready()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", both.port))
+
+
+def test_idle_strangers_give_way_to_a_rank(pair: Any) -> None:
+    both = pair(ENVIRONMENT).launch_zero()
+    strangers = [both.connect() for _ in range(5)]
+    assert strangers[0].recv(1) == b"", "at most twice as many handshakes as ranks are open"
+    both.one.launch()
+    both.zero.ready()
+    for stranger in strangers:
+        stranger.close()
 
 
 @pytest.fixture
@@ -356,13 +394,13 @@ def test_arguments_that_do_not_fit_into_one_message_are_refused(pair: Any, tmp_p
     assert both.zero.call(b"", shared_body=fits, **octets) == b"%d" % (1 << 20)
 
 
-def test_a_port_that_is_taken_fails_the_start_with_its_number(pair: Any) -> None:
+@pytest.mark.parametrize("following", [0, 1], ids=["the gang's port", "MASTER_PORT"])
+def test_a_port_that_is_taken_fails_the_start_with_its_number(pair: Any, following: int) -> None:
     both: Pair = pair(ENVIRONMENT)
-    gang = both.zero.config.gang
-    assert gang is not None
-    with socket.create_server(("", gang.port)):
+    port = both.port + following
+    with socket.create_server(("", port)):
         failure = both.zero.launch().start_failure()
-    assert [part for part in (f"port {gang.port}", "node a") if part not in failure.error.message] == []
+    assert [part for part in (str(port), "node a") if part not in failure.error.message] == []
 
 
 def test_a_runner_that_restarts_does_not_end_the_gang(pair: Any) -> None:
@@ -372,3 +410,22 @@ def test_a_runner_that_restarts_does_not_end_the_gang(pair: Any) -> None:
     zero.listen()
     assert zero.ready()
     assert zero.call() == b"12"
+
+
+def test_a_runner_that_restarts_during_a_stream_does_not_end_the_gang(pair: Any) -> None:
+    source = """
+    import time
+
+    def f(items):
+        for item in range(items):
+            time.sleep(0.01)
+            yield item
+    """
+    zero: Peer = pair(source, kind="generator").ready().zero
+    zero.run(b'{"items": 100000}', stream=True, credits=100000)
+    zero.item()
+    zero.hang_up()
+    zero.listen()
+    assert zero.ready()
+    assert zero.call(b'{"items": 1}') == b"[0]"
+    assert zero.freed == 1
