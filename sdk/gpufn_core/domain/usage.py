@@ -39,13 +39,12 @@ class Usage(msgspec.Struct, frozen=True):
         >>> Usage(1, 0, 2.0) + Usage(1, 1, 0.5, 0.25, 60.0, 1)
         Usage(calls=2, failed=1, run_s=2.5, gpu_s=0.25, joules=60.0, joules_calls=1)
         """
-        known = [joules for joules in (self.joules, other.joules) if joules is not None]
         return Usage(
             self.calls + other.calls,
             self.failed + other.failed,
             self.run_s + other.run_s,
             self.gpu_s + other.gpu_s,
-            sum(known) if known else None,
+            other.joules if self.joules is None else self.joules + (other.joules or 0.0),
             self.joules_calls + other.joules_calls,
         )
 

@@ -6,6 +6,7 @@ from typing import Any, Protocol
 
 from gpufn_core.domain.revision import Revision
 from gpufn_core.domain.worker import ColdStart, WorkerState
+from gpufn_core.protocol.frames import RunnerFrame
 from gpufn_runtime.runner.core.busy_time import BusyTime
 from gpufn_runtime.runner.core.slots import SlotPool
 
@@ -72,3 +73,11 @@ class WorkerView(Protocol):
     @property
     def must_take_turns(self) -> bool: ...
     def next_attempt_number(self) -> int: ...
+
+    # For the edge:
+    @property
+    def seat(self) -> Any:
+        """Its seat among the workers that take turns on a GPU (`gpu.gpu_turns.Seat`); None if there are none."""
+
+    def send(self, frame: RunnerFrame, body: bytes = b"") -> None: ...
+    def adopt(self, attempt: Any) -> None: ...

@@ -226,13 +226,13 @@ class RevisionQueue:
 
     def _request_turn(self, action: actions.RequestTurn) -> None:
         attempt = action.attempt
-        seat = self._link(attempt).seat
+        seat = attempt.worker.seat
         assert seat is not None
         self.attempts.add(attempt)
         seat.request(attempt, lambda: self.dispatch(events.TurnGranted(attempt)))
 
     def _revoke_turns(self, action: actions.RevokeTurns) -> None:
-        seat = cast("WorkerLink", action.worker).seat
+        seat = action.worker.seat
         if seat is not None:
             seat.remove_waiting()  # the machine returns their calls itself
 
@@ -271,22 +271,22 @@ class RevisionQueue:
 
     def _send_run(self, action: actions.SendRun) -> None:
         self.attempts.add(action.attempt)
-        self._link(action.attempt).send(action.run, action.body)
+        action.attempt.worker.send(action.run, action.body)
 
     def _send_stop(self, action: actions.SendStop) -> None:
-        self._link(action.attempt).send(frames.Cancel(action.attempt.number))
+        action.attempt.worker.send(frames.Cancel(action.attempt.number))
         self.nested.close_of(action.attempt)
 
     def _adopt(self, action: actions.Adopt) -> None:
         attempt, delivery = action.attempt, cast("Delivery", action.attempt.delivery)
         self.credits.ledgers[attempt.message.queue].hold(delivery)
         delivery.delivered += 1  # the worker delivered it to this runner
-        self._link(attempt).adopt(attempt)
+        attempt.worker.adopt(attempt)
         self.attempts.add(attempt)
 
     def _release(self, action: actions.Release) -> None:
         self.attempts.discard(action.attempt)
-        seat = self._link(action.attempt).seat
+        seat = action.attempt.worker.seat
         if seat is not None:
             seat.done(action.attempt)
 
@@ -316,7 +316,7 @@ class RevisionQueue:
 
     def _slot_changed(self, action: actions.SlotChanged) -> None:
         try:
-            self.workers.slot_freed(cast("WorkerLink", action.worker))
+            self.workers.slot_freed(action.worker)
         finally:
             self.credits.offer()
 
@@ -332,10 +332,6 @@ class RevisionQueue:
 
     def _report_limit(self) -> None:
         self.on_limit(self.revision, self._capacity.fast_path_limit())
-
-    @staticmethod
-    def _link(attempt: Attempt) -> WorkerLink:
-        return cast("WorkerLink", attempt.worker)
 
     def _handlers(self) -> Mapping[type[actions.Action], Callable[[Any], None]]:
         return {

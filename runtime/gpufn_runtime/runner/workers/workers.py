@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
+from typing import cast
 
 from gpufn_core.domain.revision import Revision
 from gpufn_core.domain.worker import EXIT_REPORT_WITHIN_S, Assignment, ColdStart, Desired, StartFailure, WorkerState
@@ -23,6 +24,7 @@ from gpufn_core.protocol.reports import WorkerEventKind
 from gpufn_platform.process.clock import Clock
 from gpufn_runtime.runner.agent_events import AgentEvents
 from gpufn_runtime.runner.core import events
+from gpufn_runtime.runner.core.views import WorkerView
 from gpufn_runtime.runner.workers.nested_calls import NestedCalls
 from gpufn_runtime.runner.workers.output import Output
 from gpufn_runtime.runner.workers.worker_link import WorkerLink
@@ -109,8 +111,9 @@ class Workers:
             case Desired.DRAIN:
                 self._drain(link)
 
-    def slot_freed(self, link: WorkerLink) -> None:
+    def slot_freed(self, worker: WorkerView) -> None:
         """Carry out a pending drain or park request when the worker is empty."""
+        link = cast("WorkerLink", worker)
         if not link.slots.in_use:
             link.idle_since = self.clock.monotonic()
             if link.slots.poisoned:

@@ -109,6 +109,16 @@ class FakeWorker:
         self.last_number += 1
         return self.last_number
 
+    @property
+    def seat(self) -> Any:
+        raise AssertionError("only the edge knows turns")
+
+    def send(self, frame: Any, body: bytes = b"") -> None:
+        raise AssertionError("only the edge sends frames")
+
+    def adopt(self, attempt: Any) -> None:
+        raise AssertionError("only the edge adopts attempts")
+
 
 class Bench:
     """A machine, and the actions that the last event caused."""
