@@ -26,8 +26,8 @@
 The text of an error is the first line of its class's docstring, unless the code that raises it passes a better one. The
 exception of a user's function gets its text in `gpufn_runtime.worker.execute.error_report`.
 
-A class never shares its name with a builtin. `code` is sent on the wire and never changes. HTTP statuses are in
-`gpufn_gateway.problems`.
+A class never shares its name with a builtin. `code` is sent on the wire and never changes. `gpufn_gateway.problems` has
+the HTTP statuses, and hides the texts of internal faults from callers.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Usage metering: sums up the run time and GPU seconds of this node's calls, and stores them every few seconds.
 
-`core/busy_time.py` divides a worker's time among its calls, and `Attempt.gpu_s` multiplies it by the worker's GPUs.
+`core/busy_time.py` divides a worker's time among its calls. `gpu_s` in `core/attempt.py` multiplies it by the GPUs that
+the worker is charged for (`gpus_charged` in `gpufn_core/domain/worker.py`).
 `gpu/call_energy.py` divides the energy of a GPU among the calls.
 
 Records are updated by compare-and-set, so that a runner finishing its last calls and its successor both count. A killed

@@ -5,9 +5,9 @@
                        letter of a failed call; acknowledge
     retry              publish a message with the next attempt's number, update the CallRecord; acknowledge
 
-While the bus is away, replies are kept (replies.py) and records are retried. If NATS refuses a write, for example of a
-retry whose queue is full, the ack deadline of the delivery is extended meanwhile. Otherwise it would be redelivered
-after ack_wait, here or on another node, and the same attempt would run again.
+While the bus is away, replies are kept (unacknowledged_replies.py) and records retried. If NATS refuses a write, for
+example of a retry whose queue is full, the ack deadline of the delivery is extended meanwhile. Otherwise it would be
+redelivered after ack_wait, here or on another node, and the same attempt would run again.
 """
 
 from __future__ import annotations
