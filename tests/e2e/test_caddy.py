@@ -73,19 +73,6 @@ def test_a_large_body_passes_both_ways(client: httpx.Client) -> None:
     assert (answer.status_code, answer.http_version, answer.content == BODY[::-1]) == (200, "HTTP/1.1", True)
 
 
-@pytest.mark.parametrize("accept", ["text/event-stream", "application/vnd.gpufn.items"])
-def test_an_item_arrives_before_the_next_one_is_made(client: httpx.Client, tmp_path: Path, accept: str) -> None:
-    gate = tmp_path / "gate"
-    arguments = {"gate": str(gate)}
-    with client.stream("POST", "/v1/functions/two-items/invoke", json=arguments, headers={"accept": accept}) as answer:
-        received = b""
-        for part in answer.iter_raw():
-            received += part
-            if b"first" in received:
-                gate.touch()
-        assert b"second" in received
-
-
 def test_a_refused_upload_reaches_the_client(client: httpx.Client) -> None:
     answer = client.post("/v1/functions/nosuch/invoke", content=BODY[: 8 << 20])
     assert answer.status_code == 404
