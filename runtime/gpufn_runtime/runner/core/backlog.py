@@ -9,7 +9,6 @@ backlog is closed and its calls return to their queue. Times are passed in.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
 
 from gpufn_runtime.runner.core.events import Arrived
 
@@ -20,7 +19,7 @@ _MAX_BYTES = 16 << 20
 _WEIGHT = 0.1  # of the newest call, in the moving averages
 
 
-class Backlog:
+class Backlog(deque[Arrived]):
     """Queue of waiting calls, oldest first. `is_closed` while a call runs for long.
 
     >>> backlog = Backlog()
@@ -35,7 +34,7 @@ class Backlog:
     """
 
     def __init__(self) -> None:
-        self._calls: deque[Arrived] = deque()
+        super().__init__()
         self._mean_run_s = SHORT_CALL_S  # initial value
         self._mean_bytes = 0.0
         self.is_closed = False
@@ -58,15 +57,3 @@ class Backlog:
             return 0
         short_wait_calls = at_once * SHORT_CALL_S / max(self._mean_run_s, 1e-6)
         return int(min(_MAX_CALLS, short_wait_calls, _MAX_BYTES / max(self._mean_bytes, 1.0)))
-
-    def append(self, call: Arrived) -> None:
-        self._calls.append(call)
-
-    def next(self) -> Arrived:
-        return self._calls.popleft()
-
-    def __len__(self) -> int:
-        return len(self._calls)
-
-    def __iter__(self) -> Iterator[Arrived]:
-        return iter(self._calls)

@@ -80,10 +80,6 @@ class Capacity(Generic[W]):
         """Return the number of calls that may arrive now: for free slots, and for the backlog."""
         return self.free + self._max_backlog() - len(self.backlog)
 
-    def has_room(self) -> bool:
-        """Return whether a call may arrive now."""
-        return self.free > len(self.backlog) or self.room() > 0
-
     def fast_path_limit(self) -> int:
         """Return the number of calls that gateways may bring by the fast path at once."""
         return self.total() if self.backlog.is_short and not self.must_take_turns else 0

@@ -46,7 +46,7 @@ def ending_of(attempt: Attempt, outcome: Outcome, now: float) -> Ending:
     | some       | any: a reader has seen items                   | END       |
     |            | any other                                      | END       |
     """
-    if attempt.run.items or (outcome.error is None and outcome.kind is _SUCCEEDED):
+    if (outcome.error is None and outcome.kind is _SUCCEEDED) or attempt.run.items:
         return _END
     reason = hand_back_reason(outcome)
     if reason is StartReason.STOPPED:

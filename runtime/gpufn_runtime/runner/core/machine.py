@@ -144,11 +144,12 @@ class RevisionMachine(Generic[W]):
                 self._proceed(attempt)
 
     def _add_to_backlog(self, call: events.Arrived) -> None:
+        """Let the call wait, or return it. A call from the queue may exceed the room: it had a credit."""
         backlog = self.capacity.backlog
-        if backlog.is_short and self.capacity.slots:
-            backlog.append(call)
-        else:
+        if not (backlog.is_short and self.capacity.slots) or (call.delivery.is_direct and self.capacity.room() <= 0):
             self._return_waiting(call)
+        else:
+            backlog.append(call)
 
     def _return_waiting(self, call: events.Arrived) -> None:
         self._emit(actions.Nak(call.delivery))
@@ -157,14 +158,14 @@ class RevisionMachine(Generic[W]):
 
     def _return_backlog(self) -> None:
         while self.capacity.backlog:
-            self._return_waiting(self.capacity.backlog.next())
+            self._return_waiting(self.capacity.backlog.popleft())
 
     def _serve_backlog(self) -> None:
         """Start waiting calls in free slots. Return the rest if there are no slots, or calls are not short."""
         if not (backlog := self.capacity.backlog):
             return
         while backlog and self.capacity.free:
-            call = backlog.next()
+            call = backlog.popleft()
             if call.delivery.is_withdrawn:
                 self._emit(actions.Term(call.delivery))
             else:
@@ -221,7 +222,7 @@ class RevisionMachine(Generic[W]):
         if attempt.is_submitted and (is_repeated or attempt.message.attempt > 1):
             attempt.move(AttemptState.CHECKING)
             self._emit(actions.CheckRecord(attempt))
-        elif is_repeated or (not attempt.is_direct and attempt.caller_was_away):
+        elif is_repeated or (attempt.caller_was_away and not attempt.is_direct):
             attempt.move(AttemptState.CHECKING)
             self._emit(actions.CheckCaller(attempt))
         else:

@@ -14,29 +14,28 @@ class SlotPool:
     <SlotPool [0 in use, 1 free, 1 poisoned]>
     """
 
-    __slots__ = ("in_use", "poisoned", "total")
+    __slots__ = ("free", "in_use", "poisoned", "total")
 
     def __init__(self, total: int) -> None:
-        self.total = total
+        self.total = self.free = total
         self.in_use = 0
         self.poisoned = 0
-
-    @property
-    def free(self) -> int:
-        return self.total - self.in_use - self.poisoned
 
     def take(self) -> None:
         if self.free <= 0:
             raise AssertionError(f"no slot is free: {self!r}")
+        self.free -= 1
         self.in_use += 1
 
     def release(self) -> None:
         if self.in_use <= 0:
             raise AssertionError(f"no slot is in use: {self!r}")
         self.in_use -= 1
+        self.free += 1
 
     def poison(self) -> None:
         self.release()
+        self.free -= 1
         self.poisoned += 1
 
     def __repr__(self) -> str:

@@ -55,7 +55,10 @@ class DirectDelivery:
 
     def reply(self, reply: ResultReply, body: bytes) -> None:
         self._has_replied = True
-        self._gateway.send_end(reply, body)
+        try:
+            self._gateway.send(fast_path.Ended(reply), body)
+        except PayloadTooLarge as error:
+            self._gateway.send(fast_path.Ended(too_large(reply, error)))
 
     def nak(self, delay_s: float = 0, *, has_begun: bool = False) -> None:
         """Refuse the call."""
@@ -154,12 +157,6 @@ class _Gateway(asyncio.Protocol):
 
     def send(self, frame: fast_path.RunnerFrame, body: bytes = b"") -> None:
         self._out.write(frames.encode(frame, body))
-
-    def send_end(self, reply: ResultReply, body: bytes) -> None:
-        try:
-            self.send(fast_path.Ended(reply), body)
-        except PayloadTooLarge as error:
-            self.send(fast_path.Ended(too_large(reply, error)))
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast("asyncio.Transport", transport)  # uvloop's transports are not its subclasses

@@ -173,11 +173,10 @@ class RevisionQueue:
 
     def offer(self, delivery: DirectDelivery) -> None:
         """Run a fast-path call now or soon, or refuse it."""
-        has_room = self._capacity.has_room() and not self._capacity.must_take_turns
-        if has_room and not self.credits.others_wait(delivery.message.priority):
-            self.dispatch(events.Arrived(delivery, delivery.message, delivery.body))
-        else:
+        if self.credits.others_wait(delivery.message.priority) or self._capacity.must_take_turns:
             delivery.nak()
+        else:
+            self.dispatch(events.Arrived(delivery, delivery.message, delivery.body))
 
     def _receive(self, delivery: Delivery) -> None:
         try:

@@ -89,6 +89,18 @@ def test_a_returned_fast_path_call_does_not_wait_in_a_queue(bench: Bench) -> Non
     assert bench.kinds == [actions.Nak]
 
 
+def test_only_a_call_from_the_queue_may_exceed_the_room(bench: Bench) -> None:
+    bench.make_calls_short()
+    bench.start()
+    while bench.capacity.room() > 0:
+        bench.arrive(is_direct=True)
+        assert bench.actions == []
+    bench.arrive(is_direct=True)
+    assert bench.kinds == [actions.Nak]
+    bench.arrive()
+    assert bench.actions == []
+
+
 @pytest.mark.parametrize(("delivered", "is_refused"), [(100, False), (101, True)])
 def test_a_call_that_was_delivered_too_often_is_lost(bench: Bench, delivered: int, is_refused: bool) -> None:
     bench.arrive(delivered=delivered)
