@@ -46,7 +46,7 @@ class UsageRoutes:
                     usage_by_key[usage_key] = usage_by_key.get(usage_key, Usage()) + _usage.decode(entry.value)
         if function is not None and not usage_by_key:
             self._registry.function(function)  # raises FunctionNotFound, unless a deleted function has usage
-        rows = [{**usage_key._asdict(), "usage": usage_by_key[usage_key]} for usage_key in sorted(usage_by_key)]
+        rows = [{**msgspec.structs.asdict(each), "usage": usage_by_key[each]} for each in sorted(usage_by_key)]
         return json_response({"usage": rows})
 
     def _days(self, request: Request) -> list[str]:

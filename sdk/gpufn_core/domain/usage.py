@@ -8,7 +8,6 @@ from __future__ import annotations
 import datetime
 import functools
 from collections.abc import Iterator
-from typing import NamedTuple
 
 import msgspec
 
@@ -16,7 +15,7 @@ USAGE_RETENTION_S = 400 * 86_400.0
 STORE_INTERVAL_S = 10.0  # how often a runner stores its records; reading more often shows nothing new
 
 
-class Usage(msgspec.Struct, frozen=True):
+class Usage(msgspec.Struct):
     """`calls` counts attempts that ended, `failed` those without a result. `run_s` is their run time; a batch of
     several calls counts once.
 
@@ -57,7 +56,7 @@ class Usage(msgspec.Struct, frozen=True):
         return None if self.joules is None or not self.joules_calls else self.joules / self.joules_calls
 
 
-class UsageKey(NamedTuple):
+class UsageKey(msgspec.Struct, frozen=True, order=True):
     """`key` is the id of the API key that made the calls, or ``platform`` for calls without one."""
 
     day: str

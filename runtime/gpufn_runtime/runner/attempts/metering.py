@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import defaultdict
 from collections.abc import Iterable
 
 import msgspec
@@ -37,17 +38,23 @@ class Meter:
         self._node = node
         self._clock = clock
         self.energy = CallEnergy()
-        self._counted: dict[UsageKey, Usage] = {}
+        self._counted: defaultdict[UsageKey, Usage] = defaultdict(Usage)
         self._sent: dict[UsageKey, tuple[Usage, bytes]] = {}  # writes whose success is unknown
 
     def count(self, message: InvocationMessage, *, is_failed: bool, run_s: float, gpu_s: float) -> None:
         """Count an attempt that has ended."""
-        self._add(self._key(message), Usage(1, int(is_failed), run_s, gpu_s))
+        usage = self._usage_of(message)
+        usage.calls += 1
+        usage.failed += is_failed
+        usage.run_s += run_s
+        usage.gpu_s += gpu_s
 
     def count_energy(self, metrics: Iterable[DeviceMetrics], running: Iterable[Attempt]) -> None:
         """Count the energy of the attempts that have ended since the last sample of the GPUs."""
         for message, joules in self.energy.on_sample(metrics, running, self._clock.monotonic()):
-            self._add(self._key(message), Usage(joules=joules, joules_calls=1))
+            usage = self._usage_of(message)
+            usage.joules = joules + (usage.joules or 0.0)
+            usage.joules_calls += 1
 
     async def run(self) -> None:
         """Store the usage regularly until cancelled, and then once more."""
@@ -74,7 +81,7 @@ class Meter:
         entry = await self._records.get(name)
         sent = self._sent.pop(key, None)
         if sent is not None and (entry is None or entry.value != sent[1]):
-            self._add(key, sent[0])
+            self._counted[key] += sent[0]
         usage = self._counted.pop(key, None)
         if usage is None:
             return
@@ -87,9 +94,6 @@ class Meter:
             await self._records.update(name, value, entry.revision)
         del self._sent[key]
 
-    def _key(self, message: InvocationMessage) -> UsageKey:
-        return UsageKey(day_of(self._clock.time()), message.function, message.owner)
-
-    def _add(self, key: UsageKey, usage: Usage) -> None:
-        counted = self._counted.get(key)
-        self._counted[key] = usage if counted is None else counted + usage
+    def _usage_of(self, message: InvocationMessage) -> Usage:
+        """Return the usage to which an attempt that has just ended is added."""
+        return self._counted[UsageKey(day_of(self._clock.time()), message.function, message.owner)]
