@@ -19,6 +19,7 @@ WorkerId = NewType("WorkerId", str)
 Digest = NewType("Digest", str)  # sha256, lower-case hex
 
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"  # Crockford's base32: no i, l, o, u
+_PAIRS = [first + second for first in _ALPHABET for second in _ALPHABET]  # two digits, by their value
 _ULID = re.compile(f"[{_ALPHABET}]{{26}}")
 ULID_PATTERN = f"^[{_ALPHABET}{_ALPHABET[10:].upper()}]{{26}}$"  # a gateway also accepts capitals
 DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -26,7 +27,8 @@ _ITEM = re.compile(f"([{_ALPHABET}]{{26}})-(0|[1-9][0-9]{{0,11}})")
 
 
 def _base32(value: int, length: int) -> str:
-    return "".join(_ALPHABET[(value >> shift) & 31] for shift in range(5 * (length - 1), -1, -5))
+    """Encode a number in `length` digits, an even number."""
+    return "".join([_PAIRS[(value >> shift) & 1023] for shift in range(5 * (length - 2), -1, -10)])
 
 
 class _UlidSource:
@@ -53,7 +55,6 @@ _STEM_LENGTH = 18  # of 26
 _PYTHON_DIGITS = str.maketrans(_ALPHABET, "0123456789abcdefghijklmnopqrstuv")
 
 _RANDOM = struct.Struct("8H")
-_PAIRS = [_base32(value, 2) for value in range(1024)]
 _source = _UlidSource()
 
 
@@ -80,7 +81,7 @@ def id_at(stem: str, place: int) -> InvocationId:
     >>> id_at("01k9xq3zr7c8m2v5t0", 33)
     '01k9xq3zr7c8m2v5t000000011'
     """
-    return InvocationId(stem + "".join([_PAIRS[(place >> shift) & 1023] for shift in (30, 20, 10, 0)]))
+    return InvocationId(stem + _base32(place, 8))
 
 
 def queue_position_in(invocation: str) -> int:

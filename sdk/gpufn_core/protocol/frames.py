@@ -267,11 +267,12 @@ WorkerFrame = (
 def encode(frame: msgspec.Struct, body: bytes = b"") -> bytes:
     """Encode a frame. Raises PayloadTooLarge for a frame that the receiver would reject."""
     header = codec.encode(frame)
-    if len(header) > MAX_HEADER_BYTES:
-        raise PayloadTooLarge(f"the header of a frame is {len(header)} bytes, more than the {MAX_HEADER_BYTES} allowed")
-    if len(body) > MESSAGE_BYTES:
-        raise PayloadTooLarge(f"the body of a frame is {len(body)} bytes, more than the {MESSAGE_BYTES} allowed")
-    return b"".join((_LENGTHS.pack(len(header), len(body)), header, body))
+    header_size, body_size = len(header), len(body)
+    if header_size > MAX_HEADER_BYTES:
+        raise PayloadTooLarge(f"the header of a frame is {header_size} bytes, more than the {MAX_HEADER_BYTES} allowed")
+    if body_size > MESSAGE_BYTES:
+        raise PayloadTooLarge(f"the body of a frame is {body_size} bytes, more than the {MESSAGE_BYTES} allowed")
+    return b"".join((_LENGTHS.pack(header_size, body_size), header, body))
 
 
 class FrameReader(Generic[F]):
@@ -292,16 +293,16 @@ class FrameReader(Generic[F]):
                 return
             data = bytes(self._partial)
             self._partial.clear()
-        start, needed = 0, _LENGTHS.size
+        start, size, needed = 0, len(data), _LENGTHS.size
         try:
-            while len(data) - start >= needed:
+            while size - start >= needed:
                 header_bytes, body_bytes = _LENGTHS.unpack_from(data, start)
                 if header_bytes > MAX_HEADER_BYTES or body_bytes > MESSAGE_BYTES:
                     raise ProtocolMismatch(f"a frame has a length of {header_bytes} + {body_bytes} bytes")
                 header_at = start + _LENGTHS.size
                 body_at = header_at + header_bytes
                 end = body_at + body_bytes
-                if len(data) < end:
+                if size < end:
                     needed = end - start
                     break
                 try:
@@ -312,6 +313,6 @@ class FrameReader(Generic[F]):
                 start = end
                 yield frame, body
         finally:
-            if start < len(data):
+            if start < size:
                 self._partial += data[start:]
                 self._needed = needed
