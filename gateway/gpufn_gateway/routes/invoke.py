@@ -33,6 +33,7 @@ from gpufn_platform.queue.pending import PendingCall
 # Most calls end earlier than this, and a watcher would cost more than it saves.
 _WATCH_AFTER_S: Final = 0.2
 _MAX_DIGITS: Final = 18
+_SUCCEEDED: Final = OutcomeKind.SUCCEEDED  # each call needs it, and Python looks up a member of an enum slowly
 
 
 class _CallInFlight:
@@ -145,13 +146,13 @@ class Invoke:
             *self._calls.limits(call),
         ]
         try:
-            if reply.kind is OutcomeKind.SUCCEEDED and reply.reference is not None:
+            if reply.kind is not _SUCCEEDED:
+                await send_problem(send, response_format, problems.from_outcome(reply.kind, reply.error), headers)
+            elif reply.reference is not None:
                 await self._send_stored(reply, send, response_format, headers)
-            elif reply.kind is OutcomeKind.SUCCEEDED:
+            else:
                 result = self._calls.result(reply, body)
                 await send_result(send, response_format, reply.content_type, result, headers)
-            else:
-                await send_problem(send, response_format, problems.from_outcome(reply.kind, reply.error), headers)
         finally:  # counted after the response, so that it is not delayed
             self._calls.telemetry.of(call.target.name).count_end(reply, duration_s)
 

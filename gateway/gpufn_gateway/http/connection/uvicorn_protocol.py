@@ -83,6 +83,11 @@ class _Phase(enum.Enum):
     CLOSING = enum.auto()  # the response is sent, and incoming data is discarded
 
 
+# Each request needs these, and Python looks up a member of an enum slowly.
+_BETWEEN, _HEAD, _BODY, _CLOSING = _Phase.BETWEEN, _Phase.HEAD, _Phase.BODY, _Phase.CLOSING
+_INCOMPLETE = (_HEAD, _BODY)
+
+
 class _Flow(FlowControl):
     """Resume reading only while few pipelined requests wait: each takes a hundred times its bytes on the wire.
 
@@ -104,7 +109,7 @@ class GuardedProtocol(HttpToolsProtocol):
     def __init__(self, *args: Any, limit: ConnectionLimit | None = None, **fields: Any) -> None:
         super().__init__(*args, **fields)
         self._limit = limit
-        self._phase = _Phase.BETWEEN
+        self._phase = _BETWEEN
         self._read_bytes = 0  # size of the latest read
         self._received = 0  # bytes received on the connection
         self._head_bytes = 0  # lower bound of the head's size; in a body: framing bytes since its last part
@@ -140,24 +145,24 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def shutdown(self) -> None:
         self._shutting_down = True
-        if self._phase is _Phase.CLOSING:
+        if self._phase is _CLOSING:
             self.disconnect()
         else:
             super().shutdown()
 
     def data_received(self, data: bytes) -> None:
         self._received += len(data)
-        if self._phase is _Phase.CLOSING:
+        if self._phase is _CLOSING:
             return
         self._read_bytes = len(data)
-        if self._phase is _Phase.HEAD:
+        if self._phase is _HEAD:
             self._max_head_bytes += len(data)
         self._made_progress = False
         self._last_data = self.loop.time()
         self._feed(data)
         # If the data also ended another request, the share of this head is unknown until the head is complete. A
         # chunked body has framing beside its data: chunk lengths, chunk extensions and trailer fields.
-        if self._phase in (_Phase.HEAD, _Phase.BODY) and not self._made_progress and not self.transport.is_closing():
+        if self._phase in _INCOMPLETE and not self._made_progress and not self.transport.is_closing():
             self._head_bytes += len(data)
             if self._head_bytes > MAX_HEAD_BYTES:
                 self._reject(_TOO_LARGE)
@@ -187,7 +192,7 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         self._unset_keepalive_if_required()  # not earlier: a client could send empty lines forever
-        self._phase = _Phase.HEAD
+        self._phase = _HEAD
         self._head_bytes = 0
         self._max_head_bytes = self._read_bytes
         self._head_since = self._last_data
@@ -200,7 +205,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._wants_upgrade = self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT"
         if self._wants_upgrade:
             return
-        self._enter_phase(_Phase.BODY)
+        self._enter_phase(_BODY)
         super().on_headers_complete()
         if self.expect_100_continue:
             _close_unless_continued(self.cycle)
@@ -217,13 +222,13 @@ class GuardedProtocol(HttpToolsProtocol):
             raise _Rejected(_bad_request(400, violation))
 
     def on_body(self, body: bytes) -> None:
-        self._enter_phase(_Phase.BODY)
+        self._enter_phase(_BODY)
         super().on_body(body)
 
     def on_message_complete(self) -> None:
         if self._wants_upgrade:
             return
-        self._enter_phase(_Phase.BETWEEN)
+        self._enter_phase(_BETWEEN)
         super().on_message_complete()
 
     def _enter_phase(self, phase: _Phase) -> None:
@@ -243,13 +248,13 @@ class GuardedProtocol(HttpToolsProtocol):
     def has_stalled(self, now: float) -> bool:
         """True if the rest of a request, or the first byte of the first one, is overdue. `now` is the loop's time."""
         is_paused = self.flow.read_paused
-        if self._phase is _Phase.HEAD:
+        if self._phase is _HEAD:
             if is_paused:
                 self._head_since = now
             return now - self._head_since > HEAD_S
-        if self._phase is _Phase.BETWEEN:  # uvicorn limits the time between two requests
+        if self._phase is _BETWEEN:  # uvicorn limits the time between two requests
             return self.cycle is None and now - self._connected_at > FIRST_BYTE_S
-        is_answered = self._phase is _Phase.CLOSING or self.cycle.response_complete
+        is_answered = self._phase is _CLOSING or self.cycle.response_complete
         if is_answered and self._discarding.is_over(self.cycle, self._received, now):
             return True
         return self._pace.is_too_slow(self.cycle, self._received, now, is_paused=is_paused)
@@ -288,14 +293,14 @@ class GuardedProtocol(HttpToolsProtocol):
             self.cycle.message_event.set()
         if not response_started:
             self.transport.write(response)
-        self._phase = _Phase.HEAD  # the client may still be sending
+        self._phase = _HEAD  # the client may still be sending
         self.transport.close()
 
     def _discard(self) -> bool:
         """Switch to reading and discarding, unless the request is complete. True if it switched."""
-        if self._phase is _Phase.BETWEEN or self._shutting_down:
+        if self._phase is _BETWEEN or self._shutting_down:
             return False
-        self._phase = _Phase.CLOSING
+        self._phase = _CLOSING
         self.pipeline.clear()
         self.flow.resume_reading()
         return True

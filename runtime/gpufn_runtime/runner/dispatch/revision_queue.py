@@ -54,6 +54,7 @@ from gpufn_runtime.runner.workers.workers import Workers
 log = logging.getLogger(__name__)
 
 _TICK_S = 0.1
+_SUCCEEDED = OutcomeKind.SUCCEEDED  # each call needs it, and Python looks up a member of an enum slowly
 
 
 @dataclass(eq=False, repr=False)
@@ -309,7 +310,7 @@ class RevisionQueue:
         try:
             self.settler.settle(action)
         finally:
-            is_failed = action.outcome.kind is not OutcomeKind.SUCCEEDED
+            is_failed = action.outcome.kind is not _SUCCEEDED
             self.meter.count(action.attempt.message, is_failed=is_failed, run_s=action.charged_s, gpu_s=action.gpu_s)
             self.meter.energy.end(action.attempt, self.clock.monotonic())
 

@@ -29,6 +29,9 @@ class State(enum.Enum):
     ENDED = enum.auto()
 
 
+# Each call needs these, and Python looks up a member of an enum slowly.
+_QUEUED, _RUNNING, _ENDED = State.QUEUED, State.RUNNING, State.ENDED
+
 OnBegin = Callable[["Attempt", bytes | memoryview], None]
 
 
@@ -42,7 +45,7 @@ class Attempt(msgspec.Struct, eq=False):
     credits: int
     received_at: float  # monotonic
     result: bytes = b""  # encoded Result, if the attempt ended without a link
-    state: State = State.QUEUED
+    state: State = _QUEUED
     cancel_requested: bool = False
     on_change: Callable[[], None] | None = None  # called after a Cancel or a Credit
     context: Context | None = None  # returned by `gpufn.current()`
@@ -106,17 +109,17 @@ class Attempts:
     def start(self, attempt: Attempt) -> bool:
         """Mark as running. Returns False if the attempt has ended in the queue."""
         with self._lock:
-            if attempt.state is not State.QUEUED:
+            if attempt.state is not _QUEUED:
                 return False
-            attempt.state = State.RUNNING
+            attempt.state = _RUNNING
             return True
 
     def end(self, attempt: Attempt, result: bytes) -> bool:
         """Mark as ended. Returns True if the caller must send `result`: not ended before, and the link is up."""
         with self._lock:
-            if attempt.state is State.ENDED:
+            if attempt.state is _ENDED:
                 return False
-            attempt.state = State.ENDED
+            attempt.state = _ENDED
             is_active = self._active.get(attempt.run.attempt) is attempt
             if is_active:
                 del self._active[attempt.run.attempt]
@@ -149,8 +152,8 @@ class Attempts:
             if attempt is None:
                 return None
             attempt.cancel_requested = True
-            if attempt.state is State.QUEUED:
-                attempt.state = State.ENDED
+            if attempt.state is _QUEUED:
+                attempt.state = _ENDED
                 del self._active[number]
                 attempt.drop_body()
                 return attempt
@@ -180,13 +183,13 @@ class Attempts:
             active = list(self._active.values())
             abandoned = [
                 attempt for attempt in active
-                if attempt.state is State.QUEUED or None in unanswered or attempt in unanswered
+                if attempt.state is _QUEUED or None in unanswered or attempt in unanswered
                 or not attempt.can_be_adopted
             ]  # fmt: skip
             for attempt in abandoned:
                 del self._active[attempt.run.attempt]
-                if attempt.state is State.QUEUED:
-                    attempt.state = State.ENDED
+                if attempt.state is _QUEUED:
+                    attempt.state = _ENDED
                     attempt.drop_body()
                 else:
                     attempt.cancel_requested = True

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from gpufn_runtime.worker.gpu.device_errors import DeviceFault
 
 _LONGEST_CHAIN = 8
+_SUCCEEDED = OutcomeKind.SUCCEEDED  # each call needs it, and Python looks up a member of an enum slowly
 
 
 End = tuple[OutcomeKind, ErrorInfo | None]
@@ -71,13 +72,13 @@ class Results:
             self.raised(attempt, error, started, charged_s=charged_s)
             return
         self._end(
-            attempt, OutcomeKind.SUCCEEDED, started,
+            attempt, _SUCCEEDED, started,
             content_type=content_type, body=body, shared_body=shared_body, charged_s=charged_s,
         )  # fmt: skip
 
     def exhausted(self, attempt: Attempt, started: float) -> None:
         """Send the end of a stream whose items are sent."""
-        self._end(attempt, OutcomeKind.SUCCEEDED, started)
+        self._end(attempt, _SUCCEEDED, started)
 
     def item(self, attempt: Attempt, value: Any) -> None:
         """Send one item of a stream. Raises ResultNotEncodable."""
