@@ -140,6 +140,8 @@ class Stock:
         self._before: dict[str, int] = {}
 
     def take(self) -> None:
+        """Take stock once the builder, the last process to start, has its consumer."""
+        eventually(lambda: not self._now()[f"consumers of {subjects.BUILD}"], "the builder is not on the bus")
         self._before = self._now()
 
     def grown(self) -> list[str]:
