@@ -5,7 +5,9 @@
 - torch refuses CUDA in a child ("Cannot re-initialize CUDA in forked subprocess"), even if the parent only counted its
   GPUs, as `torch.cuda.is_available` does. Only a child shows that, so a probe is forked to look.
 
-NVML may be open. torch counts GPUs with it if PYTORCH_NVML_BASED_CUDA_CHECK=1, just because that survives a fork.
+NVML may be open: torch counts GPUs with it if PYTORCH_NVML_BASED_CUDA_CHECK=1. The NVML of driver 580 loads libcuda,
+opens its device files and starts its thread. Forked children can nevertheless use CUDA and NVML
+(benchmarks/results/gpu-check-2026-11-26.md), so the driver's answer counts, not its files and threads.
 """
 
 from __future__ import annotations
@@ -13,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-import re
 import select
 import signal
 import sys
@@ -22,34 +23,35 @@ from typing import Final
 from gpufn_runtime.worker.gpu.cuda_driver import NOT_INITIALIZED
 
 _PROBE_TIMEOUT_S: Final = 30.0
-_OPENED_BY_NVML = re.compile(r"/dev/nvidia(ctl|\d+|-caps/.*)")
+_DRIVER_THREAD: Final = "cuda"  # the start of its name, such as cuda00001800007
 _LONGEST_REPLY: Final = 16
 
 
 def thread_count() -> int:
-    """Return the number of threads besides the main one."""
-    return len(os.listdir("/proc/self/task")) - 1
+    """Return the number of threads that a fork would lose: all but the main one and, until CUDA is initialized, the
+    driver's."""
+    others = [thread for thread in os.listdir("/proc/self/task") if thread != str(os.getpid())]
+    if not others or _has_initialized_cuda():
+        return len(others)
+    return sum(not _name_of(thread).startswith(_DRIVER_THREAD) for thread in others)
 
 
 def reason_not_to_fork(probe_timeout_s: float = _PROBE_TIMEOUT_S) -> str:
     """Return what this process has done that forbids a fork, such as `started 2 threads, ...`; empty if nothing."""
+    sees_gpus = os.environ.get("CUDA_VISIBLE_DEVICES") != ""
+    if sees_gpus and _has_initialized_cuda():
+        return "initialized CUDA, which is then unusable in a forked worker"
     if threads := thread_count():
         return f"started {threads} threads, which would be lost in a fork"
-    for fd in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):
-            device = os.readlink(f"/proc/self/fd/{fd}")
-            if is_opened_by_cuda(device):
-                return f"opened {device}, which cannot be shared by a fork"
-    if os.environ.get("CUDA_VISIBLE_DEVICES") == "":
-        return ""
-    if _has_initialized_cuda():
-        return "initialized CUDA, which is then unusable in a forked worker"
-    return _probe(probe_timeout_s) if "torch.cuda" in sys.modules else ""
+    return _probe(probe_timeout_s) if sees_gpus and "torch.cuda" in sys.modules else ""
 
 
-def is_opened_by_cuda(path: str) -> bool:
-    """Return whether `path` is a device file that CUDA opens and NVML does not, such as /dev/nvidia-uvm."""
-    return path.startswith("/dev/nvidia") and not _OPENED_BY_NVML.fullmatch(path)
+def _name_of(thread: str) -> str:
+    try:
+        with open(f"/proc/self/task/{thread}/comm") as comm:
+            return comm.read()
+    except FileNotFoundError:  # it has ended
+        return _DRIVER_THREAD
 
 
 def _probe(timeout_s: float) -> str:

@@ -10,8 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from gpufn_runtime.worker import fork_safety
-
 _TORCH = """
 import os
 _bad = False
@@ -70,6 +68,13 @@ def test_a_torch_that_has_counted_gpus_with_cuda_forbids_forks(
     assert bool(fact) == bool(reason)
 
 
+def _compile_libcuda(folder: Path) -> None:
+    if (compiler := shutil.which("gcc")) is None:
+        pytest.skip("there is no gcc to compile a libcuda with")
+    (folder / "cuda.c").write_text(_LIBCUDA)
+    subprocess.run([compiler, "-shared", "-fPIC", "-o", folder / "libcuda.so.1", folder / "cuda.c"], check=True)
+
+
 @pytest.mark.parametrize(
     ("source", "environ", "fact"),
     [("", {}, ""), ("cuda.cuInit(0)", {}, "initialized CUDA"), ("cuda.cuInit(0)", _NO_GPU, "")],
@@ -77,10 +82,7 @@ def test_a_torch_that_has_counted_gpus_with_cuda_forbids_forks(
 def test_a_driver_that_was_initialized_forbids_forks(
     tmp_path: Path, source: str, environ: dict[str, str], fact: str
 ) -> None:
-    if (compiler := shutil.which("gcc")) is None:
-        pytest.skip("there is no gcc to compile a libcuda with")
-    (tmp_path / "cuda.c").write_text(_LIBCUDA)
-    subprocess.run([compiler, "-shared", "-fPIC", "-o", tmp_path / "libcuda.so.1", tmp_path / "cuda.c"], check=True)
+    _compile_libcuda(tmp_path)
     reason = _reason(tmp_path, _LOAD_CUDA + source, environ)
     assert fact in reason
     assert bool(fact) == bool(reason)
@@ -95,7 +97,26 @@ def test_a_process_whose_children_do_not_work_forbids_forks(tmp_path: Path, hand
     assert fact in _reason(tmp_path, source, {}, timeout_s=0.5 if fact == "hangs" else 30.0)
 
 
-def test_a_file_that_nvml_opens_does_not_forbid_forks() -> None:
-    by_nvml = ["/dev/nvidiactl", "/dev/nvidia0", "/dev/nvidia12", "/dev/nvidia-caps/nvidia-cap1"]
-    assert not any(map(fork_safety.is_opened_by_cuda, [*by_nvml, "/dev/null"]))
-    assert fork_safety.is_opened_by_cuda("/dev/nvidia-uvm")
+_STARTS_A_THREAD = """
+import threading
+def run():
+    with open(f"/proc/self/task/{threading.get_native_id()}/comm", "w") as comm:
+        comm.write("cuda00001800007")
+    named.set()
+    threading.Event().wait()
+named = threading.Event()
+threading.Thread(target=run, daemon=True).start()
+named.wait()
+"""
+
+
+@pytest.mark.parametrize(("source", "fact"), [("", ""), ("cuda.cuInit(0)", "initialized CUDA")])
+def test_the_thread_of_a_driver_that_only_nvml_uses_does_not_forbid_forks(
+    tmp_path: Path, source: str, fact: str
+) -> None:
+    """Regression, seen on an H100 with driver 580: `torch.cuda.is_available()` at import excluded the module from the
+    template, because NVML had loaded libcuda, which starts a thread."""
+    _compile_libcuda(tmp_path)
+    reason = _reason(tmp_path, _LOAD_CUDA + source + _STARTS_A_THREAD, {})
+    assert fact in reason
+    assert bool(fact) == bool(reason)
