@@ -51,6 +51,9 @@ class FakeCuda:
         context._obj.value = 1
         return 0
 
+    def cuDevicePrimaryCtxRelease_v2(self, device: int) -> int:
+        return 0
+
     def cuCtxSetCurrent(self, context: Any) -> int:
         return 0
 

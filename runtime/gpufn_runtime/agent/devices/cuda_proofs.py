@@ -2,6 +2,9 @@
 
 Workers on a GPU whose driver is broken would fail one after the other, with an error that only their functions see. A
 proof that fails degrades the GPU with a reason instead, and is repeated until it succeeds.
+
+The process of a proof that succeeds stays, without a context: while any process has initialized CUDA on a GPU, others
+initialize it in 9 ms instead of 97 (H100, driver 580). So it shortens each start of a GPU function.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ import logging
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
+from subprocess import Popen
 from typing import Final
 
 import msgspec
@@ -42,6 +46,7 @@ class CudaProofs:
         self._troubles: dict[str, HealthCondition] = {}
         self._due_at: dict[str, float] = {}  # GPUs to prove, and when, in seconds of the event loop
         self._wakeup = asyncio.Event()
+        self._holders: dict[str, Popen[bytes]] = {}  # by GPU: the process of its last successful proof
 
     def trouble(self, gpu: str) -> HealthCondition | None:
         return self._troubles.get(gpu)
@@ -54,23 +59,27 @@ class CudaProofs:
     async def run(self) -> None:
         """Prove CUDA on the GPUs that are requested or have failed, until cancelled."""
         loop = asyncio.get_running_loop()
-        while True:
-            self._wakeup.clear()
-            for gpu in [gpu for gpu, due_at in self._due_at.items() if due_at <= loop.time()]:
-                del self._due_at[gpu]
-                self._record(gpu, await self._prove(gpu))
-                if gpu in self._troubles:
-                    self._due_at.setdefault(gpu, loop.time() + self._retry_s)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout_at(min(self._due_at.values(), default=None)):
-                    await self._wakeup.wait()
+        try:
+            while True:
+                self._wakeup.clear()
+                for gpu in [gpu for gpu, due_at in self._due_at.items() if due_at <= loop.time()]:
+                    del self._due_at[gpu]
+                    self._record(gpu, await self._prove(gpu))
+                    if gpu in self._troubles:
+                        self._due_at.setdefault(gpu, loop.time() + self._retry_s)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout_at(min(self._due_at.values(), default=None)):
+                        await self._wakeup.wait()
+        finally:
+            for gpu in list(self._holders):
+                self._release(gpu)
 
     async def _prove(self, gpu: str) -> str:
         """Return why CUDA does not work on a GPU; empty if it works, or if the GPU is too full for a context."""
         try:
-            prover = subprocess.Popen(  # noqa: S603, ASYNC220  (it takes a millisecond)
+            prover = Popen(  # noqa: S603, ASYNC220  (it takes a millisecond)
                 self._command,
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.PIPE,  # its end, also by the agent's death, ends the prover
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
                 env=proof_environment(gpu),
@@ -79,19 +88,31 @@ class CudaProofs:
         except OSError as error:
             return f"the proof of CUDA cannot start: {error}"
         prover.returncode = 0  # the agent reaps all children by pid: one that hangs in the driver may never end
+        assert prover.stdin is not None
         process = processes.identify(prover.pid)
         try:
             async with asyncio.timeout(self._timeout_s):
                 output = await _read_all(prover)
-            return msgspec.json.decode(output, type=CudaProof).trouble
+            if not (trouble := msgspec.json.decode(output, type=CudaProof).trouble):
+                self._release(gpu)
+                self._holders[gpu] = prover
+            return trouble
         except TimeoutError:
             return f"CUDA does not answer within {self._timeout_s:g} s"
         except msgspec.MsgspecError:
             printed = f", but printed {output[:80].decode(errors='replace')!r}" if output else ""
             return f"the proof of CUDA ended without a result{printed}"
         finally:
-            if process is not None:
-                processes.kill(process)
+            if self._holders.get(gpu) is not prover:
+                prover.stdin.close()
+                if process is not None:
+                    processes.kill(process)
+
+    def _release(self, gpu: str) -> None:
+        """End the process that keeps CUDA initialized on a GPU, if there is one."""
+        if (holder := self._holders.pop(gpu, None)) is not None:
+            assert holder.stdin is not None
+            holder.stdin.close()
 
     def _record(self, gpu: str, reason: str) -> None:
         before = self._troubles.pop(gpu, None)
@@ -101,7 +122,7 @@ class CudaProofs:
             log.log(logging.WARNING if reason else logging.INFO, "%s: %s", gpu, reason or "CUDA works again")
 
 
-async def _read_all(process: subprocess.Popen[bytes]) -> bytes:
+async def _read_all(process: Popen[bytes]) -> bytes:
     """Read the output of a process until it closes it."""
     assert process.stdout is not None
     reader = asyncio.StreamReader()

@@ -35,6 +35,10 @@ class Driver:
         self._call("cuDevicePrimaryCtxRetain", ctypes.byref(context), self._device)
         self._call("cuCtxSetCurrent", context)
 
+    def close(self) -> None:
+        """Release the context. The process keeps CUDA initialized."""
+        self._call("cuDevicePrimaryCtxRelease_v2", self._device)
+
     def multiprocessors(self) -> int:
         return self._attribute(_MULTIPROCESSORS)
 

@@ -6,6 +6,7 @@ where CUDA does not work: without the Fabric Manager, or after an update of the 
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Any
 
@@ -27,7 +28,9 @@ _HINTS = {
 def prove(library: Any = None) -> CudaProof:
     """Return the proof. `library` replaces libcuda."""
     try:
-        Driver(library).open()
+        driver = Driver(library)
+        driver.open()
+        driver.close()
     except OSError as error:
         return CudaProof(f"the CUDA driver cannot be loaded: {error}")
     except DriverError as error:
@@ -41,5 +44,11 @@ def prove(library: Any = None) -> CudaProof:
 
 
 def main() -> int:
-    sys.stdout.write(msgspec.json.encode(prove()).decode())
-    return 0
+    """Print the proof. If CUDA works, stay without a context until standard input ends."""
+    proof = prove()
+    sys.stdout.write(msgspec.json.encode(proof).decode())
+    sys.stdout.flush()
+    os.close(sys.stdout.fileno())
+    if not proof.trouble:
+        sys.stdin.read()
+    os._exit(0)  # the interpreter would flush the closed output

@@ -130,3 +130,34 @@ def test_requests_for_other_gpus_do_not_postpone_a_retry(tmp_path: Path) -> None
         running.cancel()
 
     asyncio.run(asyncio.wait_for(run(), 30))
+
+
+_HOLDER = """
+import os, pathlib, sys
+folder = pathlib.Path(sys.argv[1])
+(folder / "holders").mkdir(exist_ok=True)
+mine = folder / "holders" / str(os.getpid())
+mine.touch()
+print("{}", flush=True)
+os.close(1)
+sys.stdin.read()
+mine.unlink()
+"""
+
+
+def test_the_process_of_the_last_proof_keeps_cuda_initialized_until_the_agent_ends(tmp_path: Path) -> None:
+    holders = tmp_path / "holders"
+    holders.mkdir()
+
+    async def run() -> None:
+        proofs = CudaProofs((sys.executable, "-S", "-c", _HOLDER, str(tmp_path)))
+        running = asyncio.create_task(proofs.run())
+        proofs.request(["GPU-0"])
+        [first] = await until_async(lambda: list(holders.iterdir()))
+        proofs.request(["GPU-0"])
+        await until_async(lambda: list(holders.iterdir()) not in ([], [first]) and not first.exists())
+        assert len(list(holders.iterdir())) == 1
+        running.cancel()
+        await until_async(lambda: not list(holders.iterdir()))
+
+    asyncio.run(run())

@@ -32,5 +32,5 @@ def test_the_proof_names_the_error_and_its_remedy(code: int, facts: list[str]) -
 def test_the_proof_runs_as_a_process_of_its_own() -> None:
     """On a machine without a driver it reports that."""
     command = [sys.executable, "-m", "gpufn_runtime.worker", PROVE_CUDA]
-    output = subprocess.run(command, capture_output=True, check=True).stdout
+    output = subprocess.run(command, capture_output=True, check=True, stdin=subprocess.DEVNULL).stdout
     assert msgspec.json.decode(output, type=CudaProof) == prove()
