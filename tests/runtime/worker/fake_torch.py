@@ -39,6 +39,9 @@ class FakeTorch:
         storage = Storage(self, bytearray(size), device)
         return self.Tensor(storage)
 
+    def frombuffer(self, buffer: Any, *, dtype: str) -> Any:
+        return self.empty(len(buffer), dtype=dtype)
+
     def zeros(self, size: int, *, device: str) -> None:
         """The kernel that receives the earlier error."""
         if self.is_spoilt:

@@ -9,13 +9,18 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import mmap
 import sys
-from typing import Any
+import threading
+from collections.abc import Iterator
+from typing import Any, Final
 
 from gpufn_core.spec.units import format_bytes
 
-_MAX_STRAY_BYTES = 256 << 20  # cuBLAS and cuDNN allocate workspaces that are no tensors
-_ALIGNED = 512
+_MAX_STRAY_BYTES: Final = 256 << 20  # cuBLAS and cuDNN allocate workspaces that are no tensors
+_ALIGNED: Final = 512
+# Memory is pinned and released in pieces: a kernel waits while the driver releases one, 15 ms for 1 GB on an H100.
+_PIECE_BYTES: Final = 64 << 20
 
 
 class NotMovable(Exception):
@@ -30,7 +35,8 @@ class TorchMemory:
         self._storages: list[Any] = []
         self._block: Any = None
         self._sizes: list[int] = []
-        self._is_pinned = False
+        self._pinned: list[int] = []  # addresses of pieces of the block
+        self.release: threading.Thread | None = None  # releases the block after a resume
 
     def find(self) -> int:
         """Find all storages; returns the number of bytes to move. Raises NotMovable."""
@@ -56,10 +62,10 @@ class TorchMemory:
 
     def park(self) -> None:
         torch = self._torch
-        self._block = torch.empty(sum(map(_align, self._sizes)), dtype=torch.uint8)
+        self._block = torch.frombuffer(_host_memory(sum(map(_align, self._sizes))), dtype=torch.uint8)
         self._pin()
-        for storage, part in zip(self._storages, self._parts(), strict=True):
-            part.copy_(self._bytes(storage), non_blocking=True)
+        for on_gpu, on_host in self._pairs():
+            on_host.copy_(on_gpu, non_blocking=True)
         self._wait()
         for storage in self._storages:
             storage.resize_(0)
@@ -67,13 +73,15 @@ class TorchMemory:
         torch.cuda.empty_cache()
 
     def resume(self) -> None:
-        for storage, size, part in zip(self._storages, self._sizes, self._parts(), strict=True):
+        for storage, size in zip(self._storages, self._sizes, strict=True):
             storage.resize_(size)
-            self._bytes(storage).copy_(part, non_blocking=True)
+        for on_gpu, on_host in self._pairs():
+            on_gpu.copy_(on_host, non_blocking=True)
         self._wait()
-        if self._is_pinned:
-            self._torch.cuda.cudart().cudaHostUnregister(self._block.data_ptr())
-        self._block, self._storages, self._sizes = None, [], []
+        # The call that resumed this worker does not wait for it.
+        self.release = threading.Thread(target=self._release, args=(self._pinned, self._block), daemon=True)
+        self.release.start()
+        self._block, self._storages, self._sizes, self._pinned = None, [], [], []
 
     def remaining_bytes(self) -> int:
         """Return the bytes that torch still reserves, on the GPU with the most."""
@@ -83,21 +91,33 @@ class TorchMemory:
     def _pin(self) -> None:
         """Pin the block in place: torch's own pinned memory is rounded up to powers of two and never freed. If pinning
         fails, copies are slower."""
-        size = self._block.numel()
-        runtime = self._torch.cuda.cudart()
-        self._is_pinned = size > 0 and not int(runtime.cudaHostRegister(self._block.data_ptr(), size, 0))
-        if not self._is_pinned:
-            with contextlib.suppress(RuntimeError):  # CUDA reports the error again to the next kernel
-                self._torch.zeros(1, device=self._storages[0].device)
-                self._wait()
+        runtime, address, size = self._torch.cuda.cudart(), self._block.data_ptr(), self._block.numel()
+        for start in range(0, size, _PIECE_BYTES):
+            if int(runtime.cudaHostRegister(address + start, min(_PIECE_BYTES, size - start), 0)):
+                with contextlib.suppress(RuntimeError):  # CUDA reports the error again to the next kernel
+                    self._torch.zeros(1, device=self._storages[0].device)
+                    self._wait()
+                return
+            self._pinned.append(address + start)
 
-    def _parts(self) -> list[Any]:
-        """Return each storage's slice of the block."""
-        parts, start = [], 0
-        for size in self._sizes:
-            parts.append(self._block[start : start + size])
-            start += _align(size)
-        return parts
+    def _release(self, pinned: list[int], block: Any) -> None:
+        """Release the pieces; the block, which the arguments keep, is freed afterwards."""
+        runtime = self._torch.cuda.cudart()
+        for address in pinned:
+            runtime.cudaHostUnregister(address)
+        del block
+
+    def _pairs(self) -> Iterator[tuple[Any, Any]]:
+        """Yield the parts of each storage with their places in the block. No part crosses a piece of pinned memory."""
+        place = 0
+        for storage, size in zip(self._storages, self._sizes, strict=True):
+            on_gpu = self._bytes(storage)
+            done = 0
+            while done < size:
+                count = min(size - done, _PIECE_BYTES - (place + done) % _PIECE_BYTES)
+                yield on_gpu[done : done + count], self._block[place + done : place + done + count]
+                done += count
+            place += _align(size)
 
     def _bytes(self, storage: Any) -> Any:
         return self._torch.empty(0, dtype=self._torch.uint8, device=storage.device).set_(storage)
@@ -113,6 +133,15 @@ def torch_memory() -> TorchMemory | None:
     if torch is None or not torch.cuda.is_initialized():
         return None
     return TorchMemory(torch)
+
+
+def _host_memory(size: int) -> mmap.mmap:
+    """Allocate host memory in huge pages, if the kernel allows it: 1 GB is then pinned in 120 to 180 ms instead of 250,
+    and freed in 2 ms instead of 30 to 80."""
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with contextlib.suppress(OSError):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return memory
 
 
 def _align(size: int) -> int:

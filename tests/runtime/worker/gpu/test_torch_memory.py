@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from gpufn_runtime.worker.gpu import torch_memory as torch_memory_module
 from gpufn_runtime.worker.gpu.torch_memory import NotMovable, TorchMemory, torch_memory
 from tests.runtime.worker.fake_torch import FakeTorch, Storage
 
@@ -20,8 +21,26 @@ def test_tensors_wherever_they_are_kept_go_to_pinned_memory_and_come_back_as_the
     memory.park()
     assert (torch.allocated(), torch.cached, memory.remaining_bytes(), len(torch.pinned)) == (0, 0, 0, 1)
     memory.resume()
+    assert memory.release is not None
+    memory.release.join()
     assert [kept["model"][0].content, kept["view"].content, kept["other"].content] == [b"weights", b"igh", b"bias"]
     assert (torch.allocated(), torch.pinned) == (11, set())
+
+
+def test_large_tensors_are_copied_in_the_pieces_that_are_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch_memory_module, "_PIECE_BYTES", 1024)
+    torch = FakeTorch()
+    contents = [bytes(range(256)) * 3, bytes(reversed(range(256))) * 9, b"small"]
+    tensors = [torch.Tensor(content) for content in contents]
+    memory = TorchMemory(torch)
+    assert memory.find() == 1024 + 2560 + 512
+    memory.park()
+    assert len(torch.pinned) == 4
+    memory.resume()
+    assert [tensor.content for tensor in tensors] == contents
+    assert memory.release is not None
+    memory.release.join()
+    assert torch.pinned == set()
 
 
 def test_what_cannot_be_pinned_is_moved_all_the_same() -> None:
