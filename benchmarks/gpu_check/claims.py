@@ -39,8 +39,8 @@ class Status(msgspec.Struct, frozen=True):
     detail: str = ""  # date and device, and of a failure the step
 
 
-_README, _GPU, _CONTAINERS, _MODELS, _CONCEPTS = (
-    "README.md", "docs/gpu.md", "docs/containers.md", "docs/models.md", "docs/concepts.md",
+_README, _GPU, _CONTAINERS, _MODELS, _CONCEPTS, _WEIGHTS = (
+    "README.md", "docs/gpu.md", "docs/containers.md", "docs/models.md", "docs/concepts.md", "docs/weights.md",
 )  # fmt: skip
 _SEVERAL: Final = "two GPUs in one machine"
 _MIG: Final = "a GPU in MIG mode"
@@ -52,6 +52,7 @@ CLAIMS: Final = (
     Claim(_README, "gpufn compiles an ONNX model for the devices of your nodes", ("onnxruntime", "tensorrt")),
     Claim(_README, "A worker forks in milliseconds from a template process", ("torch", "forks"), records=True),
     Claim(_CONCEPTS, "its GPU memory moves to the host", ("parking",)),
+    Claim(_WEIGHTS, "`load_safetensors` reads with several threads into pinned buffers", ("loaders",)),
     # Requesting a GPU
     Claim(_GPU, "is a limit for **each process** of the worker", ("limits", "tests")),
     Claim(_GPU, "a ceiling in percent of the multiprocessors.", ("limits", "tests")),

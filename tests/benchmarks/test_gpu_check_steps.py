@@ -164,7 +164,6 @@ def test_what_fewer_functions_did_on_the_gpu_is_told_though_more_found_no_room(m
     monkeypatch.setattr(
         sharing, "up", lambda machine: contextlib.nullcontext(SimpleNamespace(deploy=lambda source: None))
     )
-    monkeypatch.setattr(sharing, "_calibrated", lambda platform: 1)
     monkeypatch.setattr(sharing, "_together", measured)
     monkeypatch.setattr(Machine, "need_module", lambda machine, name: None)
     found = sharing.by_time(Machine(gpus=(Gpu("GPU-x", "x", 1 << 30, "9.0"),)))
