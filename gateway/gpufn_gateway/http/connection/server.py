@@ -27,6 +27,13 @@ from gpufn_platform.process.settings import InvalidSetting
 _BACKLOG: Final = 2048
 _TLS_SHUTDOWN_S: Final = 60.0  # time for a slow client to read the rest; `sweep` ends the wait for its confirmation
 
+# Responses have content of users, and no web page of another origin may load them.
+_SECURITY_HEADERS: Final = [
+    ("x-content-type-options", "nosniff"),
+    ("cache-control", "no-store"),
+    ("cross-origin-resource-policy", "same-origin"),
+]
+
 
 class Server(uvicorn.Server):
     """uvicorn with graceful shutdown on SIGTERM and SIGINT.
@@ -49,7 +56,7 @@ class Server(uvicorn.Server):
                 log_config=None,
                 access_log=False,
                 server_header=False,
-                headers=[("x-content-type-options", "nosniff")],  # responses have content of users
+                headers=_SECURITY_HEADERS,
                 proxy_headers=False,
                 timeout_keep_alive=65,
             )
