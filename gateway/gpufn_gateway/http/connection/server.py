@@ -25,6 +25,7 @@ from gpufn_gateway.settings import GatewaySettings
 from gpufn_platform.process.settings import InvalidSetting
 
 _BACKLOG: Final = 2048
+_KEEP_ALIVE_S: Final = 65  # longer than proxies keep an idle connection, so that they close it first
 _TLS_SHUTDOWN_S: Final = 60.0  # time for a slow client to read the rest; `sweep` ends the wait for its confirmation
 
 # Responses have content of users, and no web page of another origin may load them.
@@ -58,7 +59,7 @@ class Server(uvicorn.Server):
                 server_header=False,
                 headers=_SECURITY_HEADERS,
                 proxy_headers=False,
-                timeout_keep_alive=65,
+                timeout_keep_alive=_KEEP_ALIVE_S,
             )
         )
         self._graceful_shutdown = shutdown
