@@ -78,8 +78,8 @@ LOCAL: Final = Principal("", frozenset({ADMIN}))
 class Access:
     """The API keys, kept in memory by a watch.
 
-    `loopback`: the gateway listens only on loopback. `hosts`: with keys, a Host header may have these names and those
-    of loopback; empty means any name. Without keys, only loopback: a proxy in front would let everybody in.
+    `loopback`: the gateway listens only on loopback. `hosts`: the names that a Host header may have with keys, besides
+    loopback; empty means any name. Without keys it may name only loopback: a proxy in front would let everybody in.
     """
 
     def __init__(self, *, loopback: bool, hosts: Collection[str] = ()) -> None:

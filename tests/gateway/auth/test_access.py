@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from gpufn_core.errors import Conflict, Forbidden, InvalidInput, Unauthorized
+from gpufn_core.protocol.records import KeyLimits
 from gpufn_gateway.auth.access import Access, NotProtected, Principal, new_key
 
 GOOD = b'{"texts":["a"]}'
@@ -121,6 +122,20 @@ async def test_without_keys_a_web_page_of_another_origin_loads_nothing(
     """A browser sends no Origin for images and scripts."""
     headers = {"sec-fetch-site": site} | ({} if mode is None else {"sec-fetch-mode": mode})
     assert (await gateway.get("/v1/functions", **headers)).status_code == (200 if is_served else 403)
+
+
+async def test_a_client_without_a_key_or_beyond_its_limits_is_refused_before_its_body_is_read(
+    gateway: Any, connection: Any
+) -> None:
+    key, secret = new_key("", ("invoke:*",), 0.0, KeyLimits(rate=1.0))
+    gateway.access.put(key)
+    authorization = f"Bearer {secret}"
+    statuses = []
+    for headers in ({}, {"authorization": authorization}, {"authorization": authorization}):
+        client = connection(URL, GOOD, **headers)
+        await client.start(gateway.app)
+        statuses.append((client.sent[0]["status"], bool(client._body)))
+    assert statuses == [(401, True), (200, False), (429, True)]
 
 
 def test_with_keys_only_the_allowed_hosts_are_served() -> None:
