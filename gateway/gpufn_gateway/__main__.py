@@ -44,6 +44,7 @@ from gpufn_gateway.functions.deploys import Deploys
 from gpufn_gateway.functions.registry import Registry
 from gpufn_gateway.garbage_collection.collector import GarbageCollector
 from gpufn_gateway.graceful_shutdown import GracefulShutdown
+from gpufn_gateway.http import request_id
 from gpufn_gateway.http.body_reader import BodyBudget
 from gpufn_gateway.http.body_readers import BodyReaders
 from gpufn_gateway.http.connection.certificate import Certificate
@@ -171,7 +172,7 @@ async def _open(settings: GatewaySettings, stack: contextlib.AsyncExitStack) -> 
     master_key = MasterKey.from_env(os.environ, home)
     await check_master_key(buckets.secrets, master_key)
 
-    access = Access(loopback=is_loopback(settings.host))
+    access = Access(loopback=is_loopback(settings.host), hosts=settings.allowed_hosts)
     registry = Registry(clock, access)
     stack.callback(registry.stop)
     await registry.start(bus, buckets)
@@ -342,8 +343,12 @@ def run() -> int:
         settings = GatewaySettings.from_env()
         hide_environment("GPUFN_NATS_URL", KEY)
         fd_limit.raise_to_hard_limit()
+        lines = logging.StreamHandler(sys.stderr)
+        lines.addFilter(request_id.add_to_record)
         logging.basicConfig(
-            level=settings.log_level, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s"
+            level=settings.log_level,
+            handlers=[lines],
+            format="%(asctime)s %(levelname)s %(name)s %(message)s%(request)s",
         )
         logging.getLogger("python_multipart").setLevel(logging.ERROR)  # it logs a warning for each malformed form
         uvloop.run(main(settings))

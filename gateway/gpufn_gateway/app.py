@@ -20,6 +20,7 @@ from starlette.routing import Match, Route, Router
 from gpufn_core.errors import GatewayUnavailable, GpufnError
 from gpufn_gateway import problems
 from gpufn_gateway.auth.access import METHODS, OPEN_PATHS, Access
+from gpufn_gateway.http import request_id
 from gpufn_gateway.http.body_reader import ClientDisconnected, Receive, Scope, Send
 from gpufn_gateway.http.connection.uvicorn_protocol import MAX_HEADERS
 from gpufn_gateway.http.responses import GPUFN_FORMAT, ResponseFormat, send_problem
@@ -59,6 +60,7 @@ class App:
         if scope["type"] != "http":
             raise RuntimeError(f"this application does not speak {scope['type']}")
         path: str = scope["path"]
+        request_id.current.set(scope.get(request_id.SCOPE_KEY, b"").decode())
         try:
             if len(scope["headers"]) > MAX_HEADERS:
                 raise RouteError(431, f"A request may have at most {MAX_HEADERS} headers.")

@@ -14,6 +14,7 @@ from gpufn_core import errors
 from gpufn_core.domain.invocation import InvocationState, OutcomeKind
 from gpufn_core.errors import ErrorInfo, GpufnError, PlatformError
 from gpufn_core.ids import new_ulid
+from gpufn_gateway.http import request_id
 from gpufn_platform.bus.connection import JetStreamError, NotStored
 
 log = logging.getLogger(__name__)
@@ -121,6 +122,8 @@ class Problem(msgspec.Struct, frozen=True):
         for name in ("retry_after_s", "field", "error_type", "traceback", "stage", "node"):
             if (value := getattr(info, name)) is not None:
                 fields[name] = value
+        if request := request_id.current.get():
+            fields["request_id"] = request
         if info.error_classes:
             fields["error_classes"] = info.error_classes
         return msgspec.json.encode(fields)

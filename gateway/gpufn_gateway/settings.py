@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from gpufn_core.protocol import limits
+from gpufn_gateway.http import host_field
 from gpufn_platform.process.grace_period import GRACE_S
 from gpufn_platform.process.settings import SYNC, InvalidSetting, Sync, number, parse_sync, size, yes_or_no
 
@@ -23,6 +24,7 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     port: int = 8090  # GPUFN_PORT: 0 picks a free one
     tls_cert: str = ""  # GPUFN_TLS_CERT: PEM file of the certificate chain; the gateway serves HTTPS then
     tls_key: str = ""  # GPUFN_TLS_KEY: PEM file of the certificate's private key, without a password
+    allowed_hosts: tuple[str, ...] = ()  # GPUFN_ALLOWED_HOSTS: with API keys, serve only these hosts: a.example.org
     nats_url: str = "nats://127.0.0.1:4222"  # GPUFN_NATS_URL: the NATS URL, with credentials
     max_body_bytes: int = limits.REQUEST_BYTES  # GPUFN_MAX_BODY_BYTES: the largest request body
     max_bodies_bytes: int = 256 << 20  # GPUFN_MAX_BODIES_BYTES: all bodies that are being received; beyond it, 503
@@ -87,6 +89,13 @@ def _networks(text: str) -> tuple[str, ...]:
     return tuple(str(ipaddress.ip_network(each.strip())) for each in text.split(","))
 
 
+def _hosts(text: str) -> tuple[str, ...]:
+    hosts = [host_field.parse(each.strip().encode()) for each in text.split(",")]
+    if any(each is None or not each.host or each.port is not None for each in hosts):
+        raise ValueError("use host names or addresses without a port, separated by commas")
+    return tuple(each.host for each in hosts if each is not None)
+
+
 def _level(text: str) -> str:
     if text.upper() not in ("DEBUG", "INFO", "WARNING", "ERROR"):
         raise ValueError("use DEBUG, INFO, WARNING or ERROR")
@@ -95,6 +104,7 @@ def _level(text: str) -> str:
 
 _PARSER_BY_TYPE: dict[type, Callable[[str], Any]] = {float: _positive(float), int: _positive(int), str: str}
 _PARSER_BY_FIELD: dict[str, Callable[[str], Any]] = {
+    "allowed_hosts": _hosts,
     "grace_s": functools.partial(number, "GPUFN_GRACE"),
     "port": _port,
     "webhook_networks": _networks,

@@ -4,8 +4,8 @@
 
     net.load_state_dict(load_safetensors(LLAMA.path))
 
-Threads read the file into pinned buffers, and the GPU copies from them while the threads read on. With 4 GiB in the page
-cache of a machine with an H100 this loads 23.9 GB/s; safetensors' own `load_file` loads 6.4 GB/s
+Threads read the file into pinned buffers, and the GPU copies from them while the threads read on. With 4 GiB in the
+page cache of a machine with an H100 this loads 23.9 GB/s; safetensors' own `load_file` loads 6.4 GB/s
 (benchmarks/results/gpu-2026-11-26.md).
 """
 

@@ -80,7 +80,7 @@ def _deceive(do: str, tell: ReportProgress) -> None:
         case "be killed":
             os.kill(os.getpid(), signal.SIGKILL)
         case "say nonsense":
-            os.write(int(sys.argv[2]), b"what is this?\n")
+            os.write(int(sys.argv[2]), b'{"\xff": 1}\n')
             time.sleep(60)
         case "say the same for ever":
             while True:

@@ -24,12 +24,14 @@ def test_values_come_from_the_environment() -> None:
     settings = GatewaySettings.from_env(environ)
     assert (settings.host, settings.port, settings.log_level) == ("::1", 0, "DEBUG")
     assert settings.max_call_bytes(limits.MESSAGE_BYTES) == 1000
+    hosts = GatewaySettings.from_env({"GPUFN_ALLOWED_HOSTS": "GPU.example.org, [::1]"}).allowed_hosts
+    assert hosts == ("gpu.example.org", "::1")
 
 
 @pytest.mark.parametrize("field", msgspec.structs.fields(GatewaySettings), ids=lambda field: field.name)
 def test_a_value_from_the_environment_has_the_type_of_its_default(field: msgspec.structs.FieldInfo) -> None:
     """Bug: GPUFN_MAX_SHARED_BODIES_BYTES was not parsed, so the size check of each large body failed."""
-    text = {bool: "yes", tuple: "10.0.0.0/8", str: "info", Sync: "always"}.get(type(field.default), "7")
+    text = {bool: "yes", tuple: "10.0.0.1", str: "info", Sync: "always"}.get(type(field.default), "7")
     others = {"GPUFN_NATS_STORE": "/store", "GPUFN_TLS_CERT": "chain.pem", "GPUFN_TLS_KEY": "key.pem"}
     environ = others | {f"GPUFN_{field.name.upper()}": text}
     read = getattr(GatewaySettings.from_env(environ), field.name)
@@ -51,6 +53,8 @@ def test_a_certificate_needs_its_key(variable: str) -> None:
         ("GPUFN_BODY_TIMEOUT_S", "inf"),
         ("GPUFN_BODY_TIMEOUT_S", "nan"),
         ("GPUFN_LOG_LEVEL", "LOUD"),
+        ("GPUFN_ALLOWED_HOSTS", "gpu.example.org:8090"),
+        ("GPUFN_ALLOWED_HOSTS", "a,,b"),
     ],
 )
 def test_an_error_names_the_variable(variable: str, value: str) -> None:

@@ -41,6 +41,7 @@ from gpufn_builder.processes.output_tail import OutputFile
 from gpufn_builder.processes.process_messages import Failed, Line, ProgressUpdate, Request, truncate_error
 from gpufn_core.domain.device import NO_MPS
 from gpufn_core.domain.engine import BuildStage
+from gpufn_core.encoding.msgspec_errors import DECODE_ERRORS
 from gpufn_core.errors import BuildFailed, ErrorInfo, GpufnError
 from gpufn_core.spec.units import format_bytes
 
@@ -153,7 +154,7 @@ class ChildProcess:
             problem = f"made no progress for {timeout_s:g} s and was stopped: {_MORE_TIME}"
         except TimeoutError:
             problem = f"did not end within {_LONGEST_S / 3600:g} hours and was stopped"
-        except msgspec.DecodeError:
+        except DECODE_ERRORS:
             problem = "sent an invalid message"
         finally:
             code, output = self._close()
@@ -168,7 +169,7 @@ class ChildProcess:
                 return msgspec.msgpack.decode(_read_result(self._result), type=result_type)
             except FileNotFoundError:
                 problem = "ended without a result"
-            except (OSError, msgspec.DecodeError, GpufnError):
+            except (OSError, GpufnError, *DECODE_ERRORS):
                 problem = "left a result that cannot be read"
         raise BuildFailed(f"{self._name} {problem}", stage=stage, log=output)
 

@@ -2,7 +2,9 @@
 
 If API keys exist, a request needs `Authorization: Bearer gpufn_<id>_<secret>`, and the scopes of the key apply. Without
 keys the gateway listens only on loopback, and every local request is allowed. Web pages are still rejected: the Host
-header must name loopback (against DNS rebinding), and an Origin must be the gateway itself (against forged requests).
+header must name loopback (against DNS rebinding), and Origin and Sec-Fetch-Site must name the
+gateway's own origin (against forged requests). A page of another origin cannot send a key, because the gateway does not
+respond to its browser's CORS preflight.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -31,6 +33,7 @@ SCOPES: Final = (ADMIN, DEPLOY, READ, INVOKE_ALL, HI, PICKLE)  # and invoke:<fun
 OPEN_PATHS: Final = frozenset({"/", "/healthz", "/readyz", "/v2/health/live", "/v2/health/ready"})  # for probes
 _PREFIX = "gpufn_"
 _NO_LIMITS: Final = KeyLimits()
+_FOREIGN: Final = (b"cross-site", b"same-site")  # another port of localhost is "same-site"
 
 
 class NotProtected(GpufnError):
@@ -73,10 +76,15 @@ LOCAL: Final = Principal("", frozenset({ADMIN}))
 
 
 class Access:
-    """The API keys, kept in memory by a watch. `loopback`: the gateway listens only on loopback."""
+    """The API keys, kept in memory by a watch.
 
-    def __init__(self, *, loopback: bool) -> None:
+    `loopback`: the gateway listens only on loopback. `hosts`: the names that a Host header may have with keys, besides
+    loopback; empty means any name. Without keys it may name only loopback: a proxy in front would let everybody in.
+    """
+
+    def __init__(self, *, loopback: bool, hosts: Collection[str] = ()) -> None:
         self._loopback = loopback
+        self._hosts = frozenset(hosts)
         self._keys: dict[str, ApiKey] = {}
         self._principals: dict[str, Principal] = {}
         self._local_hosts: set[bytes] = set()
@@ -116,15 +124,16 @@ class Access:
     def authenticate(self, headers: Mapping[bytes, bytes]) -> Principal:
         """Return the principal of a request. Raises Unauthorized, or Forbidden for a cross-origin browser request."""
         if self._keys:
+            if self._hosts:
+                self._check_host(headers.get(b"host", b""))
             return self._authenticate_key(headers.get(b"authorization"))
         if not self._loopback:
             raise Unauthorized
         host = headers.get(b"host", b"")
         if host not in self._local_hosts:
-            self._check_host(host)
-        origin = headers.get(b"origin")
-        if origin is not None and origin.lower() not in (b"http://" + host.lower(), b"https://" + host.lower()):
-            raise Forbidden("Requests from web pages of another origin are not allowed.")
+            self._check_local_host(host)
+        if b"origin" in headers or b"sec-fetch-site" in headers:
+            _check_origin(headers, host.lower())
         return LOCAL
 
     def _authenticate_key(self, authorization: bytes | None) -> Principal:
@@ -142,10 +151,27 @@ class Access:
 
     def _check_host(self, host: bytes) -> None:
         authority = host_field.parse(host)
+        if authority is None or not (authority.host in self._hosts or host_field.is_loopback(authority.host)):
+            raise Forbidden("This gateway does not serve the host of this request; GPUFN_ALLOWED_HOSTS can add it.")
+
+    def _check_local_host(self, host: bytes) -> None:
+        authority = host_field.parse(host)
         if authority is None or not host_field.is_loopback(authority.host):
             raise Forbidden("Without API keys this gateway serves only the hosts localhost and 127.0.0.1.")
         if len(self._local_hosts) < 64:
             self._local_hosts.add(host)
+
+
+def _check_origin(headers: Mapping[bytes, bytes], host: bytes) -> None:
+    """Raises Forbidden for a request that a page of another origin has sent.
+
+    Not every such request has an Origin. A link to the gateway is allowed: it only reads, for the user.
+    """
+    origin = headers.get(b"origin")
+    is_other = origin is not None and origin.lower() not in (b"http://" + host, b"https://" + host)
+    is_foreign = headers.get(b"sec-fetch-site") in _FOREIGN and headers.get(b"sec-fetch-mode") != b"navigate"
+    if is_other or is_foreign:
+        raise Forbidden("Requests from web pages of another origin are not allowed.")
 
 
 def new_key(label: str, scopes: tuple[str, ...], now: float, limits: KeyLimits = _NO_LIMITS) -> tuple[ApiKey, str]:

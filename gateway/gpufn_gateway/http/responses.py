@@ -14,8 +14,11 @@ from gpufn_gateway.problems import Headers, Problem
 from gpufn_platform.shared_bodies.bodies import SharedBodyReader
 
 _JSON: Final = (b"content-type", media.JSON.encode())
-# A function chooses the content type of its result. The result must not run as a page of this origin.
-_SANDBOX: Final = (b"content-security-policy", b"sandbox")
+# Users choose the content type of results and arguments. They must not run as a page of this origin.
+USER_CONTENT: Final[Headers] = [
+    (b"content-security-policy", b"sandbox; frame-ancestors 'none'"),
+    (b"referrer-policy", b"no-referrer"),
+]
 
 
 class ResponseFormat(Protocol):
@@ -37,7 +40,7 @@ class _GpufnFormat:
         length = (b"content-length", b"%d" % size)
         if content_type == media.JSON:
             return [_JSON, length]
-        return [(b"content-type", negotiation.clean(content_type).encode()), length, _SANDBOX]
+        return [(b"content-type", negotiation.clean(content_type).encode()), length, *USER_CONTENT]
 
     def refusal(self, problem: Problem) -> tuple[int, Headers, bytes]:
         return problem.status, problem.headers(), problem.body()

@@ -32,7 +32,7 @@ from gpufn_platform.shared_bodies.bodies import SharedBodyReader
 
 _HEARTBEAT_S: Final = 15.0  # proxies close connections that are silent for longer
 _STALL_TIMEOUT_S: Final = 60.0  # a client that reads nothing for this long counts as disconnected
-_NO_BUFFERING: Final[Headers] = [(b"cache-control", b"no-store"), (b"x-accel-buffering", b"no")]  # for proxies
+_NO_BUFFERING: Final = (b"x-accel-buffering", b"no")  # for proxies
 
 
 class Events:
@@ -54,7 +54,7 @@ class Events:
         return b"event: error\n%b\n" % _data(problem.body())
 
 
-EVENT_HEADERS: Final[Headers] = [(b"content-type", Events.content_type), *_NO_BUFFERING]
+EVENT_HEADERS: Final[Headers] = [(b"content-type", Events.content_type), _NO_BUFFERING]
 
 
 class Records:
@@ -112,7 +112,7 @@ class CallStream:
     async def _send(self, pending: PendingCall | StreamReader, receive: Receive, send: Send) -> None:
         headers = [
             (b"content-type", self._encoding.content_type),
-            *_NO_BUFFERING,
+            _NO_BUFFERING,
             *call_headers(pending.id, self._call.target.revision_header),
             *self._calls.limits(self._call),
         ]

@@ -32,7 +32,7 @@ _PROBLEM_SCHEMA = _object(
     ["type", "title", "status", "detail", "code", "retryable"],
     dict.fromkeys(["type", "title", "detail", "code", "field", "error_type", "traceback", "stage", "node"], _STRING)
     | {"status": _INTEGER, "retryable": {"type": "boolean"}, "retry_after_s": {"type": "number"}}
-    | {"error_classes": {"type": "array", "items": _STRING}},
+    | {"error_classes": {"type": "array", "items": _STRING}, "request_id": _STRING},
 )
 _JSON_OF_BYTES = {"type": "string", "contentEncoding": "base64"}  # a bytes result is sent raw, not as base64
 

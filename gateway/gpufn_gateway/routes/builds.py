@@ -25,7 +25,10 @@ from gpufn_platform.bus.storage import object_store
 
 # A report contains names from an uploaded model, so its page must not run or load anything.
 _PAGE_HEADERS: Final = {
-    "content-security-policy": "sandbox; default-src 'none'; style-src 'unsafe-inline'; img-src data:",
+    "content-security-policy": (
+        "sandbox; default-src 'none'; style-src 'unsafe-inline'; img-src data:; frame-ancestors 'none'"
+    ),
+    "referrer-policy": "no-referrer",
 }
 
 

@@ -9,6 +9,7 @@ from starlette.routing import Route
 from gpufn_core.protocol.limits import DEAD_LETTERS_AT_ONCE
 from gpufn_gateway.auth.access import DEPLOY, READ
 from gpufn_gateway.http import negotiation
+from gpufn_gateway.http.responses import USER_CONTENT
 from gpufn_gateway.routes.invocations import check_function_name
 from gpufn_gateway.routes.requests import call_id_in, json_response, number, principal_of, route
 from gpufn_gateway.submitted import call_views
@@ -50,7 +51,7 @@ class DeadLetterRoutes:
     async def payload(self, request: Request) -> Response:
         principal_of(request).require_invoke(_name(request))
         letter, payload = await self._letters.read(_name(request), call_id_in(request))
-        headers = {"content-security-policy": "sandbox"}
+        headers = {name.decode(): value.decode() for name, value in USER_CONTENT}
         if letter.reference is not None:
             headers["content-length"] = str(letter.size)
             parts = self._letters.payload_parts(letter.reference)

@@ -176,7 +176,7 @@ class FunctionRoutes:
         # Get the last sequence before the history is read, so that no line between the two is missed.
         info = await self.bus.js(f"STREAM.INFO.{subjects.LOGS}")
         lines = self._log_lines(function.name, tail, int(info["state"]["last_seq"]), follow=follow)
-        return StreamedResponse([(b"content-type", media.LINES.encode()), (b"cache-control", b"no-store")], lines)
+        return StreamedResponse([(b"content-type", media.LINES.encode())], lines)
 
     async def _log_lines(self, function: str, tail: int, last_seq: int, *, follow: bool) -> AsyncIterator[bytes]:
         subject = subjects.logs(function)

@@ -65,7 +65,7 @@ class MapRoutes:
         after = Cursor.read(request.query_params.get("after"))
         encoding = outcomes.encoding_for(request.headers.get("accept", ""))
         outcomes_ = await self._maps.outcomes(call_id_in(request), principal_of(request), after, encoding)
-        headers = [(b"content-type", encoding.content_type.encode()), (b"cache-control", b"no-store")]
+        headers = [(b"content-type", encoding.content_type.encode())]
         return StreamedResponse(headers, outcomes_, encoding.heartbeat)
 
     async def index(self, request: Request) -> Response:

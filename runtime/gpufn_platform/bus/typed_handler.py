@@ -8,6 +8,7 @@ from typing import TypeVar
 
 import msgspec
 
+from gpufn_core.encoding.msgspec_errors import DECODE_ERRORS
 from gpufn_platform.bus.connection import Message
 
 log = logging.getLogger(__name__)
@@ -21,7 +22,7 @@ def decoded(decoder: msgspec.msgpack.Decoder[T], handle: Callable[[T], None]) ->
     def on_message(message: Message) -> None:
         try:
             value = decoder.decode(message.payload)
-        except msgspec.DecodeError as error:
+        except DECODE_ERRORS as error:
             log.warning("cannot decode a message on %s: %s", message.subject, error)
             return
         handle(value)

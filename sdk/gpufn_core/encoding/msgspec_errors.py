@@ -1,4 +1,4 @@
-"""Parsing of msgspec's messages about values that do not fit their type. Pure."""
+"""Exceptions of msgspec's decoders, and parsing of their messages about values that do not fit their type. Pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,12 @@ import contextlib
 import json
 import re
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+# Of bytes from an untrusted sender: a text may not be UTF-8, and nesting may be deeper than msgspec reads.
+DECODE_ERRORS: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 _AT = re.compile(r" - at (?P<key>`key` in )?`\$?\.?(?P<path>.*?)`$", re.DOTALL)
 _OF_FIELD = re.compile(r"^Object (?:(?P<missing>missing required)|contains unknown) field `(?P<name>.+)`$", re.DOTALL)

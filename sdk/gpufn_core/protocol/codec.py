@@ -9,6 +9,7 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
+from gpufn_core.encoding.msgspec_errors import DECODE_ERRORS
 from gpufn_core.errors import ProtocolMismatch
 
 PROTOCOL = 1  # increased when an older process would misread a changed message
@@ -35,5 +36,5 @@ class Unpacker(Generic[T]):
             raise ProtocolMismatch(f"a message of {len(data)} bytes is truncated")
         try:
             return self._decode(data[4:end]), data[end:]
-        except msgspec.DecodeError as error:
+        except DECODE_ERRORS as error:
             raise ProtocolMismatch(f"a message could not be decoded: {error}") from error

@@ -18,6 +18,7 @@ import msgspec
 
 from gpufn_core.domain.invocation import OutcomeKind
 from gpufn_core.domain.worker import ParkedMemory
+from gpufn_core.encoding.msgspec_errors import DECODE_ERRORS
 from gpufn_core.errors import ErrorInfo, PayloadTooLarge, ProtocolMismatch
 from gpufn_core.protocol import codec
 from gpufn_core.protocol.limits import MESSAGE_BYTES
@@ -307,7 +308,7 @@ class FrameReader(Generic[F]):
                     break
                 try:
                     frame = self._decode(data[header_at:body_at])
-                except msgspec.DecodeError as error:
+                except DECODE_ERRORS as error:
                     raise ProtocolMismatch(f"a frame could not be decoded: {error}") from error
                 body = data[body_at:end]
                 start = end

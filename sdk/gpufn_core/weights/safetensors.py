@@ -9,6 +9,8 @@ from typing import BinaryIO
 
 import msgspec
 
+from gpufn_core.encoding.msgspec_errors import DECODE_ERRORS
+
 SUFFIX = ".safetensors"
 METADATA = "__metadata__"  # the entry that is no tensor
 _LENGTH_BYTES = 8
@@ -67,7 +69,7 @@ def damage_of(file: BinaryIO, size: int) -> str | None:
         return f"its header has {length:,} bytes, and the file ends after {size:,}"
     try:
         spans = _spans(file.read(length))
-    except msgspec.DecodeError as error:
+    except DECODE_ERRORS as error:
         return f"its header is not valid: {error}"
     return _gap(spans, size - _LENGTH_BYTES - length)
 

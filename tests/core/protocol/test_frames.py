@@ -1,20 +1,27 @@
-"""Round trips of frames, however the stream is split."""
+"""Round trips of frames, however the stream is split, and bytes that are no frames."""
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import struct
 import tracemalloc
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpufn_core.errors import PayloadTooLarge, ProtocolMismatch
-from gpufn_core.protocol import frames
+from gpufn_core.domain.invocation import OutcomeKind
+from gpufn_core.errors import ErrorInfo, PayloadTooLarge, ProtocolMismatch
+from gpufn_core.protocol import codec, fast_path, frames
 from gpufn_core.protocol.frames import MAX_HEADER_BYTES, FrameReader, Item, WorkerFrame
 from gpufn_core.protocol.limits import MESSAGE_BYTES
+from gpufn_core.spec.priority import Priority
 
+# What the ends of a socket read. A worker is hostile: its user's code may write to the socket.
+KINDS = (WorkerFrame, frames.RunnerFrame, fast_path.GatewayFrame, fast_path.RunnerFrame)
+_DEEP = 100_000
 _SIZES = st.sampled_from([0, 1, 100, 5000, 70_000])
 
 
@@ -61,3 +68,62 @@ def test_what_came_whole_before_a_break_in_the_protocol_is_read() -> None:
     assert next(read) == (Item(1, "a"), b"x")
     with pytest.raises(ProtocolMismatch, match="decoded"):
         next(read)
+
+
+def read(kind: Any, header: bytes, *, as_frame: bool) -> None:
+    """Decode a header as a frame or as a message. Raises ProtocolMismatch."""
+    if as_frame:
+        list(FrameReader[Any](kind).feed(struct.pack("!II", len(header), 0) + header))
+    else:
+        codec.Unpacker[Any](kind)(len(header).to_bytes(4, "big") + header)
+
+
+@pytest.mark.parametrize("as_frame", [True, False])
+@pytest.mark.parametrize(
+    "header",
+    [
+        b"\x93\x0e\x01\xa2\xff\xfe",  # a text that is not UTF-8
+        b"\x94\x0e\x01\xa1a" + b"\x91" * _DEEP + b"\xc0",  # a field of a newer version, nested deeply
+        b"\xdd\xff\xff\xff\xff\x0e",  # an array of 4 billion elements
+        b"",
+    ],
+)
+def test_bytes_that_msgspec_refuses_in_different_ways_break_the_protocol(header: bytes, as_frame: bool) -> None:
+    """Bug: the first two raised UnicodeDecodeError and RecursionError, which no end of a socket caught."""
+    with pytest.raises(ProtocolMismatch):
+        read(WorkerFrame, header, as_frame=as_frame)
+
+
+_VALID = st.sampled_from(
+    [
+        frames.encode(frames.Hello(1, "w", unfinished=(frames.Unfinished(1, "i", "d", 0.5),)))[8:],
+        frames.encode(frames.Result(1, OutcomeKind.RAISED, ErrorInfo("function_raised", "a"), "text/plain", 0.5))[8:],
+        frames.encode(frames.Run(1, "i", "", "a", "b"))[8:],
+        frames.encode(frames.Call(1, frames.Verb.CALL, "f", priority=Priority.HI))[8:],
+        frames.encode(fast_path.Withdraw("i"))[8:],
+        frames.encode(fast_path.Limit("f", 1, 1.0, 3))[8:],
+    ]
+)
+
+
+@given(
+    st.sampled_from(KINDS),
+    st.one_of(st.binary(max_size=64), _VALID),
+    st.lists(st.tuples(st.integers(0, 80), st.binary(min_size=1, max_size=3)), max_size=3),
+    st.booleans(),
+)
+def test_whatever_the_bytes_are_they_make_frames_or_break_the_protocol(
+    kind: Any, header: bytes, changes: list[tuple[int, bytes]], as_frame: bool
+) -> None:
+    for place, change in changes:
+        header = header[:place] + change + header[place + len(change) :]
+    with contextlib.suppress(ProtocolMismatch):
+        read(kind, header, as_frame=as_frame)
+
+
+@given(st.sampled_from(KINDS), st.lists(st.binary(max_size=40), max_size=5))
+def test_whatever_arrives_on_a_socket_makes_frames_or_breaks_the_protocol(kind: Any, parts: list[bytes]) -> None:
+    reader = FrameReader[Any](kind)
+    with contextlib.suppress(ProtocolMismatch):
+        for part in parts:
+            list(reader.feed(part))

@@ -38,6 +38,8 @@ def test_a_complete_file_has_no_damage(data: bytes) -> None:
         _file({"a": _tensor(4, 0)}, 0),
         _file({"a": [0, 4]}, 4),
         (3).to_bytes(8, "little") + b"[1]",
+        (8).to_bytes(8, "little") + b'{"\xff": 1}',
+        (100_000).to_bytes(8, "little") + b'{"a": ' + b"[" * (100_000 - 6),
         (1 << 60).to_bytes(8, "little") + bytes(100),
         (25_000_001).to_bytes(8, "little") + b"{}".ljust(25_000_001),
         b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n",

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from gpufn_core.errors import Conflict, Forbidden, InvalidInput, Unauthorized
+from gpufn_core.protocol.records import KeyLimits
 from gpufn_gateway.auth.access import Access, NotProtected, Principal, new_key
 
 GOOD = b'{"texts":["a"]}'
@@ -102,6 +103,57 @@ async def test_without_keys_only_this_machine_and_no_web_page_is_served(
         client.scope["method"] = method
         await client.start(gateway.app)
         assert (client.sent[0]["status"] != 403) is is_served, (method, client.body)
+
+
+@pytest.mark.parametrize(
+    ("site", "mode", "is_served"),
+    [
+        ("same-origin", "cors", True),
+        ("none", "navigate", True),
+        ("cross-site", "navigate", True),
+        ("cross-site", "no-cors", False),
+        ("same-site", "no-cors", False),
+        ("cross-site", None, False),
+    ],
+)
+async def test_without_keys_a_web_page_of_another_origin_loads_nothing(
+    gateway: Any, site: str, mode: str | None, is_served: bool
+) -> None:
+    """A browser sends no Origin for images and scripts."""
+    headers = {"sec-fetch-site": site} | ({} if mode is None else {"sec-fetch-mode": mode})
+    assert (await gateway.get("/v1/functions", **headers)).status_code == (200 if is_served else 403)
+
+
+async def test_a_client_without_a_key_or_beyond_its_limits_is_refused_before_its_body_is_read(
+    gateway: Any, connection: Any
+) -> None:
+    key, secret = new_key("", ("invoke:*",), 0.0, KeyLimits(rate=1.0))
+    gateway.access.put(key)
+    authorization = f"Bearer {secret}"
+    statuses = []
+    for headers in ({}, {"authorization": authorization}, {"authorization": authorization}):
+        client = connection(URL, GOOD, **headers)
+        await client.start(gateway.app)
+        statuses.append((client.sent[0]["status"], bool(client._body)))
+    assert statuses == [(401, True), (200, False), (429, True)]
+
+
+def test_with_keys_only_the_allowed_hosts_are_served() -> None:
+    access = Access(loopback=True, hosts=("gpu.example.org",))
+    key, secret = new_key("", ("admin",), 0.0)
+
+    def is_served(host: str) -> bool:
+        try:
+            access.authenticate({b"host": host.encode(), b"authorization": f"Bearer {secret}".encode()})
+        except Forbidden:
+            return False
+        return True
+
+    access.put(key)
+    hosts = ("gpu.example.org", "GPU.example.org:8090", "localhost:8090", "evil.example", "gpu.example.org.evil", "")
+    assert [is_served(host) for host in hosts] == [True, True, True, False, False, False]
+    access.remove(key.id)
+    assert [is_served(host) for host in hosts] == [False, False, True, False, False, False], "as if none were allowed"
 
 
 def test_beyond_loopback_a_key_is_needed_to_start() -> None:

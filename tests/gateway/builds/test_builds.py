@@ -397,7 +397,7 @@ async def test_a_report_is_a_page_that_runs_nothing(nats: Any, problem: Any) -> 
         answer = await gateway.http.get(links["page"])
         assert (answer.text, answer.headers["content-type"]) == ("<h1>net</h1>", "text/html; charset=utf-8")
         assert answer.headers["content-security-policy"] == (
-            "sandbox; default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+            "sandbox; default-src 'none'; style-src 'unsafe-inline'; img-src data:; frame-ancestors 'none'"
         )
 
 

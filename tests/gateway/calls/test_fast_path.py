@@ -8,6 +8,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
+
+import pytest
 
 from gpufn_core.domain.invocation import OutcomeKind
 from gpufn_core.domain.revision import Revision
@@ -219,3 +222,25 @@ async def test_a_revision_of_another_platform_is_not_ours(nats: EmbeddedServer, 
         await until_async(lambda: len(it.lane._capacity) == 2)
         call, _ = await it.call_on_the_lane()
         assert call.offered is not None, "it is told apart by when it was made"
+
+
+@pytest.mark.parametrize(
+    "sent", [b"\0\0\0\x04\0\0\0\0\x92\x0e\xa1\xff", b"\xff" * 8, frames.encode(fast_path.Withdraw("i"))]
+)
+async def test_bytes_that_no_runner_sends_end_the_connection(tmp_path: Path, sent: bytes) -> None:
+    """Bug: a text that was not UTF-8 raised an exception in the event loop."""
+    ended: list[bytes] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(sent)
+        ended.append(await reader.read())
+        writer.close()
+
+    errors: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context))
+    async with await asyncio.start_unix_server(serve, str(tmp_path / "s")):
+        path = FastPath(tmp_path / "s", Mock())
+        path.tick(0.0)
+        await until_async(lambda: bool(ended))
+        assert not path.is_connected
+    assert errors == []

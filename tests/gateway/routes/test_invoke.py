@@ -301,7 +301,8 @@ async def test_what_a_function_returns_cannot_act_as_a_page(gateway: Any) -> Non
     gateway.queue.answer = lambda call: call.reply(b"<script>", content_type="text/html")
     answer = await gateway.post(URL, GOOD)
     assert answer.headers["content-type"] == "text/html"
-    assert answer.headers["content-security-policy"] == "sandbox"
+    assert answer.headers["content-security-policy"] == "sandbox; frame-ancestors 'none'"
+    assert answer.headers["referrer-policy"] == "no-referrer"
     gateway.queue.answer = lambda call: call.reply(b"x", content_type="a\r\nset-cookie: b")
     assert (await gateway.post(URL, GOOD)).headers["content-type"] == "application/octet-stream"
 

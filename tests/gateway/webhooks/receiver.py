@@ -48,9 +48,9 @@ class Receiver:
 
 
 @contextlib.asynccontextmanager
-async def receiving() -> AsyncIterator[Receiver]:
+async def receiving(host: str = "127.0.0.1", port: int = 0) -> AsyncIterator[Receiver]:
     receiver = Receiver()
-    server = await asyncio.start_server(receiver.serve, "127.0.0.1", 0)
+    server = await asyncio.start_server(receiver.serve, host, port)
     receiver.port = server.sockets[0].getsockname()[1]
     try:
         yield receiver

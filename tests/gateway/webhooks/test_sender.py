@@ -64,6 +64,26 @@ async def test_of_several_addresses_the_next_is_tried_when_nobody_listens_at_one
         assert receiver.requests.qsize() == 1
 
 
+async def test_a_name_that_later_resolves_to_another_address_is_checked_for_each_connection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """DNS rebinding: the address that was checked is the one that is connected to."""
+    async with receiving() as receiver, receiving("127.0.0.2", receiver.port) as inside, posting("127.0.0.1") as sender:
+        lookups: list[str] = []
+
+        async def getaddrinfo(host: str, port: int, **_: Any) -> list[tuple[Any, ...]]:
+            lookups.append(host)
+            return [(0, 0, 0, "", ("127.0.0.1" if len(lookups) == 1 else "127.0.0.2", port))]
+
+        monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", getaddrinfo)
+        receiver.answers = lambda _: OK.replace(b"content-length", b"connection: close\r\ncontent-length")
+        url = receiver.url(host="rebinding.test")
+        assert await sender.send(url, {}, b"{}") == 200
+        with pytest.raises(AddressRefused, match=r"127\.0\.0\.2 .* loopback"):
+            await sender.send(url, {}, b"{}")
+        assert (lookups, receiver.requests.qsize(), inside.requests.qsize()) == (["rebinding.test"] * 2, 1, 0)
+
+
 async def test_a_name_whose_addresses_nobody_listens_at_is_not_reached(monkeypatch: pytest.MonkeyPatch) -> None:
     async with receiving() as receiver, posting("127.0.0.0/8") as sender:
         resolving(monkeypatch, {"two.test": ["127.9.9.8", "127.9.9.9"], "none.test": [], "in.test": ["10.0.0.1"]})

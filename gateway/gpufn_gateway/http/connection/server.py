@@ -25,7 +25,15 @@ from gpufn_gateway.settings import GatewaySettings
 from gpufn_platform.process.settings import InvalidSetting
 
 _BACKLOG: Final = 2048
+_KEEP_ALIVE_S: Final = 65  # longer than proxies keep an idle connection, so that they close it first
 _TLS_SHUTDOWN_S: Final = 60.0  # time for a slow client to read the rest; `sweep` ends the wait for its confirmation
+
+# Responses have content of users, and no web page of another origin may load them.
+_SECURITY_HEADERS: Final = [
+    ("x-content-type-options", "nosniff"),
+    ("cache-control", "no-store"),
+    ("cross-origin-resource-policy", "same-origin"),
+]
 
 
 class Server(uvicorn.Server):
@@ -49,9 +57,9 @@ class Server(uvicorn.Server):
                 log_config=None,
                 access_log=False,
                 server_header=False,
-                headers=[("x-content-type-options", "nosniff")],  # responses have content of users
+                headers=_SECURITY_HEADERS,
                 proxy_headers=False,
-                timeout_keep_alive=65,
+                timeout_keep_alive=_KEEP_ALIVE_S,
             )
         )
         self._graceful_shutdown = shutdown

@@ -5,6 +5,7 @@
 - It rejects a head that violates HTTP with a problem response (`head_rules`).
 - It reads on for a while after it has rejected an upload, so that the client can read the response (`lingering_close`).
 - It ignores a request to upgrade the protocol.
+- It gives each request its id (`request_id`).
 
 An ordinary request, which arrives in one read, costs one clock read and the check of its head. `sweep` closes the
 connections of clients that are too slow; call it about once a second.
@@ -27,6 +28,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from gpufn_core.errors import CapacityError, GpufnError, RequestError
 from gpufn_core.spec.units import format_bytes
+from gpufn_gateway.http import request_id
 from gpufn_gateway.http.body_to_file import LargeBody
 from gpufn_gateway.http.connection import head_rules
 from gpufn_gateway.http.connection.connection_limit import ConnectionLimit
@@ -206,7 +208,9 @@ class GuardedProtocol(HttpToolsProtocol):
         if self._wants_upgrade:
             return
         self._enter_phase(_BODY)
+        self.scope[request_id.SCOPE_KEY] = this = request_id.of(fields)  # type: ignore[typeddict-unknown-key]
         super().on_headers_complete()
+        self.cycle.default_headers = [*self.cycle.default_headers, (request_id.FIELD, this)]
         if self.expect_100_continue:
             _close_unless_continued(self.cycle)
         if (length := int(fields.get(b"content-length", 0))) >= MIN_SHARED_BYTES:

@@ -28,6 +28,8 @@ from gpufn_platform.bus.storage.ordered_reader import StoredMessage
 
 log = logging.getLogger(__name__)
 
+MAX_WAITING = 2_000  # calls with a waiting client; a longer queue means minutes: 429 serves the caller better
+MAX_QUEUED = 2_000_000  # submitted calls; queued messages cost disk but no memory
 _WAIT_S = 0.1
 _REPLICAS = 3  # in a cluster; tolerates the loss of one node
 _SECOND = 1_000_000_000  # JetStream counts nanoseconds
@@ -48,7 +50,7 @@ STREAMS: Mapping[str, dict[str, Any]] = {
         **_QUEUE,
         "subjects": [subjects.SYNC_FILTER],
         "storage": "memory",
-        "max_msgs_per_subject": 2_000,  # a longer queue means minutes of waiting: 429 serves the caller better
+        "max_msgs_per_subject": MAX_WAITING,
         "max_bytes": 512 * _MIB,
         "max_age": 15 * _DAY,  # seven days queued, seven days running, and one to spare
         "duplicate_window": 2 * _MINUTE,
@@ -60,7 +62,7 @@ STREAMS: Mapping[str, dict[str, Any]] = {
         "compression": "s2",
         "allow_direct": True,
         "allow_atomic": True,  # map: a chunk is stored completely or not at all
-        "max_msgs_per_subject": 2_000_000,  # queued messages cost disk but no memory
+        "max_msgs_per_subject": MAX_QUEUED,
         "max_bytes": 16_384 * _MIB,
         "max_age": 30 * _DAY,  # as long as call records
         "duplicate_window": 10 * _MINUTE,

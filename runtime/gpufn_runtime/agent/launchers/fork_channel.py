@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 
+from gpufn_core.encoding.msgspec_errors import DECODE_ERRORS
 from gpufn_core.errors import PlatformError
 from gpufn_core.protocol.launch import MAX_LINE_BYTES, ForkRequest, TemplateReady
 
@@ -66,7 +67,7 @@ class Control(asyncio.Protocol):
             return
         try:
             self._ready.set_result(msgspec.json.decode(line, type=TemplateReady))
-        except msgspec.DecodeError as error:
+        except DECODE_ERRORS as error:
             self._ready.set_exception(PlatformError(f"The container's process sent an invalid message: {error}."))
 
     def connection_lost(self, exc: Exception | None) -> None:

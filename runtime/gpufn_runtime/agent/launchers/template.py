@@ -27,6 +27,7 @@ from typing import TypeVar
 
 import msgspec
 
+from gpufn_core.encoding.msgspec_errors import DECODE_ERRORS
 from gpufn_core.errors import PlatformError
 from gpufn_core.protocol.launch import MAX_LINE_BYTES, ForkReply, ForkRequest, TemplateReady
 from gpufn_runtime.agent.decide import template_choice
@@ -357,7 +358,7 @@ def _count_failure(failures: dict[Preload, int], preload: Preload, reason: str) 
 def _decode(line: bytes, kind: type[_S]) -> _S:
     try:
         return msgspec.json.decode(line, type=kind)
-    except msgspec.DecodeError as error:
+    except DECODE_ERRORS as error:
         raise TemplateGone(f"The template sent an invalid message ({error}): {line[:80]!r}") from error
 
 

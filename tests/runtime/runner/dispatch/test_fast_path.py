@@ -6,6 +6,10 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
 
 from gpufn_core.domain.invocation import OutcomeKind
 from gpufn_core.domain.revision import Revision
@@ -16,6 +20,7 @@ from gpufn_core.spec.function_spec import Retry
 from gpufn_platform.bus.connection import Message
 from gpufn_platform.bus.storage import streams
 from gpufn_platform.queue import call_records
+from gpufn_runtime.runner.dispatch.fast_path import FastPathServer
 from tests.runtime.runner.node import FakeWorker, Node, on_node
 
 _COUNT = iter(range(10**6))
@@ -314,3 +319,25 @@ def test_a_gateway_that_hangs_up_late_cancels_nothing_of_what_it_has_queued_mean
         assert (reply.kind, body) == (OutcomeKind.SUCCEEDED, b"2")
 
     on_node(url, tmp_path, test)
+
+
+@pytest.mark.parametrize(
+    "sent", [b"\0\0\0\x04\0\0\0\0\x92\x02\xa1\xff", b"\xff" * 8, frames.encode(fast_path.Heartbeat())]
+)
+def test_bytes_that_no_gateway_sends_end_its_connection(tmp_path: Path, sent: bytes) -> None:
+    """Bug: a text that was not UTF-8 raised an exception in the event loop."""
+
+    async def scenario() -> list[dict[str, Any]]:
+        errors: list[dict[str, Any]] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context))
+        server = FastPathServer(tmp_path / "s", Mock(), Mock())
+        await server.open()
+        async with asyncio.timeout(30):
+            reader, writer = await asyncio.open_unix_connection(tmp_path / "s")
+            writer.write(sent)
+            assert await reader.read() == b""
+        writer.close()
+        server.close()
+        return errors
+
+    assert asyncio.run(scenario()) == []

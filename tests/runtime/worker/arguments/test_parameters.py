@@ -17,6 +17,8 @@ import numpy as np
 import numpy.typing as npt
 import pydantic
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gpufn.declare.hint_adapters import adapt_hint
 from gpufn_core.encoding import native, values
@@ -421,11 +423,11 @@ def test_a_field_that_a_dataclass_works_out_itself_need_not_be_given(is_open: bo
 
     parameters = Parameters(take_more if is_open else take)
     rectangle, outlined = {"width": 3, "height": 2, "area": 6}, {"outline": 10}
-    for given in ({"inner": {"width": 3}}, {"inner": {"width": 3, "area": 7}, "outline": 1}):
+    for sent in ({"inner": {"width": 3}}, {"inner": {"width": 3, "area": 7}, "outline": 1}):
         for kind, body in (
-            (JSON, msgspec.json.encode({"frames": [given]})),
-            (MSGPACK, msgspec.msgpack.encode({"frames": [given]})),
-            (NATIVE, values.encode_call(([given],), {})),
+            (JSON, msgspec.json.encode({"frames": [sent]})),
+            (MSGPACK, msgspec.msgpack.encode({"frames": [sent]})),
+            (NATIVE, values.encode_call(([sent],), {})),
         ):
             (made,) = parameters.by_name(kind, body)["frames"]
             assert msgspec.to_builtins(made) == {"inner": rectangle} | outlined
@@ -767,3 +769,28 @@ def test_a_pickle_is_refused_with_what_this_function_takes() -> None:
     for may_pickle, said in ((True, "of the content type application/vnd.gpufn.pickle"), (False, "pickle=True")):
         with pytest.raises(InvalidInput, match=said):
             Parameters(many, may_pickle=may_pickle).bind(NATIVE, body)
+
+
+_ENCODED = st.recursive(
+    st.none() | st.booleans() | st.integers(-(1 << 63), (1 << 64) - 1) | st.floats() | st.text(max_size=3)
+    | st.binary(max_size=3) | st.builds(msgspec.msgpack.Ext, st.integers(-128, 127), st.binary(max_size=6)),
+    lambda inner: st.lists(inner, max_size=3)
+    | st.dictionaries(st.sampled_from(["text", "point", "at", "data", "args", "kwargs", "x"]), inner, max_size=3),
+    max_leaves=6,
+)  # fmt: skip
+
+
+@given(st.sampled_from([JSON, MSGPACK, NATIVE]), _ENCODED.map(msgspec.msgpack.encode) | st.binary(max_size=30))
+def test_any_body_is_decoded_or_is_refused_as_the_clients_fault(content_type: str, body: bytes) -> None:
+    with contextlib.suppress(InvalidInput):
+        _MANY.bind(content_type, body)
+
+
+@pytest.mark.parametrize("content_type", [MSGPACK, NATIVE])
+def test_a_body_that_is_nested_too_deeply_is_refused(content_type: str) -> None:
+    for body in (b"\x91" * 100_000, b"\x81\xa4text" + b"\x91" * 100_000, b"\x81\xa4new_" + b"\x91" * 100_000 + b"\xc0"):
+        with pytest.raises(InvalidInput):
+            _MANY.bind(content_type, body)
+
+
+_MANY = Parameters(many)

@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gpufn_core.encoding.media import TENSORS
 from gpufn_core.errors import InvalidInput
@@ -272,3 +274,43 @@ def test_a_binary_tensor_is_answered_with_its_own_memory() -> None:
     array = rows(1, 2)
     _, (_, blob) = oip.encode(oip.Request("", {}, {"y": True}), {"y": array}, Y, "m", "1")
     assert np.shares_memory(np.frombuffer(blob, np.uint8), array)
+
+
+_WORDS = st.sampled_from(["x", "y", "FP32", "BYTES", "BF16", "data", ""])
+_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-2, 5) | st.integers() | st.floats() | _WORDS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_WORDS, inner, max_size=2),
+    max_leaves=5,
+)
+_PARAMETERS = st.fixed_dictionaries(
+    {}, optional={"binary_data_size": _VALUES, "binary_data": _VALUES, "shared_memory_region": _VALUES}
+)
+_INPUT = st.fixed_dictionaries(
+    {
+        "name": st.sampled_from(["x", "text"]) | _VALUES,
+        "datatype": st.sampled_from(["FP32", "BYTES"]) | _VALUES,
+        "shape": st.lists(st.integers(0, 2), min_size=1, max_size=3) | _VALUES,
+    },
+    optional={"parameters": _PARAMETERS | _VALUES, "data": _VALUES},
+)
+_HEAD = st.fixed_dictionaries(
+    {"inputs": st.lists(_INPUT, max_size=3) | _VALUES},
+    optional={"outputs": st.lists(_INPUT, max_size=2) | _VALUES, "id": _VALUES, "parameters": _PARAMETERS | _VALUES},
+)
+
+
+@given(
+    st.one_of(_HEAD.map(lambda head: json.dumps(head).encode()), st.binary(max_size=40)),
+    st.binary(max_size=24),
+    st.one_of(st.none(), st.integers(-3, 3), st.text(max_size=4)),
+)
+def test_any_request_is_decoded_or_is_invalid_input(head: bytes, blob: bytes, length: int | str | None) -> None:
+    """`length` in the header is off by this, or some text; None means that the request has none."""
+    told = f";header-bytes={len(head) + length if isinstance(length, int) else length}"
+    specs = (tensor("x"), TensorSpec("text", "BYTES", (-1,)))
+    try:
+        request = oip.decode(TENSORS + ("" if length is None else told), head + blob, specs, Y)
+    except InvalidInput:
+        return
+    assert set(request.inputs) <= {"x", "text"}
+    assert set(request.outputs) <= {"y"}
