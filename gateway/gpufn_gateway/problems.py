@@ -97,13 +97,15 @@ class KeyLimitExceeded(errors.RateLimited):
 class Problem(msgspec.Struct, frozen=True):
     """An error, ready to be sent.
 
-    `allow` lists the allowed methods for a 405. `limits` are the RateLimit header fields of a key over its limit.
+    `allow` lists the allowed methods for a 405. `rate_limit_headers` are the RateLimit header fields of a key over its
+    limit. `request_id` is empty for the outcome of a call, which is the same for every request.
     """
 
     status: int
     info: ErrorInfo
     allow: str = ""
     rate_limit_headers: Headers = []
+    request_id: str = ""
 
     @property
     def code(self) -> str:
@@ -122,8 +124,8 @@ class Problem(msgspec.Struct, frozen=True):
         for name in ("retry_after_s", "field", "error_type", "traceback", "stage", "node"):
             if (value := getattr(info, name)) is not None:
                 fields[name] = value
-        if request := request_id.current.get():
-            fields["request_id"] = request
+        if self.request_id:
+            fields["request_id"] = self.request_id
         if info.error_classes:
             fields["error_classes"] = info.error_classes
         return msgspec.json.encode(fields)
@@ -145,7 +147,12 @@ class Problem(msgspec.Struct, frozen=True):
 
 
 def problem_of(error: BaseException) -> Problem:
-    """Convert any exception. An unexpected one is logged with an incident id, and the client sees only that id."""
+    """Convert any exception of a request. An unexpected one is logged with an incident id, and the client sees only
+    that id."""
+    return msgspec.structs.replace(_problem_of(error), request_id=request_id.current.get())
+
+
+def _problem_of(error: BaseException) -> Problem:
     if isinstance(error, RouteError):
         return Problem(error.status, error.info(), error.allow)
     if isinstance(error, KeyLimitExceeded):

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from typing import Any
 
 import httpx
 import pytest
 
+from gpufn_core.domain.invocation import InvocationState
+from gpufn_core.errors import Forbidden
+from gpufn_gateway import problems
 from gpufn_gateway.http import request_id
 from tests.gateway.listening import gateway_serving
 
@@ -61,3 +65,14 @@ async def test_a_log_line_of_a_request_names_it(gateway: Any, caplog: pytest.Log
     assert answer.status_code == 500
     (record,) = (each for each in caplog.records if each.levelno == logging.ERROR)
     assert (record.__dict__["request"], logging.makeLogRecord({}).__dict__.get("request")) == (" (request r-1)", None)
+
+
+def test_the_outcome_of_a_call_is_the_same_for_every_request() -> None:
+    """Regression: two requests for one result differed in the id of the request."""
+    token = request_id.current.set("r-1")
+    try:
+        refusal, outcome = problems.problem_of(Forbidden("no")), problems.from_state(InvocationState.CANCELLED, None)
+        assert json.loads(refusal.body())["request_id"] == "r-1"
+        assert "request_id" not in json.loads(outcome.body())
+    finally:
+        request_id.current.reset(token)
