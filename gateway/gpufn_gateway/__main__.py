@@ -172,7 +172,7 @@ async def _open(settings: GatewaySettings, stack: contextlib.AsyncExitStack) -> 
     master_key = MasterKey.from_env(os.environ, home)
     await check_master_key(buckets.secrets, master_key)
 
-    access = Access(loopback=is_loopback(settings.host), hosts=settings.allowed_hosts)
+    access = Access(loopback=is_loopback(settings.host), now=clock.time, hosts=settings.allowed_hosts)
     registry = Registry(clock, access)
     stack.callback(registry.stop)
     await registry.start(bus, buckets)

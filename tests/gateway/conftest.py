@@ -158,7 +158,7 @@ class Gateway:
         self.clock = clock
         self.bus = StubBus()
         self.queue = StubQueue(clock)
-        self.access = Access(loopback=loopback)
+        self.access = Access(loopback=loopback, now=clock.time)
         self.registry = Registry(clock, self.access)
         self.telemetry = Telemetry(lambda: self.queue.pending, self.registry.live_runners, self.registry.live_nodes)
         self.registry.on_runner_report = self.telemetry.attempts.add_report

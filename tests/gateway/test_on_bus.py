@@ -480,6 +480,36 @@ async def test_keys_close_the_gateway_and_deleting_the_last_opens_it(nats: Any, 
         assert (await gateway.http.get("/v1/functions")).status_code == 200
 
 
+async def test_a_key_expires_and_is_rotated_over_http(nats: Any, problem: Any) -> None:
+    async with gateway_on(nats) as gateway:
+        first = {"scopes": ["admin"]}
+        assert problem(await gateway.http.post("/v1/keys", json=first | {"expires_in_s": 60})) == (422, "invalid_input")
+        boss = (await gateway.http.post("/v1/keys", json=first)).json()
+        gateway.http.headers["authorization"] = f"Bearer {boss['key']}"
+        for wrong in (0, -1, 1e12, "60"):
+            answer = await gateway.http.post("/v1/keys", json=first | {"expires_in_s": wrong})
+            assert answer.status_code == 422
+        other = (await gateway.http.post("/v1/keys", json=first | {"expires_in_s": 60})).json()
+        assert other["expires_at"] == other["created_at"] + 60
+        assert problem(await gateway.http.delete(f"/v1/keys/{boss['id']}")) == (409, "conflict")
+        assert problem(await gateway.http.post("/v1/keys/nobody/rotate", json={})) == (404, "bad_request")
+        assert (await gateway.http.post(f"/v1/keys/{boss['id']}/rotate", json={"overlap_s": -1})).status_code == 422
+        answer = await gateway.http.post(f"/v1/keys/{boss['id']}/rotate", json={"overlap_s": 3600})
+        new = answer.json()
+        assert (answer.status_code, new["id"], new["scopes"]) == (200, boss["id"], ["admin"])
+        for secret in (boss["key"], new["key"]):
+            gateway.http.headers["authorization"] = f"Bearer {secret}"
+            assert (await gateway.http.get("/v1/functions")).status_code == 200
+        listed = (await gateway.http.get("/v1/keys")).text
+        assert new["key"] not in listed
+        assert "sha256" not in listed
+        await gateway.http.post(f"/v1/keys/{boss['id']}/rotate", json={})
+        await until_async(lambda: next(key for key in gateway.access.keys if key.id == boss["id"]).replaced is None)
+        assert problem(await gateway.http.get("/v1/functions")) == (401, "unauthorized")
+        for key in (boss, other):
+            await gateway.keys.delete(key["id"])
+
+
 async def test_two_who_delete_each_others_keys_at_once_leave_one(nats: Any) -> None:
     async with gateway_on(nats) as gateway:
         keys = [(await gateway.http.post("/v1/keys", json={"scopes": ["admin"]})).json()]

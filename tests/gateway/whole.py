@@ -95,7 +95,7 @@ class Whole:
         self.functions = buckets.functions
         self.revisions = buckets.revisions
         self.keys = buckets.keys
-        self.access = Access(loopback=True)
+        self.access = Access(loopback=True, now=clock.time)
         self.registry = Registry(clock, self.access)
         self.caller = Caller(bus, name=name, clock=clock)
         self.telemetry = telemetry = Telemetry(

@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import secrets
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -20,7 +20,7 @@ import msgspec
 from gpufn_core.errors import Conflict, Forbidden, GpufnError, InvalidInput, Unauthorized
 from gpufn_core.ids import new_ulid
 from gpufn_core.protocol import subjects
-from gpufn_core.protocol.records import ApiKey, KeyLimits
+from gpufn_core.protocol.records import ApiKey, KeyLimits, ReplacedSecret
 from gpufn_core.protocol.subjects import is_function_name
 from gpufn_gateway.auth.quotas import check as check_limits
 from gpufn_gateway.http import host_field
@@ -80,9 +80,11 @@ class Access:
 
     `loopback`: the gateway listens only on loopback. `hosts`: the names that a Host header may have with keys, besides
     loopback; empty means any name. Without keys it may name only loopback: a proxy in front would let everybody in.
+    `now` returns UNIX seconds.
     """
 
-    def __init__(self, *, loopback: bool, hosts: Collection[str] = ()) -> None:
+    def __init__(self, *, loopback: bool, now: Callable[[], float], hosts: Collection[str] = ()) -> None:
+        self._now = now
         self._loopback = loopback
         self._hosts = frozenset(hosts)
         self._keys: dict[str, ApiKey] = {}
@@ -111,11 +113,13 @@ class Access:
             )
 
     def check_remaining_keys(self, keys: Sequence[ApiKey]) -> None:
-        """Raises Conflict if no new key could be created with only these keys."""
-        if any(ADMIN in key.scopes for key in keys) or (self._loopback and not keys):
+        """Raises Conflict if no new key could be created with only these keys, now or when some have expired."""
+        if any(ADMIN in key.scopes and key.expires_at is None for key in keys) or (self._loopback and not keys):
             return
         if keys:
-            raise Conflict("This is the last API key with the scope admin: create another one first.")
+            raise Conflict(
+                "This is the last API key with the scope admin that does not expire: create another one first."
+            )
         raise Conflict(
             "This is the last API key, and this gateway listens on the network, where every request needs a key: "
             "create another one first (`gpufn keys create --scope admin`), or let the gateway listen on 127.0.0.1."
@@ -145,9 +149,16 @@ class Access:
         key = self._keys.get(key_id)
         digest = hashlib.sha256(secret).hexdigest()
         # An unknown id costs the same comparison, so that timing does not reveal which ids exist.
-        if not hmac.compare_digest(digest, key.sha256 if key else "0" * 64) or key is None:
-            raise Unauthorized("This API key is unknown; it may have been deleted.")
+        is_right = hmac.compare_digest(digest, key.sha256 if key else "0" * 64)
+        if key is None or not (is_right or (key.replaced is not None and self._is_replaced(digest, key.replaced))):
+            raise Unauthorized("This API key is unknown; it may have been deleted or replaced.")
+        if key.expires_at is not None and self._now() >= key.expires_at:
+            raise Unauthorized("This API key has expired: ask its administrator for another one.")
         return self._principals[key_id]
+
+    def _is_replaced(self, digest: str, replaced: ReplacedSecret) -> bool:
+        """Return whether a digest is that of a replaced secret that is still valid."""
+        return hmac.compare_digest(digest, replaced.sha256) and self._now() < replaced.valid_until
 
     def _check_host(self, host: bytes) -> None:
         authority = host_field.parse(host)
@@ -174,7 +185,13 @@ def _check_origin(headers: Mapping[bytes, bytes], host: bytes) -> None:
         raise Forbidden("Requests from web pages of another origin are not allowed.")
 
 
-def new_key(label: str, scopes: tuple[str, ...], now: float, limits: KeyLimits = _NO_LIMITS) -> tuple[ApiKey, str]:
+def new_key(
+    label: str,
+    scopes: tuple[str, ...],
+    now: float,
+    limits: KeyLimits = _NO_LIMITS,
+    expires_in_s: float | None = None,
+) -> tuple[ApiKey, str]:
     """Create a key. Return the record to store and the secret to show once. Raises InvalidInput."""
     if not scopes:
         raise InvalidInput("a key needs at least one scope", field="scopes")
@@ -184,9 +201,23 @@ def new_key(label: str, scopes: tuple[str, ...], now: float, limits: KeyLimits =
     if len(label) > MAX_LABEL_LENGTH:
         raise InvalidInput(f"a label may have at most {MAX_LABEL_LENGTH} characters", field="label")
     key_id = new_ulid()[-12:]
+    secret, digest = _new_secret(key_id)
+    expires_at = None if expires_in_s is None else now + expires_in_s
+    return ApiKey(key_id, digest, tuple(dict.fromkeys(scopes)), now, label, limits, expires_at), secret
+
+
+def rotated(key: ApiKey, now: float, overlap_s: float) -> tuple[ApiKey, str]:
+    """Give a key a new secret. Return the record to store and the secret to show once. The old secret stays valid for
+    `overlap_s` seconds; one that was replaced earlier does not."""
+    secret, digest = _new_secret(key.id)
+    replaced = ReplacedSecret(key.sha256, now + overlap_s) if overlap_s else None
+    return msgspec.structs.replace(key, sha256=digest, replaced=replaced), secret
+
+
+def _new_secret(key_id: str) -> tuple[str, str]:
+    """Return a secret for a key, and its digest."""
     secret = f"{_PREFIX}{key_id}_{secrets.token_urlsafe(32)}"
-    digest = hashlib.sha256(secret.encode()).hexdigest()
-    return ApiKey(key_id, digest, tuple(dict.fromkeys(scopes)), now, label, limits), secret
+    return secret, hashlib.sha256(secret.encode()).hexdigest()
 
 
 def _check_scope(scope: str) -> None:

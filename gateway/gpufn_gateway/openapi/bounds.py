@@ -99,7 +99,9 @@ _FIELDS: Final[Mapping[str, Mapping[str, Schema]]] = {
     "NewKey": {
         "scopes": {"minItems": 1, "items": _text(re.compile(_SCOPES))},
         "label": {"maxLength": request_bodies.MAX_LABEL_LENGTH},
+        "expires_in_s": {"minimum": request_bodies.MIN_KEY_S, "maximum": request_bodies.MAX_KEY_S},
     },
+    "KeyRotation": {"overlap_s": {"minimum": 0, "maximum": request_bodies.MAX_KEY_S}},
     "KeyLimits": {
         "rate": {"minimum": quotas.MIN_RATE, "maximum": quotas.MAX_CALLS},
         "burst": _CALLS_OF_A_KEY,

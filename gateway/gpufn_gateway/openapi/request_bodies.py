@@ -18,6 +18,8 @@ MIN_DELAY_S: Final = 0.001  # a smaller delay would be lost when added to the ti
 MAX_DELAY_S: Final = 366 * 86400.0
 MAX_SECRET_BYTES: Final = 64 << 10
 MAX_LABEL_LENGTH: Final = 200  # characters
+MIN_KEY_S: Final = 1.0  # the shortest life of a key, in seconds
+MAX_KEY_S: Final = 315_360_000.0  # ten years: the longest life of a key, and overlap of a rotation
 
 
 class Deploy(msgspec.Struct, forbid_unknown_fields=True):
@@ -78,6 +80,11 @@ class NewKey(msgspec.Struct, forbid_unknown_fields=True):
     scopes: tuple[str, ...]
     label: str = ""
     limits: KeyLimits = KeyLimits()
+    expires_in_s: float | None = None
+
+
+class KeyRotation(msgspec.Struct, forbid_unknown_fields=True):
+    overlap_s: float = 0.0
 
 
 class Collect(msgspec.Struct, forbid_unknown_fields=True):

@@ -17,13 +17,13 @@ from gpufn_core.protocol.codec import encode
 from gpufn_core.protocol.records import ApiKey, KeyLimits
 from gpufn_core.protocol.reports import NodeReport
 from gpufn_gateway import telemetry
-from gpufn_gateway.auth.access import ADMIN, READ, Access, new_key
+from gpufn_gateway.auth.access import ADMIN, READ, Access, new_key, rotated
 from gpufn_gateway.auth.quotas import check as check_limits
 from gpufn_gateway.buckets import decode_key
 from gpufn_gateway.functions.registry import Registry
 from gpufn_gateway.http.body_reader import BodyReader
 from gpufn_gateway.openapi import document
-from gpufn_gateway.openapi.request_bodies import NewKey
+from gpufn_gateway.openapi.request_bodies import MAX_KEY_S, MIN_KEY_S, KeyRotation, NewKey
 from gpufn_gateway.routes.requests import json_response, no_such_key, read_json, route
 from gpufn_gateway.telemetry import Telemetry
 from gpufn_platform.bus.storage.key_value import Entry, KeyValue
@@ -62,6 +62,7 @@ class OperationRoutes:
             route("GET", "/v1/keys", self.list_keys, ADMIN),
             route("POST", "/v1/keys", self.create_key, ADMIN),
             route("DELETE", "/v1/keys/{id}", self.delete_key, ADMIN),
+            route("POST", "/v1/keys/{id}/rotate", self.rotate_key, ADMIN),
             route("PUT", "/v1/keys/{id}/limits", self.replace_limits, ADMIN),
         ]
 
@@ -99,13 +100,38 @@ class OperationRoutes:
 
     async def create_key(self, request: Request) -> Response:
         body = await read_json(request, NewKey, self.bodies)
-        key, secret = new_key(body.label, body.scopes, self.clock.time(), body.limits)
+        if body.expires_in_s is not None:
+            _check_seconds(body.expires_in_s, "expires_in_s", least=MIN_KEY_S)
+        key, secret = new_key(body.label, body.scopes, self.clock.time(), body.limits, body.expires_in_s)
         if not self.access.keys and ADMIN not in key.scopes:
             raise InvalidInput(
                 "the first key needs the scope admin: without it no other key could be created", field="scopes"
             )
+        if not self.access.keys and key.expires_at is not None:
+            raise InvalidInput(
+                "the first key cannot expire: afterwards no other key could be created", field="expires_in_s"
+            )
         await self.keys.create(key.id, encode(key))
         return json_response(_key_view(key) | {"key": secret}, 201)
+
+    async def rotate_key(self, request: Request) -> Response:
+        """Replace the secret of a key. Its id, scopes, limits and usage stay."""
+        key_id = request.path_params["id"]
+        body = await read_json(request, KeyRotation, self.bodies)
+        _check_seconds(body.overlap_s, "overlap_s", least=0)
+        secret = ""
+
+        def with_new_secret(stored: Entry | None) -> bytes:
+            nonlocal secret
+            if stored is None:
+                raise no_such_key()
+            key, secret = rotated(decode_key(stored.value), self.clock.time(), body.overlap_s)
+            return encode(key)
+
+        if all(key.id != key_id for key in self.access.keys):
+            raise no_such_key()
+        entry = await self.keys.change(key_id, with_new_secret)
+        return json_response(_key_view(decode_key(entry.value)) | {"key": secret})
 
     async def replace_limits(self, request: Request) -> Response:
         """Replace all limits of a key."""
@@ -144,5 +170,20 @@ class OperationRoutes:
             raise
 
 
+def _check_seconds(value: float, name: str, *, least: float) -> None:
+    if not least <= value <= MAX_KEY_S:
+        raise InvalidInput(f"{name} is a number of seconds from {least:g} to {MAX_KEY_S:,.0f}", field=name)
+
+
 def _key_view(key: ApiKey) -> dict[str, object]:
-    return {"id": key.id, "label": key.label, "scopes": key.scopes, "created_at": key.created_at, "limits": key.limits}
+    """Return a key without its digests."""
+    replaced_until = None if key.replaced is None else key.replaced.valid_until
+    return {
+        "id": key.id,
+        "label": key.label,
+        "scopes": key.scopes,
+        "created_at": key.created_at,
+        "limits": key.limits,
+        "expires_at": key.expires_at,
+        "replaced_until": replaced_until,
+    }

@@ -205,8 +205,10 @@ class Client(CallApi, ModelRequests):
         queued: int | None = None,
         run_s: float | None = None,
         gpu_s: float | None = None,
+        expires_in_s: float | None = None,
     ) -> KeyView:
-        """Create an API key. Only this response contains its secret.
+        """Create an API key. Only this response contains its secret. After `expires_in_s` seconds the gateway rejects
+        it; the last key with the scope admin must not expire.
 
         Limits: `rate`, calls per second, with a `burst` of calls at once; `concurrency`, synchronous calls in flight;
         `queued`, submitted calls that have not ended; `run_s` and `gpu_s`, the run time and the GPU seconds of its
@@ -216,8 +218,16 @@ class Client(CallApi, ModelRequests):
         limits = _limits(
             rate=rate, burst=burst, concurrency=concurrency, queued=queued, run_s=run_s, gpu_s=gpu_s
         )  # fmt: skip
-        body = msgspec.json.encode({"label": label, "scopes": list(scopes), "limits": limits})
-        return self._json(KeyView, "POST", "/v1/keys", content=body, headers=JSON_BODY)
+        body: dict[str, Any] = {"label": label, "scopes": list(scopes), "limits": limits}
+        if expires_in_s is not None:
+            body["expires_in_s"] = expires_in_s
+        return self._json(KeyView, "POST", "/v1/keys", content=msgspec.json.encode(body), headers=JSON_BODY)
+
+    def rotate_key(self, id: str, *, overlap_s: float = 0.0) -> KeyView:  # noqa: A002
+        """Replace the secret of a key. Only this response contains the new one; the previous one stays valid for
+        `overlap_s` seconds."""
+        body = msgspec.json.encode({"overlap_s": overlap_s})
+        return self._json(KeyView, "POST", f"/v1/keys/{segment(id)}/rotate", content=body, headers=JSON_BODY)
 
     def limit_key(self, id: str, **limits: Any) -> KeyView:  # noqa: A002
         """Replace all limits of a key. Takes the limits of `create_key`."""

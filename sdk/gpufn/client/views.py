@@ -262,13 +262,16 @@ class Replayed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KeyView(msgspec.Struct, frozen=True, kw_only=True):
-    """An API key. `key`, its secret, is only in the response that creates it."""
+    """An API key. `key`, its secret, is only in the response that creates or rotates it. `expires_at` and
+    `replaced_until`, until when the previous secret is valid, are in UNIX seconds."""
 
     id: str
     scopes: tuple[str, ...] = ()
     label: str = ""
     created_at: float | None = None
     limits: KeyLimits = KeyLimits()
+    expires_at: float | None = None
+    replaced_until: float | None = None
     key: str | None = None
 
 

@@ -207,9 +207,16 @@ class KeyLimits(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_
     gpu_s: float | None = None
 
 
+class ReplacedSecret(msgspec.Struct, frozen=True):
+    """A secret that a rotation has replaced: its sha256, and until when it is still valid, in UNIX seconds."""
+
+    sha256: str
+    valid_until: float
+
+
 class ApiKey(msgspec.Struct, frozen=True):
     """A stored API key: the sha256 of its secret, never the secret. `scopes` are ``invoke:<function>``, ``invoke:*``,
-    ``hi``, ``deploy``, ``read`` or ``admin``."""
+    ``hi``, ``deploy``, ``read`` or ``admin``. `expires_at` is in UNIX seconds; None means never."""
 
     id: str
     sha256: str
@@ -217,3 +224,5 @@ class ApiKey(msgspec.Struct, frozen=True):
     created_at: float
     label: str = ""
     limits: KeyLimits = KeyLimits()
+    expires_at: float | None = None
+    replaced: ReplacedSecret | None = None

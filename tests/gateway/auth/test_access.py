@@ -6,7 +6,7 @@ import pytest
 
 from gpufn_core.errors import Conflict, Forbidden, InvalidInput, Unauthorized
 from gpufn_core.protocol.records import KeyLimits
-from gpufn_gateway.auth.access import Access, NotProtected, Principal, new_key
+from gpufn_gateway.auth.access import Access, NotProtected, Principal, new_key, rotated
 
 GOOD = b'{"texts":["a"]}'
 URL = "/v1/functions/embed/invoke"
@@ -139,7 +139,7 @@ async def test_a_client_without_a_key_or_beyond_its_limits_is_refused_before_its
 
 
 def test_with_keys_only_the_allowed_hosts_are_served() -> None:
-    access = Access(loopback=True, hosts=("gpu.example.org",))
+    access = Access(loopback=True, now=lambda: 0.0, hosts=("gpu.example.org",))
     key, secret = new_key("", ("admin",), 0.0)
 
     def is_served(host: str) -> bool:
@@ -157,7 +157,7 @@ def test_with_keys_only_the_allowed_hosts_are_served() -> None:
 
 
 def test_beyond_loopback_a_key_is_needed_to_start() -> None:
-    access = Access(loopback=False)
+    access = Access(loopback=False, now=lambda: 0.0)
     with pytest.raises(NotProtected, match=r"0\.0\.0\.0 .*gpufn keys create"):
         access.check_protected("0.0.0.0")
     with pytest.raises(Unauthorized):
@@ -184,7 +184,7 @@ def test_beyond_loopback_a_key_is_needed_to_start() -> None:
 def test_the_last_key_that_may_make_others_stays_unless_none_is_needed(
     loopback: bool, others: list[tuple[str, ...]], said: str | None
 ) -> None:
-    access = Access(loopback=loopback)
+    access = Access(loopback=loopback, now=lambda: 0.0)
     boss, _ = new_key("", ("admin",), 0.0)
     for key in (boss, *(new_key("", scopes, 1.0)[0] for scopes in others)):
         access.put(key)
@@ -205,6 +205,46 @@ async def test_over_http_too_the_last_key_stays_where_the_gateway_listens_on_the
     async with gateway.client(authorization=f"Bearer {secret}") as client:
         answer = await client.delete(f"/v1/keys/{key.id}")
     assert problem(answer) == (409, "conflict")
+
+
+def _is_accepted(access: Access, secret: str) -> bool:
+    try:
+        access.authenticate({b"authorization": f"Bearer {secret}".encode()})
+    except Unauthorized:
+        return False
+    return True
+
+
+def test_a_key_is_refused_once_it_has_expired() -> None:
+    now = [100.0]
+    access = Access(loopback=True, now=lambda: now[0])
+    key, secret = new_key("", ("read",), 100.0, expires_in_s=10.0)
+    access.put(key)
+    accepted = []
+    for now[0] in (109.9, 110.0, 1e9):
+        accepted.append(_is_accepted(access, secret))
+    assert accepted == [True, False, False]
+
+
+def test_a_replaced_secret_is_valid_for_the_overlap_only() -> None:
+    now = [100.0]
+    access = Access(loopback=True, now=lambda: now[0])
+    key, first = new_key("ci", ("read",), 0.0, expires_in_s=1000.0)
+    second_key, second = rotated(key, 100.0, 10.0)
+    access.put(second_key)
+    assert [_is_accepted(access, secret) for secret in (first, second, f"gpufn_{key.id}_wrong")] == [True, True, False]
+    now[0] = 110.0
+    assert [_is_accepted(access, secret) for secret in (first, second)] == [False, True]
+    third_key, third = rotated(second_key, 110.0, 0.0)
+    access.put(third_key)
+    assert [_is_accepted(access, secret) for secret in (first, second, third)] == [False, False, True]
+    assert (third_key.id, third_key.label, third_key.scopes, third_key.expires_at) == (key.id, "ci", ("read",), 1000.0)
+
+
+def test_an_admin_key_that_expires_does_not_count_as_the_one_that_remains() -> None:
+    access = Access(loopback=True, now=lambda: 0.0)
+    with pytest.raises(Conflict):
+        access.check_remaining_keys([new_key("", ("admin",), 0.0, expires_in_s=1e9)[0]])
 
 
 def test_the_secret_is_not_stored() -> None:

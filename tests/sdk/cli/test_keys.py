@@ -51,6 +51,20 @@ def test_a_key_is_made_with_limits_and_they_are_listed(gateway: StubGateway) -> 
         assert command("keys", "create", *wrong).exit_code == 2
 
 
+def test_a_key_expires_and_its_secret_is_replaced(gateway: StubGateway) -> None:
+    gateway.on("POST /v1/keys", {"id": "k1", "key": "s3cret", "scopes": ["read"]}, status=201)
+    assert command("keys", "create", "ci", "--scope", "read", "--expires", "30d").exit_code == 0
+    assert gateway.requests[-1].json["expires_in_s"] == 30 * 86_400
+    gateway.on("POST /v1/keys/k1/rotate", {"id": "k1", "key": "n3w", "scopes": ["read"]})
+    assert command("keys", "rotate", "k1", "--overlap", "24h").stdout == "n3w\n"
+    assert gateway.requests[-1].json == {"overlap_s": 86_400.0}
+    expired = {"id": "k1", "scopes": ["read"], "created_at": 1.0, "expires_at": 2.0}
+    gateway.on("GET /v1/keys", {"keys": [expired, {"id": "k2", "scopes": ["read"], "created_at": 1.0}]})
+    assert [line.split()[-1] for line in command("keys", "ls").stdout.splitlines()] == ["EXPIRES", "expired", "-"]
+    for wrong in ("30", "soon", "-1d", "1.5h"):
+        assert command("keys", "create", f"--expires={wrong}").exit_code == 2
+
+
 def test_the_limits_of_a_key_are_changed(gateway: StubGateway) -> None:
     gateway.on("PUT /v1/keys/k1/limits", {"id": "k1", "scopes": ["hi"], "limits": {"rate": 0.5, "burst": 2}})
     assert command("keys", "limit", "k1", "--rate", "30/min").stdout == "key k1: 30/min (burst 2)\n"

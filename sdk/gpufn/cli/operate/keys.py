@@ -1,9 +1,10 @@
-"""`gpufn keys create`, `limit`, `ls`, `rm`, `reset`, `webhook-secret`."""
+"""`gpufn keys create`, `rotate`, `limit`, `ls`, `rm`, `reset`, `webhook-secret`."""
 
 from __future__ import annotations
 
 import os
 import re
+import time
 from typing import Any
 
 import click
@@ -19,17 +20,19 @@ from gpufn.cli.terminal.command import (
     options_together,
     yes_option,
 )
-from gpufn.cli.terminal.output import ago, confirm, print_json, print_table, say, say_or_json
+from gpufn.cli.terminal.output import ago, confirm, duration, print_json, print_table, say, say_or_json
 from gpufn_core.protocol.records import KeyLimits
 
 _RATE = re.compile(r"(?P<calls>\d+(?:\.\d+)?)/(?P<per>s|min|h)")
 _DAILY_SECONDS = FloatRange(0.001, 1e9)  # excludes NaN and infinity, which JSON encodes as null (no limit)
 _SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0}
+_DURATION_UNITS = {**_SECONDS, "d": 86_400.0}
 _RESET_MODULE = "gpufn_local.key_reset"  # part of the platform, which may not be installed on a client
 
-app = Group("keys", help="Create, limit, list and delete API keys.")
+app = Group("keys", help="Create, rotate, limit, list and delete API keys.")
 
 _id_argument = click.argument("id", cls=Argument, help="Id of the key.")
+_DURATION = re.compile(r"(?P<count>\d+)(?P<unit>s|min|h|d)")
 _limit_options = options_together(
     click.option("--rate", help="Maximum rate of calls, such as 50/s, 600/min or 1000/h."),
     click.option(
@@ -51,16 +54,21 @@ _limit_options = options_together(
     multiple=True,
     help="Scope: invoke:FUNCTION, invoke:*, hi, pickle, deploy, read or admin. Repeatable. Default: admin.",
 )
+@click.option("--expires", help="Time until the gateway rejects the key, such as 30d, 12h or 90min. Default: never.")
 @_limit_options
 @json_option
-def create(*, label: str, scope: tuple[str, ...], rate: str | None, json: bool, **limits: Any) -> None:
+def create(
+    *, label: str, scope: tuple[str, ...], expires: str | None, rate: str | None, json: bool, **limits: Any
+) -> None:
     """Create a key and print it once. Without --scope the key has every permission.
 
     While any key exists, every request needs one, from this machine too: set GPUFN_API_KEY. After the last key is
     deleted, requests need no key. If you lost all keys, `gpufn keys reset` deletes them.
     """
     with connect() as client:
-        key = client.create_key(label, list(scope) or ["admin"], rate=per_second(rate), **limits)
+        key = client.create_key(
+            label, list(scope) or ["admin"], rate=per_second(rate), expires_in_s=_seconds_of(expires), **limits
+        )
     if json:
         print_json(key)
     else:
@@ -71,6 +79,22 @@ def create(*, label: str, scope: tuple[str, ...], rate: str | None, json: bool, 
         say("this is the first key: from now on every request needs a key, from this machine too", err=True)
         say("  to use it: export GPUFN_API_KEY=...", err=True)
         say(f"  to undo this, with the key set: gpufn keys rm {key.id}", err=True)
+
+
+@app.command()
+@_id_argument
+@click.option("--overlap", help="Time for which the old secret stays valid, such as 24h. Default: none.")
+@json_option
+def rotate(*, id: str, overlap: str | None, json: bool) -> None:  # noqa: A002
+    """Replace the secret of a key and print the new one once. Scopes, limits and usage of the key stay."""
+    with connect() as client:
+        key = client.rotate_key(id, overlap_s=_seconds_of(overlap) or 0.0)
+    if json:
+        print_json(key)
+    else:
+        until = "is no longer valid" if overlap is None else f"stays valid for {overlap}"
+        say(f"key {key.id}: the old secret {until}; store the new one, it is not shown again:", err=True)
+        say(key.key or "")
 
 
 @app.command()
@@ -93,9 +117,32 @@ def list_keys(json: bool) -> None:
     if json:
         print_json(keys)
         return
-    rows = [(key.id, key.label, ", ".join(key.scopes), _limits(key.limits), ago(key.created_at)) for key in keys]
-    titles = ("id", "label", "scopes", "limits", "created")
+    rows = [
+        (key.id, key.label, ", ".join(key.scopes), _limits(key.limits), ago(key.created_at), _expiry(key.expires_at))
+        for key in keys
+    ]
+    titles = ("id", "label", "scopes", "limits", "created", "expires")
     print_table(titles, rows, empty="no keys: the gateway serves this machine only")
+
+
+def _expiry(expires_at: float | None) -> str:
+    if expires_at is None:
+        return "-"
+    remaining_s = expires_at - time.time()
+    return f"in {duration(remaining_s)}" if remaining_s > 0 else "expired"
+
+
+def _seconds_of(text: str | None) -> float | None:
+    """
+    >>> _seconds_of("30d"), _seconds_of("90min"), _seconds_of(None)
+    (2592000.0, 5400.0, None)
+    """
+    if text is None:
+        return None
+    match = _DURATION.fullmatch(text.strip())
+    if match is None:
+        raise click.BadParameter(f"{text!r} is not a duration: write for example 30d, 12h or 90min")
+    return int(match["count"]) * _DURATION_UNITS[match["unit"]]
 
 
 def per_second(rate: str | None) -> float | None:
