@@ -18,6 +18,7 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Match, Route, Router
 
 from gpufn_core.errors import GatewayUnavailable, GpufnError
+from gpufn_core.spec import names
 from gpufn_gateway import problems
 from gpufn_gateway.auth.access import METHODS, OPEN_PATHS, Access
 from gpufn_gateway.http import request_id
@@ -66,7 +67,7 @@ class App:
                 raise RouteError(431, f"A request may have at most {MAX_HEADERS} headers.")
             if path.startswith(_FUNCTIONS) and (handler := self._calls.get(path[-_VERB_LENGTH:])) is not None:
                 name = path[len(_FUNCTIONS) : -_VERB_LENGTH]
-                if name and "/" not in name:
+                if name and ("/" not in name or names.IN_PATH.fullmatch(name)):
                     if scope["method"] != "POST":
                         raise _not_allowed(scope, {"POST"})
                     await handler(name, scope, receive, send)

@@ -31,7 +31,8 @@ from gpufn_core.encoding.raised_types import classes_of
 from gpufn_core.encoding.record_classes import RecordClasses
 from gpufn_core.errors import ErrorInfo, FunctionNotFound, FunctionRaised, GpufnError, InvalidInput, InvocationNotFound
 from gpufn_core.ids import new_invocation_id
-from gpufn_core.spec.function_spec import CallKind, Retry, function_name
+from gpufn_core.spec.function_spec import CallKind, Retry
+from gpufn_core.spec.names import function_name
 
 T = TypeVar("T")
 

@@ -4,6 +4,7 @@
     ├─ RequestError            the caller can fix it
     │  ├─ InvalidSpec          InvalidInput         InvalidBundle
     │  ├─ FunctionNotFound     RevisionNotFound     InvocationNotFound   BuildNotFound   MapNotFound
+    │  ├─ AmbiguousFunction
     │  ├─ PayloadTooLarge      UnsupportedMediaType Conflict
     │  ├─ IdempotencyMismatch  DeadlinePassed       DeadLetterNotFound
     │  ├─ Unauthorized         Forbidden            InvalidSignature     ScheduleNotFound
@@ -116,6 +117,10 @@ class InvalidBundle(RequestError, code="invalid_bundle"):
 
 class FunctionNotFound(RequestError, code="function_not_found"):
     """There is no function of this name."""
+
+
+class AmbiguousFunction(RequestError, code="function_ambiguous"):
+    """Several functions have this name: write the environment and the app, as in `prod/search/predict`."""
 
 
 class RevisionNotFound(RequestError, code="revision_not_found"):

@@ -147,9 +147,9 @@ class Whole:
                 bodies=bodies,
                 bundle_bodies=bodies,
             ).routes(),
-            *InvocationRoutes(submissions).routes(),
-            *MapRoutes(Maps(bus, calls, call_bodies, addresses)).routes(),
-            *DeadLetterRoutes(DeadLetters(bus, calls)).routes(),
+            *InvocationRoutes(submissions, self.registry).routes(),
+            *MapRoutes(Maps(bus, calls, call_bodies, addresses), self.registry).routes(),
+            *DeadLetterRoutes(DeadLetters(bus, calls), self.registry).routes(),
             *SecretRoutes(
                 Secrets(buckets.secrets, master_key or MasterKey(KEY, ""), self.registry, self.deploys, clock), bodies
             ).routes(),

@@ -21,7 +21,7 @@ from gpufn_core.errors import Conflict, Forbidden, GpufnError, InvalidInput, Una
 from gpufn_core.ids import new_ulid
 from gpufn_core.protocol import subjects
 from gpufn_core.protocol.records import ApiKey, KeyLimits, ReplacedSecret
-from gpufn_core.protocol.subjects import is_function_name
+from gpufn_core.spec.names import is_function_name
 from gpufn_gateway.auth.quotas import check as check_limits
 from gpufn_gateway.http import host_field
 from gpufn_gateway.openapi.request_bodies import MAX_LABEL_LENGTH
@@ -48,6 +48,7 @@ class Principal(msgspec.Struct, frozen=True):
     id: str
     scopes: frozenset[str]
     limits: KeyLimits | None = None
+    sees_all: bool = False  # whether `may_see` is true for every function
 
     @property
     def owner(self) -> str:
@@ -63,6 +64,10 @@ class Principal(msgspec.Struct, frozen=True):
         scopes = self.scopes
         return ADMIN in scopes or INVOKE_ALL in scopes or f"invoke:{function}" in scopes
 
+    def may_see(self, function: str) -> bool:
+        """Whether the function exists for this principal."""
+        return self.sees_all or self.may_invoke(function)
+
     def require(self, scope: str) -> None:
         if not self.has_scope(scope):
             raise Forbidden(f"This request needs an API key with the scope {scope!r}.")
@@ -72,7 +77,7 @@ class Principal(msgspec.Struct, frozen=True):
             raise Forbidden(f"This request needs an API key with the scope 'invoke:{function}'.")
 
 
-LOCAL: Final = Principal("", frozenset({ADMIN}))
+LOCAL: Final = Principal("", frozenset({ADMIN}), sees_all=True)
 
 
 class Access:
@@ -98,7 +103,9 @@ class Access:
     def put(self, key: ApiKey) -> None:
         self._keys[key.id] = key
         limits = None if key.limits == _NO_LIMITS else key.limits
-        self._principals[key.id] = Principal(key.id, frozenset(key.scopes), limits)
+        scopes = frozenset(key.scopes)
+        sees_all = not scopes.isdisjoint((ADMIN, DEPLOY, READ, INVOKE_ALL))
+        self._principals[key.id] = Principal(key.id, scopes, limits, sees_all)
 
     def remove(self, key_id: str) -> None:
         self._keys.pop(key_id, None)

@@ -10,7 +10,7 @@ from gpufn_core.domain.engine import EngineManifest
 from gpufn_core.domain.revision import Revision
 from gpufn_core.errors import Conflict, FunctionNotFound
 from gpufn_core.protocol import subjects
-from gpufn_core.spec.function_spec import Packaging, function_name
+from gpufn_core.spec.function_spec import Packaging
 from gpufn_core.spec.model_spec import ModelSpec
 from gpufn_gateway.buckets import Buckets, decode_build, decode_function, decode_manifest, decode_revision, records
 from gpufn_gateway.functions.registry import Registry
@@ -80,9 +80,10 @@ class Engines:
         return views
 
     def model(self, name: str) -> dict[str, Any]:
-        """Return a model by its name, in either spelling of its function. Raises FunctionNotFound."""
+        """Return a model by its name: the name of its function, in full or short, and its parameter. Raises
+        FunctionNotFound, AmbiguousFunction."""
         base, dot, parameter = name.partition(".")
-        wanted = f"{function_name(base)}{dot}{parameter}"
+        wanted = f"{self._registry.find(base)}{dot}{parameter}"
         for view in self.models():
             if view["name"] == wanted:
                 return view

@@ -167,7 +167,7 @@ class Calls:
         and 6 for another protocol. `query` has the arguments beside a raw body.
         """
         principal = self.access.authenticate(headers)
-        target = self.registry.resolve(name)
+        target = self.registry.resolve(name, principal)
         principal.require_invoke(target.name)
         try:
             self.quotas.admit(principal)

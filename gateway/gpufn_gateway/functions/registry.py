@@ -14,14 +14,15 @@ import msgspec
 
 from gpufn_core.domain.engine import EngineManifest
 from gpufn_core.domain.revision import Function, Revision, RevisionState
-from gpufn_core.errors import FunctionNotFound, PlatformError, RevisionNotFound
+from gpufn_core.errors import FunctionNotFound, GpufnError, InvalidInput, PlatformError, RevisionNotFound
 from gpufn_core.protocol import subjects
 from gpufn_core.protocol.report_parts import Statuses
 from gpufn_core.protocol.reports import ControllerReport, FunctionStatus, NodeReport, RunnerReport
-from gpufn_core.spec.function_spec import MethodSpec, function_name
+from gpufn_core.spec.function_spec import MethodSpec
 from gpufn_core.spec.model_spec import ModelSpec
+from gpufn_core.spec.names import Names, function_name, is_function_name, shown
 from gpufn_gateway.arguments.signature import Signature
-from gpufn_gateway.auth.access import Access
+from gpufn_gateway.auth.access import LOCAL, Access, Principal
 from gpufn_gateway.buckets import Buckets, decode_function, decode_key, decode_manifest, decode_revision
 from gpufn_gateway.nodes.device_reports import DeviceReports
 from gpufn_gateway.nodes.latest_reports import LatestReports
@@ -69,6 +70,7 @@ class Registry:
         self._clock = clock
         self._access = access
         self.functions: dict[str, Function] = {}
+        self._names = Names()
         self._pointed_at: dict[str, float] = {}  # function -> time of its last change, by our monotonic clock
         self.revisions: dict[str, dict[int, Revision]] = {}
         self.manifests: dict[str, EngineManifest] = {}  # by EngineKey
@@ -83,7 +85,8 @@ class Registry:
         self.loaded = False
         self._fence = Fence()
         self._controller_reported_at: float | None = None
-        self._targets: dict[str, Target] = {}
+        self._targets: dict[str, Target] = {}  # by the name as written, for principals that see every function
+        self._visible_targets: dict[tuple[frozenset[str], str], Target] = {}  # by scopes and name, for the others
         self._signatures: dict[tuple[str, int, str], Signature] = {}
         self._watches: list[Watch] = []
 
@@ -110,14 +113,16 @@ class Registry:
         if entry is None:
             self._pointed_at.pop(key, None)
             if self.functions.pop(key, None) is not None:
-                self._targets.clear()
+                self._names.discard(key)
+                self._forget_targets()
                 self.statuses.pop(key)
                 for callback in self.on_deleted:
                     callback(key)
         else:
             self.functions[key] = decode_function(entry.value)
+            self._names.add(key)
             self._pointed_at[key] = self._clock.monotonic()
-            self._targets.clear()
+            self._forget_targets()
 
     def on_revision(self, key: str, entry: Entry | None) -> None:
         name, _, number = key.rpartition(".")
@@ -126,7 +131,7 @@ class Registry:
             self._signatures = {key: each for key, each in self._signatures.items() if key[:2] != (name, int(number))}
         else:
             self.revisions.setdefault(name, {})[int(number)] = decode_revision(entry.value)
-        self._targets.clear()
+        self._forget_targets()
 
     def on_engine(self, key: str, entry: Entry | None) -> None:
         if entry is None:
@@ -159,22 +164,69 @@ class Registry:
 
     # --- queries -----------------------------------------------------------------------------------------------------
 
-    def resolve(self, name: str) -> Target:
-        """Return the target of a call to `name`: either spelling, `fn.method` for a class. Raises FunctionNotFound."""
-        target = self._targets.get(name)
+    def resolve(self, name: str, principal: Principal = LOCAL) -> Target:
+        """Return the target of a principal's call to `name`: full or short, in either spelling, `fn.method` for a
+        class. Raises FunctionNotFound, AmbiguousFunction."""
+        sees_all, scopes = principal.sees_all, principal.scopes
+        target = self._targets.get(name) if sees_all else self._visible_targets.get((scopes, name))
         if target is None:
-            target = self._find(name)
-            if len(self._targets) >= _MAX_SPELLINGS:
-                self._targets.clear()
-            self._targets[name] = target
+            base, _, method = name.partition(".")
+            target = self.target(self.find(base, principal), method)
+            if len(self._targets) + len(self._visible_targets) >= _MAX_SPELLINGS:
+                self._forget_targets()
+            if sees_all:
+                self._targets[name] = target
+            else:
+                self._visible_targets[scopes, name] = target
         return target
 
+    def find(self, name: str, principal: Principal = LOCAL) -> str:
+        """Return the full name of the function that a principal means by `name`. Raises FunctionNotFound,
+        AmbiguousFunction."""
+        return self._names.find(name, may_see=principal.may_see)
+
+    def find_or_deleted(self, name: str, principal: Principal = LOCAL) -> str:
+        """Like `find`, but a name without a function is taken as the full name of a deleted one. Raises InvalidInput,
+        AmbiguousFunction."""
+        try:
+            return self.find(name, principal)
+        except FunctionNotFound:
+            full = function_name(name)
+            if not is_function_name(full):
+                raise InvalidInput(f"{shown(name)} is not a valid function name", field="function") from None
+            return full
+
+    def is_known(self, name: str) -> bool:
+        """Return whether `name` can mean a function."""
+        try:
+            self.find(name)
+        except GpufnError as error:
+            return not isinstance(error, FunctionNotFound)
+        return True
+
     def function(self, name: str) -> Function:
-        """Return a Function by either spelling, without a method. Raises FunctionNotFound."""
-        function = self.functions.get(function_name(name))
+        """Return a Function by its full name. Raises FunctionNotFound."""
+        function = self.functions.get(name)
         if function is None:
-            raise FunctionNotFound(f"There is no function {_shown(name)}.")
+            raise FunctionNotFound(f"There is no function {shown(name)}.")
         return function
+
+    def target(self, name: str, method_name: str) -> Target:
+        """Return the target of a call to a function by its full name. Raises FunctionNotFound."""
+        function = self.function(name)
+        revision = self.serving(function)
+        spec = revision.spec
+        method = spec.method(method_name)
+        if method is None:
+            names = [f"{function.name}.{each.name}" for each in spec.methods if each.name]
+            callable_as = " or ".join(names) or function.name
+            wrong = f"{name}.{method_name}" if method_name else name
+            raise FunctionNotFound(f"{shown(wrong)} cannot be called; call {callable_as}.")
+        key = (function.name, revision.number, method.name)
+        signature = self._signatures.get(key)
+        if signature is None:
+            signature = self._signatures[key] = Signature.of(method)
+        return Target(function, revision, method, signature)
 
     def serving(self, function: Function) -> Revision:
         """Return the serving revision. Raises PlatformError if it may still arrive, RevisionNotFound if it is lost."""
@@ -187,10 +239,11 @@ class Registry:
         raise RevisionNotFound(f"The record of {label} is lost: deploy {name} again.")
 
     def revision(self, name: str, number: int) -> Revision:
-        """Return a revision by either spelling. It exists before its Function does. Raises RevisionNotFound."""
-        revision = self.revisions.get(function_name(name), {}).get(number)
+        """Return a revision of a function by its full name. It exists before its Function does. Raises
+        RevisionNotFound."""
+        revision = self.revisions.get(name, {}).get(number)
         if revision is None:
-            raise RevisionNotFound(f"{_shown(name)} has no revision {number}.")
+            raise RevisionNotFound(f"{shown(name)} has no revision {number}.")
         return revision
 
     def is_being_built(self, name: str) -> bool:
@@ -239,27 +292,10 @@ class Registry:
             return "no runner has reported: is one running?"
         return None
 
-    def _find(self, name: str) -> Target:
-        base, _, method_name = name.partition(".")
-        function = self.function(base)
-        revision = self.serving(function)
-        spec = revision.spec
-        method = spec.method(method_name)
-        if method is None:
-            names = [f"{function.name}.{each.name}" for each in spec.methods if each.name]
-            callable_as = " or ".join(names) or function.name
-            raise FunctionNotFound(f"{_shown(name)} cannot be called; call {callable_as}.")
-        key = (function.name, revision.number, method.name)
-        signature = self._signatures.get(key)
-        if signature is None:
-            signature = self._signatures[key] = Signature.of(method)
-        return Target(function, revision, method, signature)
+    def _forget_targets(self) -> None:
+        self._targets.clear()
+        self._visible_targets.clear()
 
 
 def is_usable(revision: Revision) -> bool:
     return revision.state is RevisionState.READY
-
-
-def _shown(name: str) -> str:
-    """Return a name from a URL, shortened for a message."""
-    return repr(name if len(name) <= 80 else f"{name[:80]}...")

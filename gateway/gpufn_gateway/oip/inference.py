@@ -16,7 +16,8 @@ import msgspec
 
 from gpufn_core.encoding import media
 from gpufn_core.errors import CapacityError, FunctionNotFound, GpufnError, InvalidInput, RevisionNotFound
-from gpufn_core.spec.function_spec import Packaging, function_name
+from gpufn_core.spec import names
+from gpufn_core.spec.function_spec import Packaging
 from gpufn_gateway.calls.admission import too_large
 from gpufn_gateway.calls.call_bodies import CallBodies
 from gpufn_gateway.calls.prepare import Arguments, Calls
@@ -65,11 +66,13 @@ def parse_inference_path(path: str) -> tuple[str, str] | None:
 
     >>> parse_inference_path("/v2/models/resnet/infer"), parse_inference_path("/v2/models/resnet/versions/3/infer")
     (('resnet', ''), ('resnet', '3'))
+    >>> parse_inference_path("/v2/models/prod/search/resnet/infer")
+    ('prod/search/resnet', '')
     """
     if not (path.startswith(_MODELS) and path.endswith(_INFER)):
         return None
     name, _, version = path[len(_MODELS) : -len(_INFER)].partition(_VERSIONS)
-    return None if not name or "/" in name or "/" in version else (name, version)
+    return None if not names.IN_PATH.fullmatch(name) or "/" in version else (name, version)
 
 
 def check_is_model(target: Target, version: str) -> None:
@@ -82,9 +85,9 @@ def check_is_model(target: Target, version: str) -> None:
 
 def model_not_found(registry: Registry, name: str) -> GpufnError:
     """Return the error for a model name without a function."""
-    if registry.is_being_built(function_name(name)):
-        return ModelNotReady(f"The model {name[:80]!r} is being built.")
-    return FunctionNotFound(f"There is no model {name[:80]!r}.")
+    if registry.is_being_built(names.function_name(name)):
+        return ModelNotReady(f"The model {names.shown(name)} is being built.")
+    return FunctionNotFound(f"There is no model {names.shown(name)}.")
 
 
 class Inference:
@@ -100,7 +103,7 @@ class Inference:
         try:
             call = await self._calls.prepare(name, headers, receive, read=read)
         except FunctionNotFound as error:
-            if function_name(name) in self._calls.registry.functions:
+            if self._calls.registry.is_known(name):
                 raise
             raise model_not_found(self._calls.registry, name) from error
         await self._invoke.respond(call, receive, send, OIP_FORMAT)

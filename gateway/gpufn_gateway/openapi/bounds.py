@@ -12,9 +12,8 @@ from typing import Any, Final
 
 from gpufn_core import ids
 from gpufn_core.encoding import urls
-from gpufn_core.protocol import subjects
 from gpufn_core.protocol.limits import LARGEST_INTEGER
-from gpufn_core.spec import function_spec, image_spec, model_spec, resources
+from gpufn_core.spec import function_spec, image_spec, model_spec, names, resources
 from gpufn_core.spec.units import MIN_PROCESS_BYTES, Bounds
 from gpufn_gateway.auth import access, quotas
 from gpufn_gateway.openapi import request_bodies, request_bounds
@@ -50,8 +49,8 @@ def _when(condition: Schema, then: Schema, else_: Schema | None = None) -> Schem
 
 
 DIGEST: Final = _text(ids.DIGEST)
-FUNCTION: Final = _text(function_spec.SPELLED_NAME)
-FUNCTION_OR_METHOD: Final = _text(re.compile(rf"{function_spec.SPELLED_NAME.pattern}(?:\.[^/]*)?"))
+FUNCTION: Final = _text(names.SPELLED_NAME)
+FUNCTION_OR_METHOD: Final = _text(re.compile(rf"{names.SPELLED_NAME.pattern}(?:\.[^/]*)?"))
 _RESERVED_ENV: Final = "|".join(map(re.escape, function_spec.RESERVED_ENV))
 _ENV_NAME: Final = f"^(?!{_RESERVED_ENV})(?:{function_spec.ENV_NAME.pattern})$"
 SECRET: Final[Schema] = {
@@ -76,7 +75,9 @@ _SIZES: Final[Schema] = {"items": {"type": "integer", "minimum": 0, "maximum": m
 _CRON: Final[Schema] = {"pattern": r"^\s*\S+(\s+\S+){4}\s*$"}
 _CALLS_OF_A_KEY: Final[Schema] = {"minimum": 1, "maximum": quotas.MAX_CALLS}
 _SECONDS_OF_A_KEY: Final[Schema] = {"exclusiveMinimum": 0, "maximum": quotas.MAX_SECONDS}
-_SCOPES: Final = "|".join([*map(re.escape, access.SCOPES), f"invoke:{subjects.FUNCTION_NAME.pattern}"])
+_RESERVED: Final = "|".join(sorted(names.RESERVED_NAMES))
+_RESERVED_NAME: Final = rf"^(?:{_RESERVED})/|(?:^|/)(?:{_RESERVED})$"
+_SCOPES: Final = "|".join([*map(re.escape, access.SCOPES), f"invoke:{names.FULL_NAME.pattern}"])
 
 _NUMBERS: Final = (
     function_spec.Batch,
@@ -111,7 +112,7 @@ _FIELDS: Final[Mapping[str, Mapping[str, Schema]]] = {
         "gpu_s": _SECONDS_OF_A_KEY,
     },
     "FunctionSpec": {
-        "name": {**_text(subjects.FUNCTION_NAME), "not": {"enum": sorted(function_spec.RESERVED_NAMES)}},
+        "name": {**_text(names.FULL_NAME), "not": {"pattern": _RESERVED_NAME}},
         "methods": _SOME,
         "webhook": WEBHOOK,
         "env": {

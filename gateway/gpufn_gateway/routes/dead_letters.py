@@ -8,25 +8,26 @@ from starlette.routing import Route
 
 from gpufn_core.protocol.limits import DEAD_LETTERS_AT_ONCE
 from gpufn_gateway.auth.access import DEPLOY, READ
+from gpufn_gateway.functions.registry import Registry
 from gpufn_gateway.http import negotiation
 from gpufn_gateway.http.responses import USER_CONTENT
-from gpufn_gateway.routes.invocations import check_function_name
 from gpufn_gateway.routes.requests import call_id_in, json_response, number, principal_of, route
 from gpufn_gateway.submitted import call_views
 from gpufn_gateway.submitted.dead_letters import DeadLetters
 
 
 class DeadLetterRoutes:
-    def __init__(self, letters: DeadLetters) -> None:
+    def __init__(self, letters: DeadLetters, registry: Registry) -> None:
         self._letters = letters
+        self._registry = registry
 
     def routes(self) -> list[Route]:
-        one = "/v1/dlq/{fn}/{id}"
+        one = "/v1/dlq/{fn:name}/{id}"
         return [
             route("GET", "/v1/dlq", self.all),
-            route("GET", "/v1/dlq/{fn}", self.of_function),
-            route("DELETE", "/v1/dlq/{fn}", self.drop_all, DEPLOY),
-            route("POST", "/v1/dlq/{fn}/replay", self.replay_all),
+            route("GET", "/v1/dlq/{fn:name}", self.of_function),
+            route("DELETE", "/v1/dlq/{fn:name}", self.drop_all, DEPLOY),
+            route("POST", "/v1/dlq/{fn:name}/replay", self.replay_all),
             route("GET", one, self.show, READ),
             route("DELETE", one, self.drop, DEPLOY),
             route("GET", f"{one}/payload", self.payload),
@@ -37,7 +38,7 @@ class DeadLetterRoutes:
         return await self._list(request, "*")
 
     async def of_function(self, request: Request) -> Response:
-        return await self._list(request, _name(request))
+        return await self._list(request, self._name(request))
 
     async def _list(self, request: Request, function: str) -> Response:
         principal_of(request).require(READ)
@@ -45,12 +46,12 @@ class DeadLetterRoutes:
         return json_response({"letters": await self._letters.recent(function, limit)})
 
     async def show(self, request: Request) -> Response:
-        letter, _ = await self._letters.read(_name(request), call_id_in(request))
+        letter, _ = await self._letters.read(self._name(request), call_id_in(request))
         return json_response(call_views.letter(letter))
 
     async def payload(self, request: Request) -> Response:
-        principal_of(request).require_invoke(_name(request))
-        letter, payload = await self._letters.read(_name(request), call_id_in(request))
+        principal_of(request).require_invoke(self._name(request))
+        letter, payload = await self._letters.read(self._name(request), call_id_in(request))
         headers = {name.decode(): value.decode() for name, value in USER_CONTENT}
         if letter.reference is not None:
             headers["content-length"] = str(letter.size)
@@ -60,23 +61,23 @@ class DeadLetterRoutes:
 
     async def replay(self, request: Request) -> Response:
         principal = principal_of(request)
-        principal.require_invoke(_name(request))
-        record = await self._letters.replay(_name(request), call_id_in(request), principal)
+        principal.require_invoke(self._name(request))
+        record = await self._letters.replay(self._name(request), call_id_in(request), principal)
         links = call_views.links(record.id)
         return json_response({"id": record.id, "state": record.state, "links": links}, 202, {"Location": links["self"]})
 
     async def replay_all(self, request: Request) -> Response:
         principal = principal_of(request)
-        principal.require_invoke(_name(request))
-        return json_response({"replayed": await self._letters.replay_all(_name(request), principal)}, 202)
+        principal.require_invoke(self._name(request))
+        return json_response({"replayed": await self._letters.replay_all(self._name(request), principal)}, 202)
 
     async def drop(self, request: Request) -> Response:
-        await self._letters.drop(_name(request), call_id_in(request))
+        await self._letters.drop(self._name(request), call_id_in(request))
         return Response(status_code=204)
 
     async def drop_all(self, request: Request) -> Response:
-        return json_response({"dropped": await self._letters.drop_all(_name(request))})
+        return json_response({"dropped": await self._letters.drop_all(self._name(request))})
 
-
-def _name(request: Request) -> str:
-    return check_function_name(request.path_params["fn"])
+    def _name(self, request: Request) -> str:
+        """Return the full name of the function, which may have been deleted."""
+        return self._registry.find_or_deleted(request.path_params["fn"], principal_of(request))

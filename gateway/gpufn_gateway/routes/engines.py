@@ -23,7 +23,7 @@ class EngineRoutes:
             route("GET", "/v1/engines", self.index, READ),
             route("POST", "/v1/engines/gc", self.collect, DEPLOY),
             route("GET", "/v1/models", self.models, READ),
-            route("GET", "/v1/models/{model}", self.model, READ),
+            route("GET", "/v1/models/{model:name}", self.model, READ),
         ]
 
     async def index(self, request: Request) -> Response:

@@ -17,7 +17,7 @@ from gpufn_core.errors import BusUnavailable, InvalidInput, InvalidSpec, Unsuppo
 from gpufn_core.protocol import subjects
 from gpufn_core.protocol.messages import LogLine
 from gpufn_core.protocol.reports import FunctionStatus, WorkerCounts
-from gpufn_core.spec.function_spec import FunctionSpec, function_name, spec_from_json
+from gpufn_core.spec.function_spec import FunctionSpec, spec_from_json
 from gpufn_core.spec.priority import Priority
 from gpufn_gateway.arguments.signature import MAX_DEPTH, depth_of
 from gpufn_gateway.auth.access import DEPLOY, HI, READ
@@ -62,7 +62,7 @@ class FunctionRoutes:
     bundle_bodies: BodyReader
 
     def routes(self) -> list[Route]:
-        one = "/v1/functions/{fn}"
+        one = "/v1/functions/{fn:name}"
         return [
             route("GET", "/v1/functions", self.index, READ),
             route("POST", "/v1/functions", self.deploy, DEPLOY),
@@ -108,7 +108,7 @@ class FunctionRoutes:
         return json_response(self._view(self._function(request), _wants_env_values(request)))
 
     async def delete(self, request: Request) -> Response:
-        name = function_name(request.path_params["fn"])
+        name = self.registry.find_or_deleted(request.path_params["fn"], principal_of(request))
         await self.deploys.delete(name if self.registry.is_being_built(name) else self._function(request).name)
         return Response(status_code=204)
 
@@ -121,7 +121,8 @@ class FunctionRoutes:
     async def revision(self, request: Request) -> Response:
         """Show a revision, even if its Function does not exist yet."""
         requested = whole_number(request.path_params["number"], 9)
-        revision = self.registry.revision(request.path_params["fn"], -1 if requested is None else requested)
+        name = self.registry.find_or_deleted(request.path_params["fn"], principal_of(request))
+        revision = self.registry.revision(name, -1 if requested is None else requested)
         known = self.builds.known
         function = self.registry.functions.get(revision.function)
         return json_response(
@@ -203,7 +204,8 @@ class FunctionRoutes:
         return json_response({"bundle": digest}, 201)
 
     def _function(self, request: Request) -> Function:
-        return self.registry.function(request.path_params["fn"].partition(".")[0])
+        base = request.path_params["fn"].partition(".")[0]
+        return self.registry.function(self.registry.find(base, principal_of(request)))
 
     def _status(self, function: Function) -> FunctionStatus:
         """Return the controller's status of a function, or an empty one if it has not reported yet."""

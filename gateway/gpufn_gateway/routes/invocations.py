@@ -11,9 +11,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gpufn_core.domain.invocation import InvocationState
 from gpufn_core.errors import InvalidInput
-from gpufn_core.protocol.subjects import is_function_name
-from gpufn_core.spec.function_spec import function_name
 from gpufn_gateway.auth.access import READ
+from gpufn_gateway.functions.registry import Registry
 from gpufn_gateway.http.sse import EVENT_HEADERS, Events
 from gpufn_gateway.openapi.request_bounds import MAX_LISTED
 from gpufn_gateway.routes.requests import (
@@ -31,13 +30,14 @@ from gpufn_gateway.submitted.submit import Submissions
 
 
 class InvocationRoutes:
-    def __init__(self, submissions: Submissions) -> None:
+    def __init__(self, submissions: Submissions, registry: Registry) -> None:
         self._submissions = submissions
+        self._registry = registry
 
     def routes(self) -> list[Route]:
         one = "/v1/invocations/{id}"
         return [
-            route("PUT", "/v1/functions/{fn}/invocations/{id}", self.submit),
+            route("PUT", "/v1/functions/{fn:name}/invocations/{id}", self.submit),
             route("GET", one, self.show),
             route("DELETE", one, self.cancel),
             route("GET", f"{one}/result", self.result),
@@ -83,7 +83,8 @@ class InvocationRoutes:
 
     async def calls(self, request: Request) -> Response:
         name = request.query_params.get("function")
-        return await list_calls(request, self._submissions, "*" if name is None else check_function_name(name))
+        function = "*" if name is None else self._registry.find_or_deleted(name, principal_of(request))
+        return await list_calls(request, self._submissions, function)
 
 
 async def list_calls(request: Request, submissions: Submissions, function: str) -> Response:
@@ -95,11 +96,3 @@ async def list_calls(request: Request, submissions: Submissions, function: str) 
         raise InvalidInput(f"state must be one of {', '.join(InvocationState)}; not {text[:40]!r}", field="state")
     state = None if text is None else InvocationState(text)
     return json_response({"calls": await submissions.recent(function, limit, state, since)})
-
-
-def check_function_name(name: str) -> str:
-    """Return the normalized name of a function, which may have been deleted. Raises InvalidInput."""
-    normalized = function_name(name)
-    if not is_function_name(normalized):
-        raise InvalidInput(f"{name[:80]!r} is not a valid function name", field="function")
-    return normalized

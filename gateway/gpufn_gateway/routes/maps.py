@@ -8,11 +8,11 @@ from starlette.routing import Route
 
 from gpufn_core.errors import InvalidInput
 from gpufn_gateway.auth.access import READ
+from gpufn_gateway.functions.registry import Registry
 from gpufn_gateway.maps import outcomes
 from gpufn_gateway.maps.maps import Maps
 from gpufn_gateway.maps.outcomes import Cursor
 from gpufn_gateway.openapi.request_bounds import MAX_INDEX_DIGITS, MAX_LISTED
-from gpufn_gateway.routes.invocations import check_function_name
 from gpufn_gateway.routes.requests import (
     StreamedResponse,
     call_id_in,
@@ -27,13 +27,14 @@ from gpufn_gateway.routes.requests import (
 
 
 class MapRoutes:
-    def __init__(self, maps: Maps) -> None:
+    def __init__(self, maps: Maps, registry: Registry) -> None:
         self._maps = maps
+        self._registry = registry
 
     def routes(self) -> list[Route]:
         one = "/v1/maps/{id}"
         return [
-            route("PUT", "/v1/functions/{fn}/maps/{id}/items/{first}", self.accept),
+            route("PUT", "/v1/functions/{fn:name}/maps/{id}/items/{first}", self.accept),
             route("GET", "/v1/maps", self.index, READ),
             route("GET", one, self.show),
             route("DELETE", one, self.cancel),
@@ -71,5 +72,6 @@ class MapRoutes:
     async def index(self, request: Request) -> Response:
         name = request.query_params.get("function")
         limit = int(number(request, "limit", 20, 1, MAX_LISTED))
-        maps = await self._maps.recent("*" if name is None else check_function_name(name), limit)
+        function = "*" if name is None else self._registry.find_or_deleted(name, principal_of(request))
+        maps = await self._maps.recent(function, limit)
         return json_response({"maps": maps})

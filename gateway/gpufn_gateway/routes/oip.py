@@ -30,11 +30,11 @@ _UNSUPPORTED = (
     "/v2/systemsharedmemory/{rest:path}",
     "/v2/cudasharedmemory/{rest:path}",
     "/v2/tpusharedmemory/{rest:path}",
-    "/v2/models/{model}/trace/setting",
-    "/v2/models/{model}/generate",
-    "/v2/models/{model}/generate_stream",
-    "/v2/models/{model}/versions/{version}/generate",
-    "/v2/models/{model}/versions/{version}/generate_stream",
+    "/v2/models/{model:name}/trace/setting",
+    "/v2/models/{model:name}/generate",
+    "/v2/models/{model:name}/generate_stream",
+    "/v2/models/{model:name}/versions/{version}/generate",
+    "/v2/models/{model:name}/versions/{version}/generate_stream",
 )
 _EXTENSIONS = ("binary_tensor_data", "model_configuration", "model_repository", "statistics")
 
@@ -54,9 +54,9 @@ class OipRoutes:
             route("GET", "/v2/health/ready", self.ready),
             route("GET", "/v2/models/stats", self.all_statistics),
             route("POST", "/v2/repository/index", self.index),
-            route("POST", "/v2/repository/models/{model}/{change}", self.change),
+            route("POST", "/v2/repository/models/{model:name}/{change}", self.change),
         ]
-        for one in ("/v2/models/{model}", "/v2/models/{model}/versions/{version}"):
+        for one in ("/v2/models/{model:name}", "/v2/models/{model:name}/versions/{version}"):
             routes += [
                 route("GET", one, self.metadata),
                 route("GET", f"{one}/ready", self.model_ready),
@@ -129,7 +129,7 @@ class OipRoutes:
         name = request.path_params["model"]
         principal = principal_of(request)
         try:
-            target = self._registry.resolve(name)
+            target = self._registry.resolve(name, principal)
         except FunctionNotFound as error:
             raise model_not_found(self._registry, name) from error
         if not principal.has_scope(READ):
@@ -150,7 +150,7 @@ class OipRoutes:
                 continue
             revision = self._registry.revisions.get(name, {}).get(self._registry.functions[name].serving)
             if revision is not None and revision.spec.entry.packaging is Packaging.MODEL:
-                yield self._registry.resolve(name)
+                yield self._registry.target(name, "")
 
     def _refusal(self, target: Target) -> GpufnError | None:
         return admission.refusal(target.function, target.revision, self._registry.statuses.get(target.name))

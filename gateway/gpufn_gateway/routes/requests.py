@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TypeVar
 
 import msgspec
+from starlette.convertors import Convertor, register_url_convertor
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -16,6 +17,7 @@ from gpufn_core.encoding import media
 from gpufn_core.encoding.msgspec_errors import describe_json_error, parse_validation_error
 from gpufn_core.errors import InvalidInput
 from gpufn_core.ids import is_digest
+from gpufn_core.spec import names
 from gpufn_gateway.auth.access import Principal
 from gpufn_gateway.http.body_reader import BodyReader
 from gpufn_gateway.http.sse import pump
@@ -23,6 +25,21 @@ from gpufn_gateway.openapi.request_bounds import MAX_WAIT_S
 from gpufn_gateway.problems import Headers, RouteError
 
 T = TypeVar("T", bound=msgspec.Struct)
+
+
+class _NameConvertor(Convertor[str]):
+    """Path parameter with the name of a function, `predict` or `prod/search/predict`, or an id that starts with one."""
+
+    regex = names.IN_PATH.pattern
+
+    def convert(self, value: str) -> str:
+        return value
+
+    def to_string(self, value: str) -> str:
+        return value
+
+
+register_url_convertor("name", _NameConvertor())
 
 
 def route(method: str, path: str, handler: Callable[[Request], Awaitable[ASGIApp]], scope: str = "") -> Route:

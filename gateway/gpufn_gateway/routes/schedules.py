@@ -9,7 +9,6 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from gpufn_core.protocol.records import ScheduleRecord
-from gpufn_core.spec.function_spec import function_name
 from gpufn_core.spec.schedule import next_time
 from gpufn_gateway.auth.access import READ
 from gpufn_gateway.calls.prepare import Calls, check_priority
@@ -29,7 +28,7 @@ class ScheduleRoutes:
         self._clock = calls.clock
 
     def routes(self) -> list[Route]:
-        one = "/v1/schedules/{id}"
+        one = "/v1/schedules/{id:name}"
         return [
             route("GET", "/v1/schedules", self.index, READ),
             route("POST", "/v1/schedules", self.add),
@@ -42,7 +41,7 @@ class ScheduleRoutes:
 
     async def index(self, request: Request) -> Response:
         function = request.query_params.get("function")
-        name = None if function is None else self._registry.function(function).name
+        name = None if function is None else self._registry.find(function, principal_of(request))
         records = [record for record in self._schedules.known.values() if name in (None, record.function)]
         return json_response(
             {"schedules": [self._view(record) for record in sorted(records, key=lambda record: record.id)]}
@@ -51,11 +50,12 @@ class ScheduleRoutes:
     async def add(self, request: Request) -> Response:
         body = await read_json(request, NewSchedule, self._bodies)
         principal = principal_of(request)
-        principal.require_invoke(function_name(body.function.partition(".")[0]))
-        target = self._schedules.target(body.function, body.method)
+        path = f"{body.function}.{body.method}" if body.method else body.function
+        target = self._registry.resolve(path, principal)
+        principal.require_invoke(target.name)
         check_priority(body.priority, target.revision.spec, principal)
         now = self._clock.time()
-        record = await self._schedules.add(body.function, body.schedule(now), now)
+        record = await self._schedules.add(target, body.schedule(now), now)
         return json_response(self._view(record), 201, {"Location": f"/v1/schedules/{record.id}"})
 
     async def show(self, request: Request) -> Response:
@@ -75,7 +75,7 @@ class ScheduleRoutes:
         """Submit one call now. The schedule itself does not change."""
         record = self._authorized_record(request)
         principal, schedule = principal_of(request), record.schedule
-        target = self._schedules.target(record.function, schedule.method)
+        target = self._registry.target(record.function, schedule.method)
         async with self._calls.admitting(principal, target, schedule.priority):
             call = await self._schedules.submit(record, owner=principal.owner)
         links = call_views.links(call.id)

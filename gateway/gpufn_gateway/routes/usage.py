@@ -14,8 +14,7 @@ from gpufn_core.domain.usage import Usage, UsageKey, day_of, days
 from gpufn_core.errors import InvalidInput
 from gpufn_gateway.auth.access import READ
 from gpufn_gateway.functions.registry import Registry
-from gpufn_gateway.routes.invocations import check_function_name
-from gpufn_gateway.routes.requests import json_response, route
+from gpufn_gateway.routes.requests import json_response, principal_of, route
 from gpufn_platform.bus.storage.key_value import KeyValue
 from gpufn_platform.process.clock import Clock
 
@@ -37,7 +36,7 @@ class UsageRoutes:
 
     async def show(self, request: Request) -> Response:
         requested, key = request.query_params.get("function"), request.query_params.get("key")
-        function = None if requested is None else check_function_name(requested)
+        function = None if requested is None else self._registry.find_or_deleted(requested, principal_of(request))
         usage_by_key: dict[UsageKey, Usage] = {}
         for day in self._days(request):
             for entry in await self._records.entries(f"{day}."):

@@ -50,15 +50,10 @@ class Schedules:
             raise ScheduleNotFound(f"There is no schedule {id[:100]!r}.")
         return record
 
-    def target(self, function: str, method: str) -> Target:
-        """Return the target of a schedule; `function` may include the method. Raises FunctionNotFound."""
-        return self._registry.resolve(f"{function}.{method}" if method else function)
-
-    async def add(self, function: str, schedule: Schedule, now: float | None = None) -> ScheduleRecord:
-        """Add a schedule whose runs begin after `now`, by default the time of this call. Raises FunctionNotFound;
-        InvalidInput if its arguments do not fit or its time has passed; CapacityError."""
+    async def add(self, target: Target, schedule: Schedule, now: float | None = None) -> ScheduleRecord:
+        """Add a schedule whose runs begin after `now`, by default the time of this call. Raises InvalidInput if its
+        arguments do not fit or its time has passed; CapacityError."""
         now = self._clock.time() if now is None else now
-        target = self.target(function, schedule.method)
         schedule = msgspec.structs.replace(schedule, method=target.method.name)
         target.signature.check(msgspec.json.encode(schedule.arguments))
         if next_time(schedule, now) is None:
@@ -131,7 +126,7 @@ class Schedules:
         """Submit the call for the time `at`: always the same invocation, however often it is submitted. Without `at`,
         submit a new one. `owner` is the id of the API key that requests it, if any."""
         schedule = record.schedule
-        target = self.target(record.function, schedule.method)
+        target = self._registry.target(record.function, schedule.method)
         now = self._clock.time()
         invocation = new_invocation_id()
         if at is not None:

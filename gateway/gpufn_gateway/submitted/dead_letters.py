@@ -57,7 +57,7 @@ class DeadLetters:
         key if `is_counted`. Raises Forbidden, KeyLimitExceeded, QueueFull.
         """
         letter, payload = await self.read(function, invocation)
-        target = self._registry.resolve(f"{function}.{letter.method}" if letter.method else function)
+        target = self._registry.target(function, letter.method)
         if letter.content_type == media.PICKLED:
             check_pickles(target, principal)
         new_id = invocation_id_for(function, "dead letter", f"{letter.id} {letter.died_at}")

@@ -7,7 +7,7 @@ import msgspec
 from gpufn_core.domain.revision import Function, Revision, RevisionKey
 from gpufn_core.errors import FunctionNotFound
 from gpufn_core.protocol import subjects
-from gpufn_core.spec.function_spec import function_name
+from gpufn_core.spec.names import Names, home_of
 from gpufn_platform.bus.storage.key_value import Entry, KeyValue, Watch
 
 _function = msgspec.msgpack.Decoder(Function)
@@ -21,19 +21,23 @@ class Directory:
         self._functions = functions
         self._revisions = revisions
         self._serving: dict[str, int] = {}
+        self._names = Names()
         self._known: dict[RevisionKey, Revision] = {}
         self._watch: Watch | None = None
 
     async def open(self) -> None:
         self._watch = await self._functions.watch(self._on_change)
 
-    async def serving(self, name: str) -> Revision:
-        """Return the serving revision. Raises FunctionNotFound."""
-        name = function_name(name)
-        number = self._serving.get(name)
-        if number is None:
-            raise FunctionNotFound(f"there is no function {name!r}")
-        return await self.revision(name, number)
+    def find(self, name: str, caller: str) -> str:
+        """Return the full name of the function that `name` means to the function `caller`: one of its own app first.
+        Raises FunctionNotFound, AmbiguousFunction."""
+        return self._names.find(name, home_of(caller))
+
+    async def serving(self, name: str, caller: str) -> Revision:
+        """Return the serving revision of the function that `name` means to `caller`. Raises FunctionNotFound,
+        AmbiguousFunction."""
+        full = self.find(name, caller)
+        return await self.revision(full, self._serving[full])
 
     async def revision(self, function: str, number: int) -> Revision:
         known = self._known.get((function, number))
@@ -48,5 +52,7 @@ class Directory:
         self._known = {known: revision for known, revision in self._known.items() if known[0] != key}
         if entry is None:
             self._serving.pop(key, None)
+            self._names.discard(key)
         else:
+            self._names.add(key)
             self._serving[key] = _function.decode(entry.value).serving

@@ -21,9 +21,11 @@ from gpufn.client.http import JSON_BODY
 from gpufn.client.http_models import ModelRequests
 from gpufn.client.views import FunctionView, InvocationView, KeyView, ScheduleView, SecretView
 from gpufn.declare.argument_checks import check_list, check_seconds
-from gpufn_core.encoding.urls import segment
+from gpufn_core.encoding.urls import function_path, segment
 from gpufn_core.errors import GpufnError, InvalidInput
+from gpufn_core.ids import new_ulid
 from gpufn_core.protocol.records import KeyLimits
+from gpufn_core.spec import names
 from gpufn_core.spec.priority import priority_of
 from gpufn_core.spec.schedule import Schedule
 
@@ -47,9 +49,17 @@ class Client(CallApi, ModelRequests):
     gpufn.errors.GatewayUnavailable: no gateway answers at http://127.0.0.1:1: is `gpufn up` running?
     """
 
-    def __init__(self, url: str | None = None, api_key: str | None = None, *, trust_results: bool = False) -> None:
-        """With `trust_results`, unpickle pickled results, which runs code that the functions chose."""
-        super().__init__(url, api_key)
+    def __init__(
+        self,
+        url: str | None = None,
+        api_key: str | None = None,
+        *,
+        environment: str | None = None,
+        trust_results: bool = False,
+    ) -> None:
+        """`environment` is where `deploy` puts functions, and where functions are that are named without one. With
+        `trust_results`, unpickle pickled results, which runs code that the functions chose."""
+        super().__init__(url, api_key, environment)
         if trust_results:
             self._reader = PLAIN.with_trust()
 
@@ -64,6 +74,7 @@ class Client(CallApi, ModelRequests):
         force: bool = False,
         check: bool = True,
         replace: bool = False,
+        app: str | None = None,
     ) -> list[FunctionView]:
         """Deploy functions of this process: by source if they are defined in a module's file, else by value.
 
@@ -71,7 +82,7 @@ class Client(CallApi, ModelRequests):
         `check=False`, start a worker only if the old revision has a warm one. `wait=False` returns at once, without the
         functions whose models are still being built. A function whose code and options did not change keeps its
         revision and its workers, unless `force` is set. Without `replace`, deploying over a function from another file
-        or project raises Conflict.
+        or project raises Conflict. `app` is the app of functions that declare none.
 
         Raises BuildFailed if a model cannot be built, FunctionStartFailed if a new revision does not start, and
         TimeoutError after `timeout_s` (default: the function's startup_timeout). The old revision keeps serving in each
@@ -83,8 +94,10 @@ class Client(CallApi, ModelRequests):
         check_list("include", include, "['data/*']")
         check_seconds("timeout_s", timeout_s)
         deployments = []
-        for deployable in list(_deployment.deployables(functions, include)):  # validate all before sending any
-            deployment = _deployment.deploy(self, deployable, force=force, check=check, replace=replace)
+        home = names.Home(self.environment or names.DEFAULT, app or names.DEFAULT)
+        run = new_ulid()
+        for deployable in list(_deployment.deployables(functions, include, home)):  # validate all before sending any
+            deployment = _deployment.deploy(self, deployable, force=force, check=check, replace=replace, run=run)
             for warning in deployment.warnings():
                 warnings.warn(warning, stacklevel=2)
             deployments.append(deployment)
@@ -116,7 +129,7 @@ class Client(CallApi, ModelRequests):
 
     def schedules(self, function: str | None = None) -> list[ScheduleView]:
         """List the declared and the added schedules, of one function or of all."""
-        params = {} if function is None else {"function": function}
+        params = {} if function is None else {"function": self._function_path(function)}
         return self._member(list[ScheduleView], "schedules", "GET", "/v1/schedules", params=params)
 
     def add_schedule(
@@ -132,7 +145,6 @@ class Client(CallApi, ModelRequests):
 
         The calls get `arguments` and the priority class `priority`. Raises InvalidInput and InvalidSpec.
         """
-        segment(function)  # validate the name
         check_seconds("in_s", in_s)
         if arguments is not None and not isinstance(arguments, Mapping):
             raise InvalidInput(
@@ -140,14 +152,14 @@ class Client(CallApi, ModelRequests):
             )
         if isinstance(schedule, str):
             schedule = Schedule(schedule)
-        request: dict[str, Any] = {"function": function}
+        request: dict[str, Any] = {"function": self._function_path(function)}
         if schedule is not None:
             options = {"timezone": schedule.timezone, "missed": schedule.missed, "method": schedule.method}
             when = {"cron": schedule.cron} if schedule.cron else {"at": schedule.at}
             request |= options | when | {"arguments": dict(arguments or schedule.arguments)}
             priority = priority or schedule.priority
         else:
-            name, _, method = function.partition(".")
+            name, _, method = self._function_path(function).partition(".")
             request |= {"function": name, "method": method, "in_s": in_s, "arguments": dict(arguments or {})}
         try:
             body = msgspec.json.encode(request | {"priority": priority and priority_of(priority)})
@@ -157,15 +169,15 @@ class Client(CallApi, ModelRequests):
 
     def remove_schedule(self, id: str) -> None:  # noqa: A002
         """Remove an added schedule. Raises ScheduleNotFound."""
-        self._request("DELETE", f"/v1/schedules/{segment(id)}")
+        self._request("DELETE", f"/v1/schedules/{function_path(id)}")
 
     def pause_schedule(self, id: str, *, paused: bool = True) -> ScheduleView:  # noqa: A002
         """Pause a schedule, or resume it with `paused=False`. Calls due during the pause are skipped."""
-        return self._json(ScheduleView, "POST", f"/v1/schedules/{segment(id)}/{'pause' if paused else 'resume'}")
+        return self._json(ScheduleView, "POST", f"/v1/schedules/{function_path(id)}/{'pause' if paused else 'resume'}")
 
     def run_schedule(self, id: str) -> InvocationView:  # noqa: A002
         """Make one extra call of a schedule now."""
-        return self._json(InvocationView, "POST", f"/v1/schedules/{segment(id)}/run")
+        return self._json(InvocationView, "POST", f"/v1/schedules/{function_path(id)}/run")
 
     # The platform
 

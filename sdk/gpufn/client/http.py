@@ -22,9 +22,10 @@ from gpufn.call.context import is_in_worker
 from gpufn.client.interruptible_http import make_interruptible
 from gpufn.client.responses import decode, error_of
 from gpufn_core.encoding import media
-from gpufn_core.encoding.urls import DEFAULT_GATEWAY, gateway_address, public
-from gpufn_core.errors import Forbidden, GatewayUnavailable, GpufnError, InvalidInput, Unauthorized
+from gpufn_core.encoding.urls import DEFAULT_GATEWAY, function_path, gateway_address, public
+from gpufn_core.errors import Forbidden, GatewayUnavailable, GpufnError, InvalidInput, InvalidSpec, Unauthorized
 from gpufn_core.home import Home
+from gpufn_core.spec import names
 
 if TYPE_CHECKING:
     import httpx
@@ -85,6 +86,17 @@ def _checked_key(name: str, key: str) -> str:
     return key
 
 
+def _checked_environment(environment: str | None) -> str:
+    """Return `environment`, else GPUFN_ENV, else "". Raises InvalidInput."""
+    chosen = environment or os.environ.get("GPUFN_ENV", "")
+    if chosen:
+        try:
+            names.check_group("environment", chosen)
+        except InvalidSpec as error:
+            raise InvalidInput(error.message if environment else f"GPUFN_ENV: {error.message}") from None
+    return chosen
+
+
 def _trust() -> ssl.SSLContext | bool:
     """Return the certificates that https trusts: those in GPUFN_CA_FILE, or else the public authorities.
 
@@ -105,13 +117,17 @@ class _Up(msgspec.Struct):
 
 
 class Requests:
-    """The kinds of requests that the endpoints of one gateway need."""
+    """The kinds of requests that the endpoints of one gateway need.
 
-    def __init__(self, url: str | None = None, api_key: str | None = None) -> None:
+    `environment`: where functions are that are named without an environment. Default: GPUFN_ENV, else any.
+    """
+
+    def __init__(self, url: str | None = None, api_key: str | None = None, environment: str | None = None) -> None:
         import httpx  # noqa: PLC0415  takes 100 ms; programs without remote calls do not import it
 
         address = _address(url)
         self.url = public(address)
+        self.environment = _checked_environment(environment)
         key = _checked_key("api_key" if api_key else "GPUFN_API_KEY", api_key or os.environ.get("GPUFN_API_KEY", ""))
         try:
             transport = httpx.HTTPTransport(
@@ -143,6 +159,13 @@ class Requests:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.close()
+
+    def _function_path(self, name: str) -> str:
+        """Return the name of a function, in this client's environment, as segments of a path. Raises InvalidInput."""
+        return function_path(name, self.environment)
+
+    def _function_url(self, name: str) -> str:
+        return f"/v1/functions/{self._function_path(name)}"
 
     def _status(self, path: str) -> int:
         try:

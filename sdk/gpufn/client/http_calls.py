@@ -53,7 +53,9 @@ class CallRequests(Requests):
         `query` has the other arguments, as a URL query string.
         """
         options = _call_options(body, content_type, accept, timeout_s, priority)
-        return raw_result_of(self._request("POST", _invoke_path(function, query), **options, timeout=self._no_timeout))
+        return raw_result_of(
+            self._request("POST", self._invoke_path(function, query), **options, timeout=self._no_timeout)
+        )
 
     def stream_raw(
         self,
@@ -69,7 +71,7 @@ class CallRequests(Requests):
         Closing the iterator cancels the call.
         """
         options = _call_options(body, content_type, media.ITEMS, timeout_s, priority)
-        with self._stream("POST", _invoke_path(function), **options) as response:
+        with self._stream("POST", self._invoke_path(function), **options) as response:
             yield from items_of(self._chunks(response))
 
     def stream_json(
@@ -84,7 +86,7 @@ class CallRequests(Requests):
     ) -> Iterator[Any]:
         """Yield a generator's items as JSON values, read from server-sent events. `query` as for `invoke_raw`."""
         options = _call_options(body, content_type, media.EVENTS, timeout_s, priority)
-        with self._stream("POST", _invoke_path(function, query), **options) as response:
+        with self._stream("POST", self._invoke_path(function, query), **options) as response:
             yield from events_of(lines_of(self._chunks(response)))
 
     def submit(
@@ -108,7 +110,7 @@ class CallRequests(Requests):
         """
         options = _call_options(body, content_type, accept, timeout_s, priority)
         id_ = new_invocation_id() if invocation is None else invocation
-        path = _with_query(f"/v1/functions/{segment(function)}/invocations/{segment(id_)}", query)
+        path = _with_query(f"{self._function_url(function)}/invocations/{segment(id_)}", query)
         if webhook:
             check_webhook(webhook)
             options["headers"]["x-gpufn-webhook"] = webhook
@@ -145,38 +147,37 @@ class CallRequests(Requests):
 
         Raises FunctionNotFound.
         """
-        path = "/v1/dlq" if function is None else f"/v1/dlq/{segment(function)}"
+        path = "/v1/dlq" if function is None else f"/v1/dlq/{self._function_path(function)}"
         return self._member(list[DeadLetterView], "letters", "GET", path, params={"limit": str(limit)})
 
     def dead_letter(self, function: str, id: str) -> DeadLetterView:  # noqa: A002
         """Return a dead letter with its error's traceback. Raises DeadLetterNotFound."""
-        return self._json(DeadLetterView, "GET", f"/v1/dlq/{segment(function)}/{segment(id)}")
+        return self._json(DeadLetterView, "GET", f"/v1/dlq/{self._function_path(function)}/{segment(id)}")
 
     def dead_letter_payload(self, function: str, id: str) -> bytes:  # noqa: A002
         """Return the arguments of a dead letter, as the gateway received them."""
-        return self._request("GET", f"/v1/dlq/{segment(function)}/{segment(id)}/payload").content
+        return self._request("GET", f"/v1/dlq/{self._function_path(function)}/{segment(id)}/payload").content
 
     def replay(self, function: str, id: str) -> Replayed:  # noqa: A002
         """Submit a dead letter again, as a new call of the revision that serves now."""
-        view = self._json(InvocationView, "POST", f"/v1/dlq/{segment(function)}/{segment(id)}/replay")
+        view = self._json(InvocationView, "POST", f"/v1/dlq/{self._function_path(function)}/{segment(id)}/replay")
         return Replayed(letter=id, invocation=view.id)
 
     def replay_all(self, function: str) -> list[Replayed]:
         """Replay a function's dead letters, at most 1,000 per request."""
-        return self._member(list[Replayed], "replayed", "POST", f"/v1/dlq/{segment(function)}/replay")
+        return self._member(list[Replayed], "replayed", "POST", f"/v1/dlq/{self._function_path(function)}/replay")
 
     def drop_dead_letter(self, function: str, id: str) -> int:  # noqa: A002
         """Remove a dead letter and its payload. Return 1."""
-        self._request("DELETE", f"/v1/dlq/{segment(function)}/{segment(id)}")
+        self._request("DELETE", f"/v1/dlq/{self._function_path(function)}/{segment(id)}")
         return 1
 
     def drop_dead_letters(self, function: str) -> int:
         """Remove all dead letters of a function. Return their number."""
-        return self._member(int, "dropped", "DELETE", f"/v1/dlq/{segment(function)}")
+        return self._member(int, "dropped", "DELETE", f"/v1/dlq/{self._function_path(function)}")
 
-
-def _invoke_path(function: str, query: str = "") -> str:
-    return _with_query(f"/v1/functions/{segment(function)}/invoke", query)
+    def _invoke_path(self, function: str, query: str = "") -> str:
+        return _with_query(f"{self._function_url(function)}/invoke", query)
 
 
 def _with_query(path: str, query: str) -> str:

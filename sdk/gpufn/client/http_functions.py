@@ -42,7 +42,7 @@ class FunctionRequests(Requests):
         `spec["env"]`; that needs the scope deploy.
         """
         query = "?env=values" if env_values else ""
-        return self._json(FunctionView, "GET", f"/v1/functions/{segment(name)}{query}")
+        return self._json(FunctionView, "GET", f"{self._function_url(name)}{query}")
 
     def create_revision(
         self,
@@ -53,12 +53,13 @@ class FunctionRequests(Requests):
         source: Source | None = None,
         replace: bool = False,
         code: str = "",
+        run: str = "",
     ) -> FunctionView | BuildingRevision:
         """Create a revision from a spec whose bundle and models are uploaded. `deploy` does all steps.
 
         Return BuildingRevision if the gateway builds engines for its models first.
         """
-        options = {"check": check, "source": source, "replace": replace, "code": code}
+        options = {"check": check, "source": source, "replace": replace, "code": code, "run": run}
         body = msgspec.json.encode({"spec": spec, "bundle": bundle, **options})
         response = self._request("POST", "/v1/functions", content=body, headers=JSON_BODY)
         if response.status_code == 202:
@@ -67,35 +68,35 @@ class FunctionRequests(Requests):
 
     def delete(self, name: str) -> None:
         """Delete a function. Its queued calls are cancelled; running calls finish."""
-        self._request("DELETE", f"/v1/functions/{segment(name)}")
+        self._request("DELETE", self._function_url(name))
 
     def revisions(self, name: str) -> list[RevisionView]:
         """List a function's revisions, oldest first."""
-        return self._member(list[RevisionView], "revisions", "GET", f"/v1/functions/{segment(name)}/revisions")
+        return self._member(list[RevisionView], "revisions", "GET", f"{self._function_url(name)}/revisions")
 
     def revision(self, name: str, number: int) -> RevisionProgress:
         """Return one revision and the progress of its builds."""
-        return self._json(RevisionProgress, "GET", f"/v1/functions/{segment(name)}/revisions/{number}")
+        return self._json(RevisionProgress, "GET", f"{self._function_url(name)}/revisions/{number}")
 
     def rollback(self, name: str, revision: int | None = None) -> FunctionView:
         """Make an earlier revision active (default: the one before the active revision)."""
         body = msgspec.json.encode({} if revision is None else {"revision": revision})
-        path = f"/v1/functions/{segment(name)}/rollback"
+        path = f"{self._function_url(name)}/rollback"
         return self._json(FunctionView, "POST", path, content=body, headers=JSON_BODY)
 
     def scale(self, name: str, min_workers: int | None, max_workers: int | None) -> FunctionView:
         """Override the spec's minimum and maximum number of workers. None restores the spec's own value."""
         body = msgspec.json.encode({"min_workers": min_workers, "max_workers": max_workers})
-        return self._json(FunctionView, "POST", f"/v1/functions/{segment(name)}/scale", content=body, headers=JSON_BODY)
+        return self._json(FunctionView, "POST", f"{self._function_url(name)}/scale", content=body, headers=JSON_BODY)
 
     def why(self, name: str) -> WhyView:
         """Explain a function's number of workers, and why its calls wait."""
-        return self._json(WhyView, "GET", f"/v1/functions/{segment(name)}/why")
+        return self._json(WhyView, "GET", f"{self._function_url(name)}/why")
 
     def logs(self, name: str, *, tail: int = 100, follow: bool = False) -> Iterator[LogLine]:
         """Yield the last `tail` log lines of a function's workers; with `follow`, also new lines as they arrive."""
         params = {"tail": str(tail), "follow": "true" if follow else "false"}
-        with self._stream("GET", f"/v1/functions/{segment(name)}/logs", params=params) as response:
+        with self._stream("GET", f"{self._function_url(name)}/logs", params=params) as response:
             for line in lines_of(self._chunks(response)):
                 if line.strip():
                     yield decode(LogLine, line)
@@ -113,9 +114,10 @@ class FunctionRequests(Requests):
 
         An unknown `name` raises FunctionNotFound; `function` also finds the calls of a deleted function.
         """
+        function = None if function is None else self._function_path(function)
         filters = {"function": function, "state": state, "since": since, "limit": limit}
         params = {option: str(value) for option, value in filters.items() if value is not None}
-        path = "/v1/calls" if name is None else f"/v1/functions/{segment(name)}/calls"
+        path = "/v1/calls" if name is None else f"{self._function_url(name)}/calls"
         return self._member(list[InvocationView], "calls", "GET", path, params=params)
 
     def usage(
@@ -126,6 +128,7 @@ class FunctionRequests(Requests):
         `since` and `until` are UTC days such as ``2026-11-21`` (default: the last seven days). `function` may be a
         deleted function. Raises FunctionNotFound.
         """
+        function = None if function is None else self._function_path(function)
         filters = {"function": function, "key": key, "since": since, "until": until}
         params = {option: value for option, value in filters.items() if value is not None}
         return self._member(list[UsageView], "usage", "GET", "/v1/usage", params=params)

@@ -42,7 +42,7 @@ class MapRequests(Requests):
         headers = {"content-type": _CHUNK_TYPES.get(content_type, media.CALLS), "accept": accept}
         if priority is not None:
             headers["x-gpufn-priority"] = priority_of(priority).value
-        path = f"/v1/functions/{segment(function)}/maps/{segment(map_id)}/items/{first}"
+        path = f"{self._function_url(function)}/maps/{segment(map_id)}/items/{first}"
         params = {"last": "true"} if last else {}
         return self._json(MapView, "PUT", path, content=content, headers=headers, params=params)
 

@@ -69,7 +69,7 @@ class ModelRequests(Requests):
 
     def model(self, name: str) -> ModelView:
         """Return a model: `NAME`, or `FUNCTION.PARAMETER` for a model in a function. Raises FunctionNotFound."""
-        return self._json(ModelView, "GET", f"/v1/models/{segment(name)}")
+        return self._json(ModelView, "GET", f"/v1/models/{self._function_path(name)}")
 
     def cancel_build(self, id: str) -> BuildView:  # noqa: A002
         """Request the cancellation of a build. Revisions that wait for it fail."""

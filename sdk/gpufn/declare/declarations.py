@@ -17,14 +17,14 @@ class Declaration(Protocol):
     __qualname__: str
 
 
-# By deployed name, then by module and qualified name. A notebook declares the same function many times: the last one
+# By name, with its app if it has one, then by module and qualified name. A notebook declares the same function many times: the last one
 # that is still referenced counts. A copy by value counts as a declaration, because its original may be gone.
 _declarations: dict[str, dict[tuple[str, str], list[weakref.ref[Declaration]]]] = {}
 
 
 def register(declared: Declaration) -> None:
     """Add a declaration. The registry holds a weak reference."""
-    places = _declarations.setdefault(declared.settings.name, {})
+    places = _declarations.setdefault(declared.settings.path, {})
     place = declared.raw.__module__, declared.raw.__qualname__
     living = [reference for reference in places.get(place, ()) if reference() is not None]
     places[place] = [*living, weakref.ref(declared)]

@@ -17,7 +17,8 @@ from gpufn.declare.model import Model
 from gpufn.declare.options import PlainOptions, settings_from, signature
 from gpufn.declare.type_hints import signature_of
 from gpufn_core.errors import InvalidSpec
-from gpufn_core.spec.function_spec import MethodSpec, function_name
+from gpufn_core.spec.function_spec import MethodSpec
+from gpufn_core.spec.names import function_name
 
 P = ParamSpec("P")
 R = TypeVar("R")

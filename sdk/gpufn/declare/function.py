@@ -24,6 +24,7 @@ from gpufn_core.errors import InvalidInput, InvalidSpec
 from gpufn_core.spec.function_spec import CallKind, EntryPoint, FunctionSpec, Packaging
 from gpufn_core.spec.image_spec import ImageSpec
 from gpufn_core.spec.model_spec import ModelSpec
+from gpufn_core.spec.names import HOME, Home
 from gpufn_core.spec.weights_spec import WeightsSpec
 
 if TYPE_CHECKING:
@@ -54,8 +55,8 @@ class _Declaration:
 
     @property
     def name(self) -> str:
-        """The deployed name."""
-        return self.settings.name
+        """The name of the function: `predict`, or `search/predict` in the app `search`."""
+        return self.settings.path
 
     def spec(
         self,
@@ -64,6 +65,7 @@ class _Declaration:
         models: tuple[ModelSpec, ...] = (),
         image: ImageSpec | None = None,
         weights: tuple[WeightsSpec, ...] = (),
+        home: Home = HOME,
     ) -> FunctionSpec:
         """Return the spec to deploy. Resolves the type hints. Raises InvalidSpec, which names the wrong parameter."""
         from gpufn.declare import signature_schema  # noqa: PLC0415
@@ -78,6 +80,7 @@ class _Declaration:
                 models=models,
                 image=image,
                 weights=weights,
+                home=home,
             )
         except InvalidSpec as error:
             raise InvalidSpec(f"{self.__qualname__}: {error.message}") from error
@@ -157,7 +160,7 @@ class Function(_Declaration, Remote[P, R, V]):
 
     @property
     def _function_name(self) -> str:  # type: ignore[override]
-        return self.settings.name
+        return self.settings.path
 
     @functools.cached_property
     def _kind(self) -> CallKind:  # type: ignore[override]
@@ -182,7 +185,7 @@ class Function(_Declaration, Remote[P, R, V]):
         return signature.replace(parameters=[p for p in signature.parameters.values() if p.name not in models])
 
     def __repr__(self) -> str:
-        return f"<Function {self.settings.name}>"
+        return f"<Function {self.name}>"
 
 
 class FunctionClass(_Declaration):
@@ -206,7 +209,7 @@ class FunctionClass(_Declaration):
         return (self.raw,)
 
     def __repr__(self) -> str:
-        return f"<FunctionClass {self.settings.name}>"
+        return f"<FunctionClass {self.name}>"
 
 
 class Instance:

@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 
 from gpufn.call.remote import Remote
 from gpufn_core.errors import InvalidInput
-from gpufn_core.spec.function_spec import function_name
+from gpufn_core.spec.names import function_name
 
 _ANY_ARGUMENTS = inspect.Signature(
     [

@@ -21,6 +21,7 @@ from gpufn_core.errors import InvalidSpec
 from gpufn_core.spec.function_spec import Batch, EntryPoint, FunctionSpec, MethodSpec, Packaging, Retry, ScalingPolicy
 from gpufn_core.spec.image_spec import ImageSpec
 from gpufn_core.spec.model_spec import ModelSpec
+from gpufn_core.spec.names import DEFAULT, HOME, Home, check_group, full_name
 from gpufn_core.spec.priority import Priority
 from gpufn_core.spec.resources import Resources
 from gpufn_core.spec.schedule import Schedule
@@ -71,6 +72,7 @@ _LIMITS = {
 # The types of options that need no other check, and their description in an error.
 _TYPES: dict[str, tuple[Any, str]] = {
     "name": (str, "a string"),
+    "app": (str | None, "the name of an app, such as 'search'"),
     "trust_domain": (str | None, "a string"),
     "batch": (Batch | None, "a Batch, such as Batch(max_size=32, max_wait_ms=5)"),
     "retries": (Retry | int | None, "a number or a Retry, such as Retry(3, backoff=2.0)"),
@@ -89,6 +91,7 @@ class PlainOptions(TypedDict, total=False):
     """The options that do not bind a parameter of the function."""
 
     name: Annotated[str, "the name to deploy under. Default: the Python name, with hyphens for underscores"]
+    app: Annotated[str | None, 'the app of the function, such as `"search"`; `@App("search").function` sets it']
     gpu: Annotated[
         str | Sequence[str] | None,
         '`"any"`, a name such as `"L4"`, `"H100:2"` for two GPUs, or a list in order of preference',
@@ -203,6 +206,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """The checked options of one function: the fields of a FunctionSpec that do not depend on the code."""
 
     name: str
+    app: str = ""  # "" for a function that declares none
     resources: Resources = Resources()
     scaling: ScalingPolicy = ScalingPolicy()
     concurrency: int = _SPEC_DEFAULTS["concurrency"]
@@ -223,6 +227,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     declared_image: Image | None = None
     declared_weights: tuple[Weights, ...] = ()
 
+    @property
+    def path(self) -> str:
+        """The name by which callers find the function, in any environment."""
+        return f"{self.app}/{self.name}" if self.app else self.name
+
     def spec(
         self,
         methods: tuple[MethodSpec, ...],
@@ -234,11 +243,15 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         models: tuple[ModelSpec, ...] = (),
         image: ImageSpec | None = None,
         weights: tuple[WeightsSpec, ...] = (),
+        home: Home = HOME,
     ) -> FunctionSpec:
         """Return the spec. `models`, `image` and `weights` are the declared ones, with their files known; empty before
-        that."""
+        that. `home` is the environment to deploy to, and the app of a function that declares none."""
         fields = msgspec.structs.asdict(self)
-        del fields["declared_models"], fields["declared_image"], fields["declared_weights"]
+        del fields["declared_models"], fields["declared_image"], fields["declared_weights"], fields["app"]
+        if self.app and home.app not in (self.app, DEFAULT):
+            raise InvalidSpec(f"{self.path} declares its app: it cannot be deployed to the app {home.app}")
+        fields["name"] = full_name(home.env, self.app or home.app, self.name)
         return FunctionSpec(
             entry=entry or EntryPoint("", "", Packaging.SOURCE),
             methods=methods,
@@ -259,6 +272,7 @@ def settings_from(options: Mapping[str, Any], default_name: str) -> Settings:
     retries, schedule = options.get("retries"), options.get("schedule")
     fields: dict[str, Any] = {
         "name": options.get("name", default_name),
+        "app": _app(options.get("app")),
         "resources": _resources(options),
         "scaling": ScalingPolicy(**{field: options[name] for name, field in _SCALING.items() if name in options}),
         "batch": options.get("batch"),
@@ -298,6 +312,13 @@ def _check_types(options: Mapping[str, Any]) -> None:
         is_bool = isinstance(value, bool) and kind is not bool  # Python counts a bool as an int
         if option in options and (is_bool or not isinstance(value, kind)):
             raise InvalidSpec(f"{option} is {description}, not {value!r}")
+
+
+def _app(name: str | None) -> str:
+    if name is None:
+        return ""
+    check_group("app", name)
+    return "" if name == DEFAULT else name
 
 
 def _resources(options: Mapping[str, Any]) -> Resources:

@@ -27,6 +27,7 @@ from gpufn_core.domain.revision import CheckState, RevisionState, Source
 from gpufn_core.errors import Conflict, Forbidden, FunctionNotFound, FunctionStartFailed, GpufnError, InvalidSpec
 from gpufn_core.ids import Digest
 from gpufn_core.spec.function_spec import Batch, EntryPoint, FunctionSpec, MethodSpec, Packaging, spec_from_json
+from gpufn_core.spec.names import HOME, Home
 
 if TYPE_CHECKING:
     from gpufn.declare.model import Model
@@ -95,12 +96,23 @@ class Api(Protocol):
     def put_bundle(self, digest: Digest, data: bytes) -> bool: ...
     def put_artifact(self, digest: str, path: Path, *, sent: Callable[[int], None]) -> bool: ...
     def create_revision(
-        self, spec: FunctionSpec, bundle: Digest, *, check: bool, source: Source | None, replace: bool, code: str
+        self,
+        spec: FunctionSpec,
+        bundle: Digest,
+        *,
+        check: bool,
+        source: Source | None,
+        replace: bool,
+        code: str,
+        run: str,
     ) -> FunctionView | BuildingRevision: ...
 
 
-def deployables(functions: Iterable[AnyFunction], include: Sequence[str] = ()) -> Iterator[Deployable]:
-    """Read and hash the code, the models and the weights of each function.
+def deployables(
+    functions: Iterable[AnyFunction], include: Sequence[str] = (), home: Home = HOME
+) -> Iterator[Deployable]:
+    """Read and hash the code, the models and the weights of each function. `home` is the environment, and the app of
+    functions that declare none.
 
     Raises InvalidSpec, InvalidBundle, and ArtifactUnavailable if the origin of weights does not respond.
     """
@@ -139,6 +151,7 @@ def deployables(functions: Iterable[AnyFunction], include: Sequence[str] = ()) -
             tuple(model.spec for model in models),
             image,
             tuple(prepared.spec for prepared in used),
+            home,
         )
         paths = {digest: path for model in models for digest, path in model.paths.items()}
         paths |= {digest: path for prepared in used for digest, path in prepared.paths.items()}
@@ -159,7 +172,7 @@ def _not_a_function(value: Any) -> InvalidSpec:
     )
 
 
-def deployable_model(model: Model, options: Mapping[str, Any]) -> Deployable:
+def deployable_model(model: Model, options: Mapping[str, Any], home: Home = HOME) -> Deployable:
     """Return a model as a function without code. Relative paths start at the working folder.
 
     `options` are the options of `@gpu_function`, with the function's name. Calls are batched to up to `max_batch` rows;
@@ -177,6 +190,7 @@ def deployable_model(model: Model, options: Mapping[str, Any]) -> Deployable:
         is_class=False,
         entry=EntryPoint("", "", Packaging.MODEL),
         models=(prepared.spec,),
+        home=home,
     )
     return Deployable(spec, EMPTY_BUNDLE.digest, EMPTY_BUNDLE.data, prepared.paths)
 
@@ -188,12 +202,13 @@ def deploy(
     force: bool = False,
     check: bool = True,
     replace: bool = False,
+    run: str = "",
     on_progress: Callable[[str], None] = lambda progress: None,
 ) -> Deployment:
     """Run steps 1 to 3. `on_progress` receives the progress of the uploads.
 
     `force` creates a new revision even if nothing changed. `replace` allows replacing a function of another file or
-    project.
+    project. `run` is the id of the deploy, shared by the functions that are deployed together.
     """
     spec, digest = deployable.spec, deployable.bundle
     name, timeout_s = spec.name, spec.startup_timeout_s
@@ -209,7 +224,7 @@ def deploy(
     api.put_bundle(digest, deployable.data)
     upload(api, deployable.paths, on_progress)
     created = api.create_revision(
-        spec, digest, check=check, source=deployable.source, replace=replace, code=deployable.code
+        spec, digest, check=check, source=deployable.source, replace=replace, code=deployable.code, run=run
     )
     arguments, crowded = _changed_arguments(before, spec), parallelism_warning(spec)
     if isinstance(created, BuildingRevision):

@@ -19,7 +19,7 @@ from gpufn.maps.sender import MAX_WAIT_S, ItemSender
 from gpufn_core.encoding import media
 from gpufn_core.errors import Conflict, GpufnError, InvalidInput, InvocationNotFound, MapNotFound
 from gpufn_core.ids import is_invocation_id, item_id
-from gpufn_core.spec.function_spec import function_name
+from gpufn_core.spec.names import can_mean
 
 WINDOW = 10_000
 _REPORT_EVERY = 64  # results that are taken between two reports to the sender
@@ -279,7 +279,7 @@ def _check_same_map(view: MapView, target: Target, total: int | None) -> None:
     A gateway checks this when it receives items, but a closed map is not sent any.
     """
     function, _, method = view.function.partition(".")
-    if (function, method) != (function_name(target.function), target.method):
+    if not can_mean(target.function, function) or method != target.method:
         raise Conflict(f"map {view.id} is of {view.function}: choose another id")
     if view.state in {"running", "ended"} and total is not None and total > view.accepted:
         raise Conflict(f"map {view.id} was closed after {view.accepted:,} items: choose another id for {total:,}")

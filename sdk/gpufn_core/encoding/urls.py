@@ -5,6 +5,7 @@ from __future__ import annotations
 from urllib.parse import SplitResult, quote, urlsplit
 
 from gpufn_core.errors import InvalidInput
+from gpufn_core.spec import names
 
 DEFAULT_GATEWAY = "http://127.0.0.1:8090"
 
@@ -55,6 +56,19 @@ def segment(text: str) -> str:
     if text in ("", ".", "..") or "/" in text or not text.isprintable():
         raise InvalidInput(f"{text[:120]!r} is neither a name nor an id")
     return quote(text, safe="")
+
+
+def function_path(name: str, environment: str = "") -> str:
+    """Quote the name of a function, with `environment` if it names none, as one or three segments of a path. Raises
+    InvalidInput.
+
+    >>> function_path("resnet.classify"), function_path("search/predict"), function_path("predict", "prod")
+    ('resnet.classify', '-/search/predict', 'prod/-/predict')
+    """
+    if not isinstance(name, str) or name.count("/") > 2:
+        return segment(name)  # raises
+    wanted = names.in_environment(name, environment) if environment else name
+    return "/".join(map(segment, names.url_name(wanted).split("/")))
 
 
 def check_webhook(url: str) -> None:

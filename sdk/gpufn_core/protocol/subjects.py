@@ -1,6 +1,6 @@
 """Every subject, stream, consumer and bucket name in NATS, built in one place.
 
-User text never becomes part of a subject: function names match `FUNCTION_NAME`, and the rest are our own ids.
+User text never becomes part of a subject: function names match `names.FULL_NAME`, and the rest are our own ids.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from gpufn_core.spec.priority import Priority
 
 PREFIX = "gpufn.v1"
 PLATFORM = "platform"  # replaces an API key's id for actions without a key
-FUNCTION_NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,38}[a-z0-9])?")
 
 # Streams
 SYNC = "GPUFN_SYNC"  # work queue in memory: calls whose callers wait
@@ -68,10 +67,6 @@ CANCELS = f"{PREFIX}.ctl.cancel"
 WHEREABOUTS = f"{PREFIX}.ctl.where"
 
 
-def is_function_name(name: str) -> bool:
-    return FUNCTION_NAME.fullmatch(name) is not None
-
-
 def sync_queue(function: str, revision: int, priority: str = "normal") -> str:
     """Queue of calls whose callers wait. `priority` may be ``*``."""
     return f"{PREFIX}.inv.s.{function}.{revision}.{priority}"
@@ -104,11 +99,17 @@ def queue_class(subject: str) -> Priority:
 
 
 def sync_consumer(function: str, revision: int, priority: str = "normal") -> str:
-    return f"S-{function}-{revision}-{priority}"
+    return f"S-{_consumer_part(function)}-{revision}-{priority}"
 
 
 def async_consumer(function: str, revision: int, priority: str = "normal") -> str:
-    return f"A-{function}-{revision}-{priority}"
+    return f"A-{_consumer_part(function)}-{revision}-{priority}"
+
+
+def _consumer_part(function: str) -> str:
+    """Return a function's name as part of a consumer's name, which must not contain a slash. Function names have no
+    underscore, so no two get the same part."""
+    return function.replace("/", "_")
 
 
 def result(function: str, invocation: str) -> str:

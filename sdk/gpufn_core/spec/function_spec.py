@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import msgspec
 
 from gpufn_core.errors import InvalidInput, InvalidSpec
-from gpufn_core.protocol import subjects
 from gpufn_core.spec.image_spec import ImageSpec
 from gpufn_core.spec.model_spec import ModelSpec
+from gpufn_core.spec.names import RESERVED_NAMES, is_function_name, parts_of
 from gpufn_core.spec.priority import Priority
 from gpufn_core.spec.resources import Resources
 from gpufn_core.spec.schedule import Schedule
@@ -25,10 +25,6 @@ from gpufn_core.spec.weights_spec import WeightsSpec, check_weights
 
 ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 MODULE_NAME = re.compile(r"[A-Za-z_]\w{0,99}")
-# Path segments after /v2/ in the Open Inference Protocol, where the other protocols have a function name.
-RESERVED_NAMES = frozenset(
-    {"models", "health", "repository", "logging", "trace", "systemsharedmemory", "cudasharedmemory"}
-)
 MAX_MODULES = 256  # third-party modules of one revision
 LONGEST_METHOD_NAME = 100
 _MAX_ENV_BYTES = 32 << 10
@@ -47,15 +43,6 @@ GANG_ENV = frozenset(
         *("GROUP_RANK", "NODE_RANK", "NNODES"),
     }
 )
-
-
-# Python names that `function_name` turns into a valid function name.
-SPELLED_NAME = re.compile(r"_*[A-Za-z0-9](?:[A-Za-z0-9_-]{0,38}[A-Za-z0-9])?_*")
-
-
-def function_name(name: str) -> str:
-    """Return the deployed name for a Python name: `f_x` is deployed as `f-x`. Both spellings reach the function."""
-    return name.strip("_").replace("_", "-").lower()
 
 
 def is_module_name(name: str) -> bool:
@@ -260,13 +247,7 @@ class FunctionSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     modules: tuple[str, ...] = ()  # third-party modules that importing it loads; template processes preload them
 
     def __post_init__(self) -> None:
-        if not subjects.is_function_name(self.name):
-            raise InvalidSpec(
-                f"{self.name!r} is not a function name: use a to z, 0 to 9 and hyphens, at most 40 characters, "
-                "with a letter or digit at both ends"
-            )
-        if self.name in RESERVED_NAMES:
-            raise InvalidSpec(f"{self.name!r} is reserved by the HTTP protocols of the gateway: choose another name")
+        self._check_name()
         if not self.methods:
             raise InvalidSpec(f"{self.name}: there is nothing to call; a class needs at least one @method")
         self._check_methods()
@@ -291,6 +272,16 @@ class FunctionSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         self._check_image()
         if self.resources.nodes > 1:
             self._check_gang()
+
+    def _check_name(self) -> None:
+        if not is_function_name(self.name):
+            raise InvalidSpec(
+                f"{self.name!r} is not a function name: use a to z, 0 to 9 and hyphens, at most 40 characters, "
+                "with a letter or digit at both ends; or env/app/name, where env and app start with a letter"
+            )
+        env, _, base = parts_of(self.name)
+        for part in RESERVED_NAMES & {env, base}:
+            raise InvalidSpec(f"{part!r} is reserved by the HTTP protocols of the gateway: choose another name")
 
     def _check_gang(self) -> None:
         """Refuse what a worker on several nodes does not support."""

@@ -12,7 +12,6 @@ import pytest
 
 from gpufn_core.domain.device import Share
 from gpufn_core.errors import InvalidSpec
-from gpufn_core.protocol.subjects import is_function_name
 from gpufn_core.spec.function_spec import (
     SPELLED_NAME,
     Batch,
@@ -26,6 +25,7 @@ from gpufn_core.spec.function_spec import (
 )
 from gpufn_core.spec.image_spec import ImageSpec
 from gpufn_core.spec.model_spec import ModelFile, ModelSpec
+from gpufn_core.spec.names import is_function_name
 from gpufn_core.spec.resources import Resources
 
 

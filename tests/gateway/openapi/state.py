@@ -18,7 +18,7 @@ from schemathesis.core.parameters import ParameterLocation
 
 from gpufn_core.encoding import media
 from gpufn_core.ids import digest_of, is_digest
-from gpufn_core.protocol.subjects import is_function_name
+from gpufn_core.spec.names import is_function_name
 
 MODEL: Final = b"a model"  # uploaded before
 FUNCTION: Final = "shout"  # deployed before

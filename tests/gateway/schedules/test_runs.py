@@ -107,7 +107,8 @@ async def test_one_that_runs_once_runs_and_is_gone(nats: Any, make: Any) -> None
     async with empty(nats) as gateway:
         await gateway.deploys.deploy(make.spec("later"), DIGEST)
         leader = await Led.from_now(gateway, NOON)
-        await leader.schedules.add("later", Schedule(at=NOON + 600, arguments={"texts": []}))
+        target = leader.registry.resolve("later")
+        await leader.schedules.add(target, Schedule(at=NOON + 600, arguments={"texts": []}))
         for offset, calls, left in ((1, 0, 1), (599, 0, 1), (5000, 1, 0), (5001, 1, 0)):
             await leader.at(NOON + offset)
             assert (len(await queued(gateway, "later")), len(leader.of("later"))) == (calls, left)
@@ -131,7 +132,9 @@ async def test_one_that_runs_once_and_whose_time_fell_into_a_pause_is_gone_after
     async with empty(nats) as gateway:
         await gateway.deploys.deploy(make.spec("slept"), DIGEST)
         leader = await Led.from_now(gateway, NOON)
-        record = await leader.schedules.add("slept", Schedule(at=NOON + 600, arguments={"texts": []}))
+        record = await leader.schedules.add(
+            leader.registry.resolve("slept"), Schedule(at=NOON + 600, arguments={"texts": []})
+        )
         await leader.schedules.pause(record.id, paused=True)
         await leader.at(NOON + 700)
         assert len(leader.of("slept")) == 1
@@ -250,7 +253,9 @@ async def test_what_cannot_be_called_is_said_once_and_not_each_second(
     async with empty(nats) as gateway:
         await gateway.deploys.deploy(classy(make, "renamed"), DIGEST)
         leader = await Led.from_now(gateway, NOON)
-        await leader.schedules.add("renamed.fit", Schedule("* * * * *", arguments={"texts": ["x"]}))
+        await leader.schedules.add(
+            leader.registry.resolve("renamed.fit"), Schedule("* * * * *", arguments={"texts": ["x"]})
+        )
         await redeployed(gateway, make, make.spec("renamed"))
         for second in range(60, 65):
             await leader.at(NOON + second)
@@ -262,7 +267,8 @@ async def test_with_its_function_a_schedule_goes(nats: Any, make: Any) -> None:
         await gateway.deploys.deploy(make.spec("gone", schedule=MINUTELY), DIGEST)
         leader = await Led.from_now(gateway, NOON)
         await leader.at(NOON)
-        await leader.schedules.add("gone", Schedule("0 0 1 1 *", arguments={"texts": []}))
+        target = leader.registry.resolve("gone")
+        await leader.schedules.add(target, Schedule("0 0 1 1 *", arguments={"texts": []}))
         assert len(leader.of("gone")) == 2
         await gateway.deploys.delete("gone")
         await leader.at(NOON + 120)
@@ -350,7 +356,9 @@ async def test_the_schedules_of_a_function_go_with_it_though_another_of_its_name
     async with empty(nats) as gateway:
         for name in ("renewed", "renewed-too"):
             await gateway.deploys.deploy(make.spec(name, schedule=MINUTELY), DIGEST)
-            await gateway.schedules.add(name, Schedule("0 6 * * *", arguments={"texts": ["x"]}))
+            await gateway.schedules.add(
+                gateway.registry.resolve(name), Schedule("0 6 * * *", arguments={"texts": ["x"]})
+            )
         led = await Led.from_now(gateway, NOON)
         await led.at(NOON)
         assert len(await gateway.buckets.schedules.keys("renewed")) == 4

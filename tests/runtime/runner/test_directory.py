@@ -18,13 +18,13 @@ def test_the_revisions_of_a_function_are_read_once_and_forgotten_with_it(url: st
         directory = Directory(node.functions, node.revisions)
         revision = await node.deploy("embed")
         await directory.open()
-        assert await directory.serving("embed") == revision
+        assert await directory.serving("embed", "embed") == revision
         await node.revisions.delete(subjects.revision_key("embed", 1))
-        assert await directory.serving("embed") == revision
+        assert await directory.serving("embed", "embed") == revision
         await node.functions.delete("embed")
         while True:
             try:
-                await directory.serving("embed")
+                await directory.serving("embed", "embed")
             except FunctionNotFound:
                 break
             await asyncio.sleep(0.01)

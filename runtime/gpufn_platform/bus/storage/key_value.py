@@ -30,7 +30,7 @@ from gpufn_platform.bus.storage.ordered_reader import Feed, StoredMessage
 
 log = logging.getLogger(__name__)
 
-_KEY = re.compile(r"[A-Za-z0-9_=-][A-Za-z0-9_=.-]*")
+_KEY = re.compile(r"[A-Za-z0-9_=/-][A-Za-z0-9_=./-]*")
 _REPLACE = {"Nats-Rollup": "sub"}
 _DELETE = {"KV-Operation": "DEL", **_REPLACE}
 _COPIED = "Nats-Stream"  # on a message that the server has read from a stream for a client

@@ -30,6 +30,7 @@ from gpufn_core.errors import (
     InvocationNotFound,
     PayloadTooLarge,
     PlatformError,
+    RequestError,
     UnsupportedMediaType,
     pickles_refused,
 )
@@ -103,13 +104,14 @@ class NestedCalls:
             self.shared_bodies.drop(link.id, call.shared_body)
             link.send(frames.Answer(call.call, OutcomeKind.CANCELLED, None, ""))
             return
+        is_own = parent is not None and self._is_own(call, parent)
         if parent is not None:
             parent.run.calls.add(call.call)
-            parent.run.own_calls += _is_own(call, parent)
+            parent.run.own_calls += is_own
         task = asyncio.get_running_loop().create_task(self._serve(link, call, body, parent), name="nested call")
         self._tasks[link.id, call.call] = task
         # Not in the task: a task that is cancelled before its first step does not run at all.
-        task.add_done_callback(functools.partial(self._send_answer, link, call, parent))
+        task.add_done_callback(functools.partial(self._send_answer, link, call, parent, is_own))
 
     def credit(self, link: WorkerLink, call: int, items: int) -> None:
         """Allow more items of a stream: the function has read `items`."""
@@ -133,13 +135,18 @@ class NestedCalls:
             self.close(link, call)
 
     def _send_answer(
-        self, link: WorkerLink, call: frames.Call, parent: Attempt | None, task: asyncio.Task[_Answer]
+        self,
+        link: WorkerLink,
+        call: frames.Call,
+        parent: Attempt | None,
+        is_own: bool,
+        task: asyncio.Task[_Answer],
     ) -> None:
         self._tasks.pop((link.id, call.call), None)
         link.open_calls.discard(call.call)
         if parent is not None:
             parent.run.calls.discard(call.call)
-            parent.run.own_calls -= _is_own(call, parent)
+            parent.run.own_calls -= is_own
         answer = _CANCELLED if task.cancelled() else task.result()
         if task.cancelled():
             self.shared_bodies.drop(link.id, call.shared_body)
@@ -231,7 +238,7 @@ class NestedCalls:
             self.bodies.remove(subjects.ARGUMENT_FILES, request.reference)
 
     async def _submit(self, link: WorkerLink, call: frames.Call, body: bytes, parent: Attempt | None) -> _Answer:
-        revision = await self._serving(call, parent)
+        revision = await self._serving(link, call, parent)
         useful_until = self._useful_until(call, parent)
         while not self.bus.connected:  # after sending, the outcome may be unknown; a second try could run twice
             await self._wait_for_bus(useful_until, BusUnavailable())
@@ -251,7 +258,7 @@ class NestedCalls:
         self, link: WorkerLink, call: frames.Call, body: bytes, parent: Attempt | None
     ) -> CallRequest:
         """Return the request of a call that the function waits for."""
-        revision = await self._serving(call, parent)
+        revision = await self._serving(link, call, parent)
         deadline = self._deadline(revision, call, parent)
         ttl_s = max(0.0, deadline - self.clock.time()) + bodies.EXPIRES_LATER_S
         owner = bodies.expiring_owner()
@@ -382,10 +389,21 @@ class NestedCalls:
             wait_s = min(wait_s, parent.run.must_end_at - self.clock.monotonic())
         return self.clock.time() + wait_s
 
-    async def _serving(self, call: frames.Call, parent: Attempt | None) -> Revision:
+    async def _serving(self, link: WorkerLink, call: frames.Call, parent: Attempt | None) -> Revision:
+        caller = link.revision.function
         return await self._retry_while_bus_away(
-            self._useful_until(call, parent), lambda: self.directory.serving(call.target)
+            self._useful_until(call, parent), lambda: self.directory.serving(call.target, caller)
         )
+
+    def _is_own(self, call: frames.Call, parent: Attempt) -> bool:
+        """Return whether the call is to the function that waits for it."""
+        function = parent.message.function
+        if call.verb not in (Verb.CALL, Verb.STREAM):
+            return False
+        try:
+            return self.directory.find(call.target, function) == function
+        except RequestError:  # the call fails
+            return False
 
     async def _retry_while_bus_away(
         self, deadline: float, once: Callable[[], Awaitable[T]], *, may_repeat: Callable[[], bool] = lambda: True
@@ -444,11 +462,6 @@ def _request(
 
 def _checkpoint_too_large(size: int) -> PayloadTooLarge:
     return PayloadTooLarge(f"a checkpoint of {size:,} bytes is larger than the {CHECKPOINT_BYTES:,} bytes allowed")
-
-
-def _is_own(call: frames.Call, parent: Attempt) -> bool:
-    """Return whether the call is to the function that waits for it."""
-    return call.verb in (Verb.CALL, Verb.STREAM) and call.target == parent.message.function
 
 
 def _requested_priority(
