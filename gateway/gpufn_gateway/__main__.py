@@ -52,6 +52,7 @@ from gpufn_gateway.http.connection.server import Server, listen
 from gpufn_gateway.http.host_field import is_loopback
 from gpufn_gateway.maps.maps import Maps
 from gpufn_gateway.oip.inference import Inference
+from gpufn_gateway.routes.apps import AppRoutes
 from gpufn_gateway.routes.artifacts import ArtifactRoutes
 from gpufn_gateway.routes.builds import BuildRoutes
 from gpufn_gateway.routes.dead_letters import DeadLetterRoutes
@@ -260,6 +261,7 @@ class _Gateway:
                 bodies=bodies,
                 bundle_bodies=self._readers.for_bundles,
             ).routes(),
+            *AppRoutes(registry, self._deploys).routes(),
             *InvocationRoutes(self._submissions, registry).routes(),
             *MapRoutes(Maps(bus, self._calls, self._readers.for_calls, self._addresses), registry).routes(),
             *DeadLetterRoutes(DeadLetters(bus, self._calls), registry).routes(),

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from gpufn.call.graph import gather as gather
     from gpufn.call.submitted_call import Call as Call
     from gpufn.client.client import Client as Client
+    from gpufn.declare.app import App as App
     from gpufn.declare.decorator import enter as enter
     from gpufn.declare.decorator import exit as exit  # noqa: A004  the counterpart of `enter`
     from gpufn.declare.decorator import gpu_function as gpu_function
@@ -61,6 +62,7 @@ __version__ = "0.1.0"
 __all__ = [  # noqa: RUF022  grouped by purpose
     # Declare
     "gpu_function",
+    "App",
     "enter",
     "method",
     "park",
@@ -92,6 +94,7 @@ __all__ = [  # noqa: RUF022  grouped by purpose
 ]
 
 _MODULES = {
+    "gpufn.declare.app": ("App",),
     "gpufn.declare.decorator": ("gpu_function", "enter", "method", "park", "resume", "exit"),
     "gpufn.declare.function": ("Function",),
     "gpufn.declare.image": ("Image",),

@@ -202,7 +202,7 @@ class Gateway:
         )
         routes = [
             *functions.routes(),
-            *InvocationRoutes(submissions).routes(),
+            *InvocationRoutes(submissions, self.registry).routes(),
             *OipRoutes(self.registry, self.telemetry, lambda: self.reason).routes(),
             *operations.routes(),
         ]

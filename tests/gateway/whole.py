@@ -33,6 +33,7 @@ from gpufn_gateway.functions.registry import Registry
 from gpufn_gateway.http.body_reader import BodyBudget, BodyReader
 from gpufn_gateway.maps.maps import Maps
 from gpufn_gateway.oip.inference import Inference
+from gpufn_gateway.routes.apps import AppRoutes
 from gpufn_gateway.routes.artifacts import ArtifactRoutes
 from gpufn_gateway.routes.builds import BuildRoutes
 from gpufn_gateway.routes.dead_letters import DeadLetterRoutes
@@ -147,6 +148,7 @@ class Whole:
                 bodies=bodies,
                 bundle_bodies=bodies,
             ).routes(),
+            *AppRoutes(self.registry, self.deploys).routes(),
             *InvocationRoutes(submissions, self.registry).routes(),
             *MapRoutes(Maps(bus, calls, call_bodies, addresses), self.registry).routes(),
             *DeadLetterRoutes(DeadLetters(bus, calls), self.registry).routes(),

@@ -78,12 +78,13 @@ class SourceConflict(Conflict):
 
 class DeployOptions(msgspec.Struct, frozen=True):
     """Options of a deploy. `check`: move calls once a worker of the revision has started. `replace`: allow an active
-    revision that came from another file or project than `source`. `code` is as in Revision."""
+    revision that came from another file or project than `source`. `code` and `deploy_id` are as in Revision."""
 
     check: bool = True
     source: Source | None = None
     replace: bool = False
     code: str = ""
+    deploy_id: str = ""
 
 
 _DEFAULT_OPTIONS: Final = DeployOptions()
@@ -298,6 +299,7 @@ class Deploys:
                 check=Check(CheckState.PENDING) if options.check else None,
                 source=options.source,
                 code=options.code,
+                deploy_id=options.deploy_id,
             )
         )
 

@@ -14,13 +14,13 @@ import msgspec
 
 from gpufn_core.domain.engine import EngineManifest
 from gpufn_core.domain.revision import Function, Revision, RevisionState
-from gpufn_core.errors import FunctionNotFound, GpufnError, InvalidInput, PlatformError, RevisionNotFound
+from gpufn_core.errors import FunctionNotFound, InvalidInput, PlatformError, RevisionNotFound
 from gpufn_core.protocol import subjects
 from gpufn_core.protocol.report_parts import Statuses
 from gpufn_core.protocol.reports import ControllerReport, FunctionStatus, NodeReport, RunnerReport
 from gpufn_core.spec.function_spec import MethodSpec
 from gpufn_core.spec.model_spec import ModelSpec
-from gpufn_core.spec.names import Names, function_name, is_function_name, shown
+from gpufn_core.spec.names import Names, canonical, is_function_name, shown
 from gpufn_gateway.arguments.signature import Signature
 from gpufn_gateway.auth.access import LOCAL, Access, Principal
 from gpufn_gateway.buckets import Buckets, decode_function, decode_key, decode_manifest, decode_revision
@@ -113,16 +113,16 @@ class Registry:
         if entry is None:
             self._pointed_at.pop(key, None)
             if self.functions.pop(key, None) is not None:
-                self._names.discard(key)
                 self._forget_targets()
                 self.statuses.pop(key)
                 for callback in self.on_deleted:
                     callback(key)
         else:
             self.functions[key] = decode_function(entry.value)
-            self._names.add(key)
             self._pointed_at[key] = self._clock.monotonic()
             self._forget_targets()
+
+        self._update_name(key)
 
     def on_revision(self, key: str, entry: Entry | None) -> None:
         name, _, number = key.rpartition(".")
@@ -131,7 +131,15 @@ class Registry:
             self._signatures = {key: each for key, each in self._signatures.items() if key[:2] != (name, int(number))}
         else:
             self.revisions.setdefault(name, {})[int(number)] = decode_revision(entry.value)
+        self._update_name(name)
         self._forget_targets()
+
+    def _update_name(self, name: str) -> None:
+        """Callers can mean a function as long as it exists or is being built."""
+        if name in self.functions or self.is_being_built(name):
+            self._names.add(name)
+        else:
+            self._names.discard(name)
 
     def on_engine(self, key: str, entry: Entry | None) -> None:
         if entry is None:
@@ -191,18 +199,10 @@ class Registry:
         try:
             return self.find(name, principal)
         except FunctionNotFound:
-            full = function_name(name)
+            full = canonical(name)
             if not is_function_name(full):
                 raise InvalidInput(f"{shown(name)} is not a valid function name", field="function") from None
             return full
-
-    def is_known(self, name: str) -> bool:
-        """Return whether `name` can mean a function."""
-        try:
-            self.find(name)
-        except GpufnError as error:
-            return not isinstance(error, FunctionNotFound)
-        return True
 
     def function(self, name: str) -> Function:
         """Return a Function by its full name. Raises FunctionNotFound."""

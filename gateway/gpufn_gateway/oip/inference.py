@@ -18,6 +18,7 @@ from gpufn_core.encoding import media
 from gpufn_core.errors import CapacityError, FunctionNotFound, GpufnError, InvalidInput, RevisionNotFound
 from gpufn_core.spec import names
 from gpufn_core.spec.function_spec import Packaging
+from gpufn_gateway.auth.access import Principal
 from gpufn_gateway.calls.admission import too_large
 from gpufn_gateway.calls.call_bodies import CallBodies
 from gpufn_gateway.calls.prepare import Arguments, Calls
@@ -83,11 +84,13 @@ def check_is_model(target: Target, version: str) -> None:
         raise RevisionNotFound(f"{target.name} serves version {target.number}, not {version[:20]}.")
 
 
-def model_not_found(registry: Registry, name: str) -> GpufnError:
-    """Return the error for a model name without a function."""
-    if registry.is_being_built(names.function_name(name)):
-        return ModelNotReady(f"The model {names.shown(name)} is being built.")
-    return FunctionNotFound(f"There is no model {names.shown(name)}.")
+def model_error(error: FunctionNotFound, name: str, registry: Registry, principal: Principal) -> GpufnError:
+    """Return the error for a name that cannot be called. `error` is the one of a function."""
+    try:
+        full = registry.find(name, principal)
+    except FunctionNotFound:
+        return FunctionNotFound(f"There is no model {names.shown(name)}.")
+    return error if full in registry.functions else ModelNotReady(f"The model {names.shown(name)} is being built.")
 
 
 class Inference:
@@ -103,9 +106,8 @@ class Inference:
         try:
             call = await self._calls.prepare(name, headers, receive, read=read)
         except FunctionNotFound as error:
-            if self._calls.registry.is_known(name):
-                raise
-            raise model_not_found(self._calls.registry, name) from error
+            principal = self._calls.access.authenticate(headers)
+            raise model_error(error, name, self._calls.registry, principal) from None
         await self._invoke.respond(call, receive, send, OIP_FORMAT)
 
     async def _read(

@@ -29,6 +29,7 @@ class Deploy(msgspec.Struct, forbid_unknown_fields=True):
     source: Source | None = None
     replace: bool = False
     code: Annotated[str, msgspec.Meta(max_length=128)] = ""
+    deploy_id: Annotated[str, msgspec.Meta(max_length=26)] = ""
 
 
 class Rollback(msgspec.Struct, forbid_unknown_fields=True):

@@ -14,10 +14,12 @@ from starlette.routing import Route
 from gpufn_core.domain.revision import Function, Revision
 from gpufn_core.encoding import media
 from gpufn_core.errors import BusUnavailable, InvalidInput, InvalidSpec, UnsupportedMediaType
+from gpufn_core.ids import new_ulid
 from gpufn_core.protocol import subjects
 from gpufn_core.protocol.messages import LogLine
 from gpufn_core.protocol.reports import FunctionStatus, WorkerCounts
 from gpufn_core.spec.function_spec import FunctionSpec, spec_from_json
+from gpufn_core.spec.names import canonical
 from gpufn_core.spec.priority import Priority
 from gpufn_gateway.arguments.signature import MAX_DEPTH, depth_of
 from gpufn_gateway.auth.access import DEPLOY, HI, READ
@@ -95,7 +97,7 @@ class FunctionRoutes:
             principal.require(HI)
         bundle = checked_digest(body.bundle, "the bundle")
         source = body.source and msgspec.structs.replace(body.source, key=principal.id)
-        options = DeployOptions(check=body.check, source=source, replace=body.replace, code=body.code)
+        options = DeployOptions(body.check, source, body.replace, body.code, body.deploy_id or new_ulid())
         if spec.models:
             revision = await self.deploys.build(spec, bundle, options)
             url = f"/v1/functions/{revision.function}/revisions/{revision.number}"
@@ -121,7 +123,9 @@ class FunctionRoutes:
     async def revision(self, request: Request) -> Response:
         """Show a revision, even if its Function does not exist yet."""
         requested = whole_number(request.path_params["number"], 9)
-        name = self.registry.find_or_deleted(request.path_params["fn"], principal_of(request))
+        name = canonical(request.path_params["fn"])
+        if name not in self.registry.revisions:  # a function that is built has no Function yet, so `find` comes second
+            name = self.registry.find_or_deleted(request.path_params["fn"], principal_of(request))
         revision = self.registry.revision(name, -1 if requested is None else requested)
         known = self.builds.known
         function = self.registry.functions.get(revision.function)
@@ -264,6 +268,7 @@ def _revision_view(revision: Revision, function: Function | None) -> dict[str, A
         "created_at": revision.created_at,
         "bundle": revision.bundle,
         "code": revision.code,
+        "deploy_id": revision.deploy_id,
         "state": revision.state,
         "active": function is not None and revision.number == function.active,
         "serving": function is not None and revision.number == function.serving,

@@ -18,7 +18,7 @@ from gpufn_gateway.auth.access import READ, Principal
 from gpufn_gateway.calls import admission
 from gpufn_gateway.functions.registry import Registry, Target
 from gpufn_gateway.oip import views
-from gpufn_gateway.oip.inference import ModelNotReady, check_is_model, model_not_found
+from gpufn_gateway.oip.inference import ModelNotReady, check_is_model, model_error
 from gpufn_gateway.problems import RouteError
 from gpufn_gateway.routes.requests import json_response, principal_of, route
 from gpufn_gateway.telemetry import Telemetry
@@ -131,7 +131,7 @@ class OipRoutes:
         try:
             target = self._registry.resolve(name, principal)
         except FunctionNotFound as error:
-            raise model_not_found(self._registry, name) from error
+            raise model_error(error, name, self._registry, principal) from None
         if not principal.has_scope(READ):
             principal.require_invoke(target.name)
         check_is_model(target, request.path_params.get("version", ""))

@@ -95,9 +95,11 @@ class Client(CallApi, ModelRequests):
         check_seconds("timeout_s", timeout_s)
         deployments = []
         home = names.Home(self.environment or names.DEFAULT, app or names.DEFAULT)
-        run = new_ulid()
+        deploy_id = new_ulid()
         for deployable in list(_deployment.deployables(functions, include, home)):  # validate all before sending any
-            deployment = _deployment.deploy(self, deployable, force=force, check=check, replace=replace, run=run)
+            deployment = _deployment.deploy(
+                self, deployable, force=force, check=check, replace=replace, deploy_id=deploy_id
+            )
             for warning in deployment.warnings():
                 warnings.warn(warning, stacklevel=2)
             deployments.append(deployment)

@@ -53,9 +53,8 @@ class CallRequests(Requests):
         `query` has the other arguments, as a URL query string.
         """
         options = _call_options(body, content_type, accept, timeout_s, priority)
-        return raw_result_of(
-            self._request("POST", self._invoke_path(function, query), **options, timeout=self._no_timeout)
-        )
+        path = self._invoke_path(function, query)
+        return raw_result_of(self._request("POST", path, **options, timeout=self._no_timeout))
 
     def stream_raw(
         self,

@@ -10,6 +10,8 @@ from gpufn.client.http import JSON_BODY, Requests
 from gpufn.client.responses import decode
 from gpufn.client.streams import lines_of
 from gpufn.client.views import (
+    ActiveRevision,
+    AppView,
     BuildingRevision,
     FunctionView,
     InvocationView,
@@ -25,6 +27,7 @@ from gpufn_core.errors import PayloadTooLarge
 from gpufn_core.ids import Digest
 from gpufn_core.protocol.messages import LogLine
 from gpufn_core.spec.function_spec import FunctionSpec
+from gpufn_core.spec.names import DEFAULT
 from gpufn_core.spec.units import format_bytes
 
 
@@ -53,13 +56,13 @@ class FunctionRequests(Requests):
         source: Source | None = None,
         replace: bool = False,
         code: str = "",
-        run: str = "",
+        deploy_id: str = "",
     ) -> FunctionView | BuildingRevision:
         """Create a revision from a spec whose bundle and models are uploaded. `deploy` does all steps.
 
         Return BuildingRevision if the gateway builds engines for its models first.
         """
-        options = {"check": check, "source": source, "replace": replace, "code": code, "run": run}
+        options = {"check": check, "source": source, "replace": replace, "code": code, "deploy_id": deploy_id}
         body = msgspec.json.encode({"spec": spec, "bundle": bundle, **options})
         response = self._request("POST", "/v1/functions", content=body, headers=JSON_BODY)
         if response.status_code == 202:
@@ -83,6 +86,18 @@ class FunctionRequests(Requests):
         body = msgspec.json.encode({} if revision is None else {"revision": revision})
         path = f"{self._function_url(name)}/rollback"
         return self._json(FunctionView, "POST", path, content=body, headers=JSON_BODY)
+
+    def apps(self) -> list[AppView]:
+        """List the apps of all environments."""
+        return self._member(list[AppView], "apps", "GET", "/v1/apps")
+
+    def rollback_app(self, app: str, environment: str = DEFAULT) -> list[ActiveRevision]:
+        """Undo the last deploy of an app. Return the functions that went back to an earlier revision.
+
+        Raises FunctionNotFound for an unknown app, RevisionNotFound if there is nothing to go back to.
+        """
+        path = f"/v1/apps/{segment(environment)}/{segment(app)}/rollback"
+        return self._member(list[ActiveRevision], "functions", "POST", path)
 
     def scale(self, name: str, min_workers: int | None, max_workers: int | None) -> FunctionView:
         """Override the spec's minimum and maximum number of workers. None restores the spec's own value."""

@@ -55,11 +55,30 @@ class FunctionView(msgspec.Struct, frozen=True, kw_only=True):
         return f"<FunctionView {self.name}@{self.active}{serving}, {self.workers.ready} ready>"
 
 
+class AppView(msgspec.Struct, frozen=True, kw_only=True):
+    """The functions of one app in one environment, by full name. `deployed_at` is in unix seconds."""
+
+    environment: str
+    app: str
+    functions: tuple[str, ...] = ()
+    deploy_id: str = ""
+    deployed_at: float | None = None
+
+
+class ActiveRevision(msgspec.Struct, frozen=True, kw_only=True):
+    """A function, its active revision, and the revision that receives calls until that one is ready."""
+
+    name: str
+    active: int
+    serving: int
+
+
 class RevisionView(msgspec.Struct, frozen=True, kw_only=True):
     number: int
     created_at: float
     bundle: str
     code: str = ""
+    deploy_id: str = ""
     state: str
     active: bool = False
     serving: bool = False

@@ -49,7 +49,7 @@ class App:
     def function(self, *, models: Mapping[str, Model], **options: Unpack[PlainOptions]) -> DecoratorWithModels: ...
     @overload
     def function(self, **options: Unpack[PlainOptions]) -> Decorator: ...
-    def function(self, target: Any = None, /, **options: Any) -> Any:
+    def function(self, target: Any = None, /, **options: Any) -> Any:  # type: ignore[misc]
         """Declare a function or a class of this app. It takes the options of `gpu_function`. Raises InvalidSpec."""
         if "app" in options:
             raise InvalidSpec(f"the function belongs to the app {self.name}: remove app=...")

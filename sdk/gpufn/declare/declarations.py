@@ -17,8 +17,9 @@ class Declaration(Protocol):
     __qualname__: str
 
 
-# By name, with its app if it has one, then by module and qualified name. A notebook declares the same function many times: the last one
-# that is still referenced counts. A copy by value counts as a declaration, because its original may be gone.
+# By name, with the app if there is one, then by module and qualified name. A notebook declares the same function many
+# times: the last one that is still referenced counts. A copy by value counts as a declaration, because its original may
+# be gone.
 _declarations: dict[str, dict[tuple[str, str], list[weakref.ref[Declaration]]]] = {}
 
 

@@ -65,6 +65,7 @@ class _Declaration:
         models: tuple[ModelSpec, ...] = (),
         image: ImageSpec | None = None,
         weights: tuple[WeightsSpec, ...] = (),
+        *,
         home: Home = HOME,
     ) -> FunctionSpec:
         """Return the spec to deploy. Resolves the type hints. Raises InvalidSpec, which names the wrong parameter."""

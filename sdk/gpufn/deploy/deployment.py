@@ -24,7 +24,15 @@ from gpufn.deploy.capacity_warnings import unmet_requirement
 from gpufn.deploy.check_wait import is_pending, wait_until_checked
 from gpufn.deploy.signature_changes import signature_changes
 from gpufn_core.domain.revision import CheckState, RevisionState, Source
-from gpufn_core.errors import Conflict, Forbidden, FunctionNotFound, FunctionStartFailed, GpufnError, InvalidSpec
+from gpufn_core.errors import (
+    AmbiguousFunction,
+    Conflict,
+    Forbidden,
+    FunctionNotFound,
+    FunctionStartFailed,
+    GpufnError,
+    InvalidSpec,
+)
 from gpufn_core.ids import Digest
 from gpufn_core.spec.function_spec import Batch, EntryPoint, FunctionSpec, MethodSpec, Packaging, spec_from_json
 from gpufn_core.spec.names import HOME, Home
@@ -104,7 +112,7 @@ class Api(Protocol):
         source: Source | None,
         replace: bool,
         code: str,
-        run: str,
+        deploy_id: str,
     ) -> FunctionView | BuildingRevision: ...
 
 
@@ -151,7 +159,7 @@ def deployables(
             tuple(model.spec for model in models),
             image,
             tuple(prepared.spec for prepared in used),
-            home,
+            home=home,
         )
         paths = {digest: path for model in models for digest, path in model.paths.items()}
         paths |= {digest: path for prepared in used for digest, path in prepared.paths.items()}
@@ -202,13 +210,13 @@ def deploy(
     force: bool = False,
     check: bool = True,
     replace: bool = False,
-    run: str = "",
+    deploy_id: str = "",
     on_progress: Callable[[str], None] = lambda progress: None,
 ) -> Deployment:
     """Run steps 1 to 3. `on_progress` receives the progress of the uploads.
 
     `force` creates a new revision even if nothing changed. `replace` allows replacing a function of another file or
-    project. `run` is the id of the deploy, shared by the functions that are deployed together.
+    project. `deploy_id` is shared by the functions that are deployed together.
     """
     spec, digest = deployable.spec, deployable.bundle
     name, timeout_s = spec.name, spec.startup_timeout_s
@@ -224,7 +232,7 @@ def deploy(
     api.put_bundle(digest, deployable.data)
     upload(api, deployable.paths, on_progress)
     created = api.create_revision(
-        spec, digest, check=check, source=deployable.source, replace=replace, code=deployable.code, run=run
+        spec, digest, check=check, source=deployable.source, replace=replace, code=deployable.code, deploy_id=deploy_id
     )
     arguments, crowded = _changed_arguments(before, spec), parallelism_warning(spec)
     if isinstance(created, BuildingRevision):
@@ -307,12 +315,10 @@ def wait_until_built(
             raise build_error(revision.error)
         if revision.state is not RevisionState.BUILDING:
             ready_at = clock() if ready_at is None else ready_at
-            view, active = None, 0
-            with contextlib.suppress(FunctionNotFound):  # the function's first revision
-                view = api.function(name)
-                active = view.active
-            if view is not None and active == number:
+            view = _existing_view(api, name)
+            if view is not None and view.active == number:
                 return view
+            active = 0 if view is None else view.active
             if active > number or clock() > ready_at + _ACTIVATION_S:
                 other = f"{name}@{active}" if active else "no revision"
                 raise Conflict(f"{name}@{number} is built, but {other} is active")
@@ -361,10 +367,19 @@ def wait_until_serving(
 
 
 def _current_view(api: Api, name: str) -> FunctionView | None:
+    """Return the view of a function before its deploy, or None."""
+    with contextlib.suppress(Forbidden):
+        return _existing_view(api, name, env_values=True)  # the comparison needs the values
+    return None
+
+
+def _existing_view(api: Api, name: str, *, env_values: bool = False) -> FunctionView | None:
+    """Return the view of the function with this full name, or None. A bare name may find a function of another app."""
     try:
-        return api.function(name, env_values=True)  # the comparison needs the values
-    except (FunctionNotFound, Forbidden):
+        view = api.function(name, env_values=env_values)
+    except (FunctionNotFound, AmbiguousFunction):
         return None
+    return view if view.name == name else None
 
 
 def _is_serving(view: FunctionView) -> bool:

@@ -65,7 +65,8 @@ class Revision(msgspec.Struct, frozen=True, kw_only=True):
     revision can be neither called nor rolled back to, and is deleted once nothing runs it; the record of the newest
     revision keeps its number, with a bundle named "". `check` is None for a deploy without a check. A revision whose
     check failed is FAILED. `source` is None if the client did not send it. `code` is the client's digest of the
-    function's own code: deploying the same code in another bundle creates no new revision.
+    function's own code: deploying the same code in another bundle creates no new revision. `deploy_id` is common to
+    the revisions of one deploy.
     """
 
     function: str
@@ -81,6 +82,7 @@ class Revision(msgspec.Struct, frozen=True, kw_only=True):
     check: Check | None = None
     source: Source | None = None
     code: str = ""
+    deploy_id: str = ""
 
     def __str__(self) -> str:
         return f"{self.function}@{self.number}"

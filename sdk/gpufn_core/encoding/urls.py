@@ -65,7 +65,7 @@ def function_path(name: str, environment: str = "") -> str:
     >>> function_path("resnet.classify"), function_path("search/predict"), function_path("predict", "prod")
     ('resnet.classify', '-/search/predict', 'prod/-/predict')
     """
-    if not isinstance(name, str) or name.count("/") > 2:
+    if not isinstance(name, str) or not all(map(names.is_group_or_any, name.split("/")[:-1])) or name.count("/") > 2:
         return segment(name)  # raises
     wanted = names.in_environment(name, environment) if environment else name
     return "/".join(map(segment, names.url_name(wanted).split("/")))

@@ -30,7 +30,7 @@ _BASE: Final = r"[a-z0-9](?:[a-z0-9-]{0,38}[a-z0-9])?"
 _NOT_RESERVED: Final = rf"(?!(?:{'|'.join(sorted(RESERVED_APPS))})/)"
 GROUP: Final = re.compile(_GROUP)
 BASE_NAME: Final = re.compile(_BASE)
-FULL_NAME: Final = re.compile(rf"(?:{_GROUP}/{_NOT_RESERVED}{_GROUP}/)?{_BASE}")
+FULL_NAME: Final = re.compile(rf"(?:(?!{DEFAULT}/{DEFAULT}/){_GROUP}/{_NOT_RESERVED}{_GROUP}/)?{_BASE}")
 # Python names that `function_name` turns into the last part of a function's name.
 _SPELLED_BASE: Final = r"_*[A-Za-z0-9](?:[A-Za-z0-9_-]{0,38}[A-Za-z0-9])?_*"
 SPELLED_NAME: Final = re.compile(rf"(?:(?:-|{_GROUP})/{_NOT_RESERVED}(?:-|{_GROUP})/)?{_SPELLED_BASE}")
@@ -81,6 +81,16 @@ def full_name(env: str, app: str, base: str) -> str:
     return base if env == app == DEFAULT else f"{env}/{app}/{base}"
 
 
+def canonical(name: str) -> str:
+    """Return the full name for a caller's name, with `default` for the parts that it leaves out.
+
+    >>> canonical("f_x"), canonical("default/default/f"), canonical("prod/-/f")
+    ('f-x', 'f', 'prod/default/f')
+    """
+    env, app, base = _parse(function_name(name))
+    return full_name(env or DEFAULT, app or DEFAULT, base)
+
+
 def parts_of(full: str) -> Parts:
     """Return the parts of a full name.
 
@@ -118,6 +128,11 @@ def in_environment(name: str, env: str) -> str:
             return f"{env}/{name}"
         case _:
             return name
+
+
+def is_group_or_any(text: str) -> bool:
+    """Return whether `text` can stand for the environment or the app in a caller's name."""
+    return text == ANY or GROUP.fullmatch(text) is not None
 
 
 def check_group(kind: str, name: str) -> None:
@@ -167,7 +182,7 @@ class Names:
         Raises FunctionNotFound, and AmbiguousFunction with the full names that fit.
         """
         wanted = _parse(function_name(name))
-        known = self._by_base.get(wanted.base, frozenset())
+        known = self._by_base.get(wanted.base, set[str]())
         at_home = full_name(wanted.env or home.env, wanted.app or home.app, wanted.base)
         if at_home in known and may_see(at_home):
             return at_home

@@ -13,19 +13,17 @@ import pytest
 from gpufn_core.domain.device import Share
 from gpufn_core.errors import InvalidSpec
 from gpufn_core.spec.function_spec import (
-    SPELLED_NAME,
     Batch,
     EntryPoint,
     FunctionSpec,
     MethodSpec,
     Retry,
     ScalingPolicy,
-    function_name,
     spec_from_json,
 )
 from gpufn_core.spec.image_spec import ImageSpec
 from gpufn_core.spec.model_spec import ModelFile, ModelSpec
-from gpufn_core.spec.names import is_function_name
+from gpufn_core.spec.names import SPELLED_NAME, function_name, is_function_name
 from gpufn_core.spec.resources import Resources
 
 

@@ -51,7 +51,7 @@ async def test_a_wrong_key_is_told_nothing(gateway: Any, problem: Any) -> None:
         (("admin",), 200, 200, 422, 200),
         (("invoke:embed",), 200, 403, 403, 403),
         (("invoke:*",), 200, 403, 403, 403),
-        (("invoke:other",), 403, 403, 403, 403),
+        (("invoke:other",), 404, 403, 403, 403),
         (("read",), 403, 200, 403, 403),
         (("deploy",), 403, 200, 422, 403),
         (("invoke:embed", "read"), 200, 200, 403, 403),

@@ -32,6 +32,7 @@ class Led:
 
     def __init__(self, gateway: Whole, now: float) -> None:
         self.now = now
+        self.registry = gateway.registry
         self.schedules = Schedules(gateway.bus, gateway.buckets.schedules, gateway.registry, self)
         self.runs = ScheduleRuns(self.schedules, gateway.registry, self, NO_DISK, leads=lambda: True)
 

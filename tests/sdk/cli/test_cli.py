@@ -120,7 +120,7 @@ def test_an_option_of_a_cron_line_is_refused_without_one(gateway: StubGateway, o
         ["invoke", "f", "-d", "@nosuch"],
         ["map", "f", "-d", "@nosuch"],
         ["map", "f", "-d", "@/dev/null", "--id", "x"],
-        ["describe", "a/b"],
+        ["describe", "A/b"],
         ["keys", "create", "--run-seconds", "nan"],
         ["keys", "create", "--gpu-seconds", "inf"],
         ["keys", "create", "--run-seconds", "0"],

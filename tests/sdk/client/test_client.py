@@ -592,7 +592,7 @@ _BY_NAME: tuple[Callable[[Client, str], Any], ...] = (
 @pytest.mark.parametrize("send", _BY_NAME)
 def test_no_name_leads_to_another_address(gateway: StubGateway, send: Callable[[Client, str], Any]) -> None:
     with Client() as client:
-        for name in ("", ".", "..", "a/b", "../nodes", "a\n", "\x1b[2J"):
+        for name in ("", ".", "..", "A/b", "a/b/c/d", "../nodes", "a\n", "\x1b[2J"):
             with pytest.raises(InvalidInput) as caught:
                 send(client, name)
             assert repr(name) in caught.value.message

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
@@ -22,7 +23,9 @@ from gpufn.cli.models.options import (
 from gpufn.cli.terminal.command import Argument, Command, FloatRange, connect, json_option
 from gpufn.cli.terminal.output import as_usage_error, print_json, say, size, step
 from gpufn_core.errors import Conflict, FunctionNotFound, GpufnError, InvalidSpec
+from gpufn_core.ids import new_ulid
 from gpufn_core.spec.function_spec import Packaging
+from gpufn_core.spec.names import DEFAULT, Home, check_group
 
 if TYPE_CHECKING:
     from gpufn.client.client import Client
@@ -56,6 +59,9 @@ if TYPE_CHECKING:
 )
 @click.option("--check/--no-check", default=True, help="Start a worker of the new revision before calls go there.")
 @click.option("--force", is_flag=True, help="Create a new revision even if nothing changed.")
+@click.option("--app", help="App of the functions that declare none. Default: `default`.")
+@click.option("--env", help="Environment to deploy to. Default: GPUFN_ENV, else `default`.")
+@click.option("--prune", is_flag=True, help="Remove the functions of the app that the file no longer has.")
 @click.option("--replace", is_flag=True, help="Replace a function that came from another file or project.")
 @json_option
 def deploy(
@@ -69,6 +75,9 @@ def deploy(
     force: bool,
     check: bool,
     replace: bool,
+    app: str | None,
+    env: str | None,
+    prune: bool,
     **options: Any,
 ) -> None:
     """Deploy the functions of a file, or a model.
@@ -86,42 +95,91 @@ def deploy(
     Stand-ins replace packages that the file imports but that are not installed here, to read names, options and
     signatures. The gateway accepts any argument for type hints of these packages; the worker checks them.
 
+    Functions belong to an app and an environment. The command lists the functions of the app that the file no longer
+    has; --prune removes them. In the app `default`, only functions that came from the same file count.
+    `gpufn apps rollback` undoes a deploy as a whole.
+
     A model is a function without code that maps tensors to tensors. Clients of the Open Inference Protocol call it
     under /v2/models/NAME. FILE.py:FACTORY is a function that returns a torch module and example inputs.
     """
     for_model = ModelOptions(**{name: options.pop(name) for name in ModelOptions._fields})
+    if prune and (name or is_model(file)):
+        raise click.BadParameter("--prune is for all functions of a file: remove --name, or deploy a Python file")
     read = _read_model if is_model(file) else _read_file
-    with read(file, list(name), list(include), for_model, WorkerOptions(**options)) as deployables, connect() as client:
+    home = _home(app, env)
+    selection = _Selection(file, list(name), list(include), home)
+    with read(selection, for_model, WorkerOptions(**options)) as deployables, connect() as client:
         deploy_options = {"force": force, "check": check, "replace": replace}
         _deploy(client, deployables, wait=wait, timeout_s=timeout, json=json, **deploy_options)
+        if not name and not is_model(file):
+            _prune(client, deployables, file, is_wanted=prune)
+
+
+class _Selection(NamedTuple):
+    """The file, the names of its functions to deploy (empty for all), more files to send, and where they go."""
+
+    file: str
+    names: list[str]
+    include: list[str]
+    home: Home
+
+
+def _home(app: str | None, env: str | None) -> Home:
+    """Return the app and environment to deploy to. Raises a usage error for names that are not valid."""
+    environment = env or os.environ.get("GPUFN_ENV") or DEFAULT
+    with as_usage_error("--env"):
+        check_group("environment", environment)
+    with as_usage_error("--app"):
+        check_group("app", app or DEFAULT)
+    return Home(environment, app or DEFAULT)
+
+
+def _prune(client: Client, deployables: list[Deployable], file: str, *, is_wanted: bool) -> None:
+    """List the functions of the deployed apps that the file no longer has, and delete them if `is_wanted`."""
+    from gpufn.deploy.leftovers import leftovers  # noqa: PLC0415
+
+    try:
+        names = leftovers(client.functions(), deployables)
+    except GpufnError:
+        if is_wanted:
+            raise
+        return
+    for name in names:
+        if is_wanted:
+            client.delete(name)
+            say(f"deleted {name}, which {file} no longer has", err=True)
+    if names and not is_wanted:
+        say(f"gpufn: {file} no longer has {', '.join(names)}: remove with --prune", err=True)
 
 
 @contextlib.contextmanager
 def _read_model(
-    file: str, names: list[str], include: list[str], model_options: ModelOptions, worker_options: WorkerOptions
+    selection: _Selection, model_options: ModelOptions, worker_options: WorkerOptions
 ) -> Iterator[list[Deployable]]:
     """Yield the model. An exported model's file is removed after the `with`."""
     from gpufn.deploy import deployment as _deployment  # noqa: PLC0415
     from gpufn.deploy.deploy_source import source_of_file  # noqa: PLC0415
 
+    file, names, include, home = selection
     if include:
         raise click.BadParameter("--include is only for a file with functions; a model's weights are sent with it")
     with onnx_of(file) as onnx:
         with step(f"Reading {file}"), as_usage_error():
             options = {"name": _single(names) or name_of(file), **worker_options.specified()}
-            deployable = _deployment.deployable_model(model_options.model(onnx), options)
+            deployable = _deployment.deployable_model(model_options.model(onnx), options, home)
             source = source_of_file(Path(file if Path(file).exists() else file.rpartition(":")[0]))
         yield [deployable._replace(source=source)]
 
 
 @contextlib.contextmanager
 def _read_file(
-    file: str, names: list[str], include: list[str], model_options: ModelOptions, worker_options: WorkerOptions
+    selection: _Selection, model_options: ModelOptions, worker_options: WorkerOptions
 ) -> Iterator[list[Deployable]]:
     from gpufn.deploy import bundle  # noqa: PLC0415
     from gpufn.deploy import deployment as _deployment  # noqa: PLC0415
     from gpufn.deploy.import_collector import check_globs, import_root  # noqa: PLC0415
 
+    file, names, include, home = selection
     if options := [*model_options.specified(), *worker_options.specified()]:
         option = options[0].removesuffix("_workers").replace("_", "-")
         raise click.BadParameter(f"--{option} is only for a model; set the options of a function in its file")
@@ -133,7 +191,7 @@ def _read_file(
     with step(f"Importing {file}"), contextlib.redirect_stdout(sys.stderr):
         project = bundle.load(path, to_run=False)
         functions = _select(project.functions, names, path)
-        deployables = list(_deployment.deployables(functions, include))
+        deployables = list(_deployment.deployables(functions, include, home))
     if project.missing:
         say(f"gpufn: warning: imported {file} without {', '.join(project.missing)}: not installed here", err=True)
     yield deployables
@@ -147,10 +205,11 @@ def _deploy(
 
     deployments = []
     failures: list[Exception] = []
+    deploy_id = new_ulid()
     for each in deployables:
         try:
             with step(f"Deploying {each.spec.name}, {size(each.size)}") as update:
-                deployment = _deployment.deploy(client, each, **options, on_progress=update)
+                deployment = _deployment.deploy(client, each, **options, deploy_id=deploy_id, on_progress=update)
         except Conflict as error:
             failures.append(error)
             continue
@@ -232,7 +291,16 @@ def _select(functions: list[bundle.AnyFunction], names: list[str], file: Path) -
     for function in functions:
         if by_name.setdefault(function.name, function) is not function:
             raise InvalidSpec(f"{file} declares two functions named {function.name}: set name=... on one of them")
-    selected = [name.replace("_", "-") for name in names] or list(by_name)
-    if missing := [name for name in selected if name not in by_name]:
+    if not names:
+        return list(by_name.values())
+    selected = [
+        function for name in names for function in by_name.values() if name.replace("_", "-") in _spellings(function)
+    ]
+    if missing := [name for name in names if not any(name.replace("_", "-") in _spellings(each) for each in selected)]:
         raise FunctionNotFound(f"{file} does not declare {missing[0]}; it declares {', '.join(by_name)}")
-    return [by_name[name] for name in selected]
+    return list(dict.fromkeys(selected))
+
+
+def _spellings(function: bundle.AnyFunction) -> tuple[str, str]:
+    """The names of a function on the command line: with its app and without."""
+    return function.name, function.name.rpartition("/")[2]

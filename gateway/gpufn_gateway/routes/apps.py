@@ -1,0 +1,54 @@
+"""Routes of apps: list them, and roll one back."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from gpufn_core.errors import FunctionNotFound, RevisionNotFound
+from gpufn_core.spec.names import Home, home_of, shown
+from gpufn_gateway.auth.access import DEPLOY, READ
+from gpufn_gateway.functions import apps
+from gpufn_gateway.functions.deploys import Deploys
+from gpufn_gateway.functions.registry import Registry
+from gpufn_gateway.routes.requests import json_response, principal_of, route
+
+
+class AppRoutes:
+    def __init__(self, registry: Registry, deploys: Deploys) -> None:
+        self._registry = registry
+        self._deploys = deploys
+
+    def routes(self) -> list[Route]:
+        return [
+            route("GET", "/v1/apps", self.index, READ),
+            route("POST", "/v1/apps/{env}/{app}/rollback", self.rollback, DEPLOY),
+        ]
+
+    async def index(self, request: Request) -> Response:
+        principal = principal_of(request)
+        functions = [each for each in self._registry.functions.values() if principal.may_see(each.name)]
+        return json_response({"apps": apps.views(functions, self._registry.revisions)})
+
+    async def rollback(self, request: Request) -> Response:
+        """Undo the newest deploy of an app: each function that it changed goes back to the revision before it.
+
+        Raises FunctionNotFound for an unknown app, RevisionNotFound if no function has an earlier revision.
+        """
+        home = Home(request.path_params["env"], request.path_params["app"])
+        principal = principal_of(request)
+        functions = [
+            each
+            for each in self._registry.functions.values()
+            if home_of(each.name) == home and principal.may_see(each.name)
+        ]
+        if not functions:
+            raise FunctionNotFound(f"There is no app {shown('/'.join(home))}.")
+        earlier = apps.earlier_revisions(functions, self._registry.revisions)
+        if not earlier:
+            raise RevisionNotFound(f"No function of the app {'/'.join(home)} has an earlier revision.")
+        changed = [await self._deploys.rollback(name, number) for name, number in earlier]
+        return json_response(
+            {"functions": [{"name": each.name, "active": each.active, "serving": each.serving} for each in changed]}
+        )
