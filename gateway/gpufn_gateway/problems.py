@@ -35,7 +35,7 @@ _ERRORS_BY_STATUS: dict[int, tuple[type[GpufnError], ...]] = {
         errors.DeadLetterNotFound,
         errors.SecretNotFound,
     ),
-    409: (errors.Conflict, errors.IdempotencyMismatch, errors.InvocationCancelled),
+    409: (errors.Conflict, errors.AmbiguousFunction, errors.IdempotencyMismatch, errors.InvocationCancelled),
     413: (errors.PayloadTooLarge,),
     415: (errors.UnsupportedMediaType,),
     422: (errors.InvalidSpec, errors.InvalidInput, errors.InvalidBundle, errors.BuildFailed),

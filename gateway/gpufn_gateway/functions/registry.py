@@ -189,9 +189,14 @@ class Registry:
         return target
 
     def find(self, name: str, principal: Principal = LOCAL) -> str:
-        """Return the full name of the function that a principal means by `name`. Raises FunctionNotFound,
-        AmbiguousFunction."""
-        return self._names.find(name, may_see=principal.may_see)
+        """Return the full name of the function that a principal means by `name`. Raises FunctionNotFound, also for a
+        function that the principal may not see; AmbiguousFunction."""
+        try:
+            return self._names.find(name, may_see=principal.may_see)
+        except FunctionNotFound:
+            if principal.sees_all:
+                raise
+            raise FunctionNotFound(f"There is no function {shown(name)} that this API key may call.") from None
 
     def find_or_deleted(self, name: str, principal: Principal = LOCAL) -> str:
         """Like `find`, but a name without a function is taken as the full name of a deleted one. Raises InvalidInput,

@@ -3,8 +3,8 @@
 `code_digest` covers the other files of the bundle in full, and the syntax tree of the file that declares the function:
 comments, blank lines and line numbers do not count. It omits from the tree
 
-- other `@gpu_function`s that no remaining statement mentions by name, if importing them has no side effects: no other
-  decorator, base class or class-level statement, and no call in an option or a default;
+- other `@gpu_function`s and `@app.function`s that no remaining statement mentions by name, if importing them has no side
+  effects: no other decorator, base class or class-level statement, and no call in an option or a default;
 - `if __name__ == "__main__":`, which workers do not run.
 
 A mention is a name, an attribute or a string, in the file or in another module of the bundle. The digest
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import ast
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import PurePosixPath
 from typing import Final
 
@@ -58,7 +58,8 @@ def _relevant_statements(
 ) -> list[ast.stmt]:
     """Return the statements that the function may depend on, in order."""
     body = [statement for statement in body if not _is_main(statement)]
-    mentioned = _mentions(statement for statement in body if not _is_omittable(statement, own))
+    apps = set(_apps(body))
+    mentioned = _mentions(statement for statement in body if not _is_omittable(statement, own, apps))
     module = entry.parent.name if entry.stem == "__init__" else entry.stem
     for name, data in others.items():
         if name.endswith(".py"):
@@ -68,7 +69,9 @@ def _relevant_statements(
     if mentioned & _DYNAMIC:
         return body
     while True:
-        relevant = [each for each in body if not _is_omittable(each, own) or getattr(each, "name", "") in mentioned]
+        relevant = [
+            each for each in body if not _is_omittable(each, own, apps) or getattr(each, "name", "") in mentioned
+        ]
         mentions = _mentions(relevant)
         if mentions & _DYNAMIC:
             return body
@@ -100,22 +103,39 @@ def _is_main(statement: ast.stmt) -> bool:
     return isinstance(statement, ast.If) and not statement.orelse and ast.dump(statement.test) == _MAIN
 
 
-def _is_omittable(statement: ast.stmt, own: str) -> bool:
-    """Return whether the statement is another `@gpu_function` whose import has no side effects."""
+def _apps(body: Iterable[ast.stmt]) -> Iterator[str]:
+    """Yield the names that the file gives to its apps, as in `app = App("search")`."""
+    for statement in body:
+        match statement:
+            case ast.Assign(
+                targets=[ast.Name(id=name)], value=ast.Call(func=ast.Name(id="App") | ast.Attribute(attr="App"))
+            ):
+                yield name
+
+
+def _is_omittable(statement: ast.stmt, own: str, apps: Collection[str]) -> bool:
+    """Return whether the statement is another function of gpufn whose import has no side effects."""
     if not isinstance(statement, _Definition) or statement.name == own:
         return False
-    if len(statement.decorator_list) != 1 or not _is_gpu_function(statement.decorator_list[0]):
+    if len(statement.decorator_list) != 1 or not _is_declaration(statement.decorator_list[0], apps):
         return False
     if isinstance(statement, ast.ClassDef):
         return not statement.bases and not statement.keywords and all(map(_is_inert, statement.body))
     return _is_inert_header(statement, statement.decorator_list)
 
 
-def _is_gpu_function(decorator: ast.expr) -> bool:
+def _is_declaration(decorator: ast.expr, apps: Collection[str]) -> bool:
+    """Return whether this is `@gpu_function`, or `@app.function` of one of `apps`, with options that call nothing."""
     target = decorator.func if isinstance(decorator, ast.Call) else decorator
-    name = target.id if isinstance(target, ast.Name) else getattr(target, "attr", "")
+    match target:
+        case ast.Name(id="gpu_function") | ast.Attribute(attr="gpu_function"):
+            pass
+        case ast.Attribute(value=ast.Name(id=app), attr="function") if app in apps:
+            pass
+        case _:
+            return False
     arguments = [] if not isinstance(decorator, ast.Call) else [*decorator.args, *(k.value for k in decorator.keywords)]
-    return name == "gpu_function" and all(map(_calls_nothing, arguments))
+    return all(map(_calls_nothing, arguments))
 
 
 def _is_inert(statement: ast.stmt) -> bool:

@@ -30,7 +30,7 @@ PICKLED = values.encode_call((), {"texts": [len, print]}, may_pickle=True)
         (media.PICKLED, True, ("invoke:*",), 403, "forbidden"),
         (media.PICKLED, True, ("invoke:*", "deploy", "hi"), 403, "forbidden"),
         ("Application/VND.gpufn.PICKLE ; a=b", True, ("invoke:*",), 403, "forbidden"),
-        (media.PICKLED, True, ("pickle",), 403, "forbidden"),  # this key may call no function
+        (media.PICKLED, True, ("pickle",), 404, "function_not_found"),  # this key may call no function
         (media.PICKLED, True, ("invoke:embed", "pickle"), 200, None),
         (media.PICKLED, True, ("admin",), 200, None),
         (media.NATIVE, False, ("invoke:*",), 200, None),
@@ -49,7 +49,11 @@ async def test_pickled_arguments_need_the_functions_option_and_the_keys_scope(
     if code is not None:
         assert answer.headers["content-type"] == media.PROBLEM
         assert answer.json()["code"] == code
-        assert "pickle" in answer.json()["detail"] or "invoke:embed" in answer.json()["detail"]
+        assert (
+            code == "function_not_found"
+            or "pickle" in answer.json()["detail"]
+            or "invoke:embed" in answer.json()["detail"]
+        )
 
 
 async def test_a_large_pickle_that_is_refused_leaves_nothing_in_memory(clock: Any, make: Any, tmp_path: Path) -> None:

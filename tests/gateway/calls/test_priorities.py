@@ -60,7 +60,7 @@ async def test_an_unknown_class_is_refused_with_those_that_there_are(
         (("invoke:*", "hi"), NORMAL, "hi", 200),
         (("admin",), NORMAL, "hi", 200),
         (("invoke:*",), HI, "hi", 200),  # the deployer chose this priority
-        (("hi",), NORMAL, "hi", 403),  # this key may call no function
+        (("hi",), NORMAL, "hi", 404),  # this key may call no function
     ],
 )
 async def test_a_key_needs_the_scope_hi_to_raise_a_call(

@@ -277,8 +277,8 @@ async def test_a_key_maps_and_reads_what_it_may_invoke(nats: Any, make: Any, pro
         key, secret = new_key("other", ("invoke:another",), 1.0)
         gateway.access.put(key)
         gateway.http.headers["authorization"] = f"Bearer {secret}"
+        assert problem(await put(gateway, "locked", map_id, 1, lines("b"))) == (404, "function_not_found")
         for answer in (
-            await put(gateway, "locked", map_id, 1, lines("b")),
             await gateway.http.get(f"/v1/maps/{map_id}"),
             await gateway.http.get(f"/v1/maps/{map_id}/outcomes"),
             await gateway.http.delete(f"/v1/maps/{map_id}"),

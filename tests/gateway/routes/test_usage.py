@@ -59,7 +59,7 @@ async def test_usage_is_found_under_either_spelling_and_that_there_is_no_such_fu
         found = await gateway.http.get(f"/v1/usage?{days_of_it}&function=was_deleted")
         none_yet = await gateway.http.get(f"/v1/usage?{days_of_it}&function=not_called")
         unknown = await gateway.http.get(f"/v1/usage?{days_of_it}&function=mistyped")
-        no_name = await gateway.http.get(f"/v1/usage?{days_of_it}&function=a/b")
+        no_name = await gateway.http.get(f"/v1/usage?{days_of_it}&function=A/b")
     assert [row["function"] for row in found.json()["usage"]] == ["was-deleted"]
     assert none_yet.json() == {"usage": []}
     assert (problem(unknown), problem(no_name)) == ((404, "function_not_found"), (422, "invalid_input"))

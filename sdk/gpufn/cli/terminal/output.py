@@ -23,6 +23,7 @@ import msgspec
 from gpufn.cli.terminal.command import connect
 from gpufn.cli.terminal.escape import in_one_line, visible, visible_json
 from gpufn_core.errors import (
+    AmbiguousFunction,
     BuildFailed,
     BuildNotFound,
     CapacityError,
@@ -69,6 +70,7 @@ _EXIT_CODES: tuple[tuple[type[GpufnError] | tuple[type[GpufnError], ...], int], 
     (
         (
             FunctionNotFound,
+            AmbiguousFunction,
             RevisionNotFound,
             InvocationNotFound,
             MapNotFound,
