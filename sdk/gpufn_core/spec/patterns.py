@@ -1,0 +1,54 @@
+"""Patterns of function names, for the scopes of API keys and for what a team owns. Pure.
+
+*                     every function
+prod/*                every app of the environment `prod`
+prod/search/*         every function of one app
+*/search/*            the app `search` in every environment
+prod/search/predict   one function; `predict` is the one in default/default
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from gpufn_core.spec.names import GROUP, is_function_name, parts_of
+
+ALL: Final = "*"
+_PATTERN: Final = re.compile(rf"\*|{GROUP.pattern}/\*|(?:\*|{GROUP.pattern})/(?:\*|{GROUP.pattern})/\*")
+
+
+def is_pattern(text: str) -> bool:
+    """Return whether `text` is a pattern: with asterisks for whole parts, or the full name of a function.
+
+    >>> [is_pattern(text) for text in ("*", "prod/*", "prod/search/*", "predict", "pre*", "prod/search")]
+    [True, True, True, True, False, False]
+    """
+    return _PATTERN.fullmatch(text) is not None or is_function_name(text)
+
+
+def matches(pattern: str, function: str) -> bool:
+    """Return whether the full name `function` is one of those that `pattern` names.
+
+    >>> matches("prod/*", "prod/search/predict"), matches("default/*", "predict"), matches("predict", "prod/a/predict")
+    (True, True, False)
+    """
+    return all(part in (ALL, wanted) for part, wanted in zip(_parts(pattern), parts_of(function), strict=True))
+
+
+def overlap(one: str, other: str) -> bool:
+    """Return whether two patterns can match the same function.
+
+    >>> overlap("prod/*", "*/search/*"), overlap("prod/ads/*", "*/search/*")
+    (True, False)
+    """
+    return all(ALL in (a, b) or a == b for a, b in zip(_parts(one), _parts(other), strict=True))
+
+
+def _parts(pattern: str) -> tuple[str, str, str]:
+    """Return the three parts of a pattern."""
+    if not pattern.endswith(ALL):
+        return parts_of(pattern)
+    groups = pattern.split("/")[:-1]
+    env, app = (*groups, ALL, ALL)[:2]
+    return env, app, ALL
