@@ -17,6 +17,7 @@ from gpufn_platform.bus.connection import Bus
 from gpufn_platform.bus.node_claim import claim_node
 from gpufn_platform.bus.storage import object_store, streams
 from gpufn_platform.bus.storage.key_value import KeyValue, stream_of
+from gpufn_platform.bus.tls import BusTls
 from gpufn_platform.process.clock import SystemClock
 from gpufn_platform.process.node_process import run, run_until_signaled
 
@@ -28,7 +29,8 @@ _STORES = (subjects.MODEL_FILES, subjects.ENGINE_FILES)
 
 
 async def serve(settings: BuilderSettings) -> None:
-    bus = await Bus.connect(settings.nats_url, name=f"builder {settings.node}", retry_for_s=_BUS_RETRY_FOR_S)
+    tls = BusTls.from_env(os.environ)
+    bus = await Bus.connect(settings.nats_url, name=f"builder {settings.node}", tls=tls, retry_for_s=_BUS_RETRY_FOR_S)
     clock = SystemClock()
     try:
         await claim_node(bus, "builder", settings.node, settings.home)

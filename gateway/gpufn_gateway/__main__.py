@@ -21,6 +21,7 @@ from typing import Any, Final
 import uvloop
 from starlette.routing import Route
 
+from gpufn_core.encoding.urls import is_loopback
 from gpufn_core.errors import BusUnavailable, PlatformError
 from gpufn_core.home import Home
 from gpufn_core.ids import new_ulid
@@ -49,7 +50,6 @@ from gpufn_gateway.http.body_reader import BodyBudget
 from gpufn_gateway.http.body_readers import BodyReaders
 from gpufn_gateway.http.connection.certificate import Certificate
 from gpufn_gateway.http.connection.server import Server, listen
-from gpufn_gateway.http.host_field import is_loopback
 from gpufn_gateway.maps.maps import Maps
 from gpufn_gateway.oip.inference import Inference
 from gpufn_gateway.routes.apps import AppRoutes
@@ -83,6 +83,7 @@ from gpufn_gateway.webhooks.secrets import WebhookSecrets
 from gpufn_gateway.webhooks.sender import WebhookSender
 from gpufn_platform.bus.connection import Bus
 from gpufn_platform.bus.server_check import check_server
+from gpufn_platform.bus.tls import BusTls
 from gpufn_platform.process import fd_limit, grace_period
 from gpufn_platform.process.clock import SystemClock
 from gpufn_platform.process.proc_hardening import hide_environment
@@ -163,7 +164,9 @@ async def _open(settings: GatewaySettings, stack: contextlib.AsyncExitStack) -> 
     """Open the services; `stack` closes them. Raises BusUnavailable, NotProtected, PlatformError,
     InvalidSetting."""
     clock, name = SystemClock(), f"gw-{new_ulid()[-12:]}"
-    bus = await Bus.connect(settings.nats_url, name=name, retry_for_s=_BUS_CONNECT_TIMEOUT_S)
+    bus = await Bus.connect(
+        settings.nats_url, name=name, tls=BusTls.from_env(os.environ), retry_for_s=_BUS_CONNECT_TIMEOUT_S
+    )
     stack.push_async_callback(bus.close)
     await check_server(bus)
     buckets = await Buckets.open(bus)

@@ -19,7 +19,7 @@ def delete_all_keys() -> list[str]:
 
 
 async def _delete_all(address: str) -> list[str]:
-    bus = await Bus.connect(address, name="keys reset")
+    bus = await Bus.connect(address, name="keys reset", tls=tls)
     try:
         keys = await KeyValue.open(bus, subjects.API_KEYS)
         ids = sorted(await keys.keys())

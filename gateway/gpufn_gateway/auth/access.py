@@ -17,6 +17,7 @@ from typing import Final
 
 import msgspec
 
+from gpufn_core.encoding.urls import is_loopback
 from gpufn_core.errors import Conflict, Forbidden, GpufnError, InvalidInput, Unauthorized
 from gpufn_core.ids import new_ulid
 from gpufn_core.protocol import subjects
@@ -169,12 +170,12 @@ class Access:
 
     def _check_host(self, host: bytes) -> None:
         authority = host_field.parse(host)
-        if authority is None or not (authority.host in self._hosts or host_field.is_loopback(authority.host)):
+        if authority is None or not (authority.host in self._hosts or is_loopback(authority.host)):
             raise Forbidden("This gateway does not serve the host of this request; GPUFN_ALLOWED_HOSTS can add it.")
 
     def _check_local_host(self, host: bytes) -> None:
         authority = host_field.parse(host)
-        if authority is None or not host_field.is_loopback(authority.host):
+        if authority is None or not is_loopback(authority.host):
             raise Forbidden("Without API keys this gateway serves only the hosts localhost and 127.0.0.1.")
         if len(self._local_hosts) < 64:
             self._local_hosts.add(host)

@@ -42,14 +42,3 @@ def parse(field: bytes) -> Authority | None:
         return Authority(str(ipaddress.IPv6Address(match["ipv6"].decode())), port)
     except ValueError:
         return None
-
-
-def is_loopback(host: str) -> bool:
-    """True for `localhost` and for loopback addresses, which are compared by value."""
-    if host.lower() == "localhost":
-        return True
-    try:
-        address = ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return bool((getattr(address, "ipv4_mapped", None) or address).is_loopback)

@@ -30,6 +30,7 @@ from gpufn_platform.bus import jetstream, nats_protocol
 from gpufn_platform.bus.jetstream import JetStreamError, NoResponders, NotStored, RequestTimeout, Stored
 from gpufn_platform.bus.nats_protocol import Message
 from gpufn_platform.bus.tcp_connection import Handler, Link, dial
+from gpufn_platform.bus.tls import PUBLIC_AUTHORITIES, BusTls
 
 __all__ = ["Bus", "JetStreamError", "Message", "NoResponders", "NotStored", "RequestTimeout", "Stored", "Subscription"]
 
@@ -59,8 +60,10 @@ class Subscription:
 
 
 class Bus:
-    def __init__(self, url: str, name: str, ping_interval_s: float) -> None:
+    def __init__(self, url: str, name: str, ping_interval_s: float, tls: BusTls) -> None:
         self._servers = [server.strip() for server in url.split(",")]
+        tls.check(self._servers)
+        self._tls, self._tls_context = tls, tls.context(self._servers)
         self._name = name
         self._ping_interval_s = ping_interval_s
         self._link: Link | None = None
@@ -77,14 +80,20 @@ class Bus:
 
     @classmethod
     async def connect(
-        cls, url: str, *, name: str, ping_interval_s: float = _PING_INTERVAL_S, retry_for_s: float = 0.0
+        cls,
+        url: str,
+        *,
+        name: str,
+        tls: BusTls = PUBLIC_AUTHORITIES,
+        ping_interval_s: float = _PING_INTERVAL_S,
+        retry_for_s: float = 0.0,
     ) -> Bus:
         """Connect to `url`: one server or several, separated by commas, each with its credentials.
 
-        Raises BusUnavailable if no server accepts the connection within `retry_for_s`. Later disconnects are repaired
-        in the background.
+        Raises BusUnavailable if no server accepts the connection within `retry_for_s`, and InvalidSetting for a server
+        that `tls` does not allow. Later disconnects are repaired in the background.
         """
-        bus = cls(url, name, ping_interval_s)
+        bus = cls(url, name, ping_interval_s, tls)
         loop = asyncio.get_running_loop()
         deadline = loop.time() + retry_for_s
         last_reason = ""
@@ -317,6 +326,7 @@ class Bus:
             handlers=self._handlers,
             on_lost=self._on_lost,
             ping_interval_s=self._ping_interval_s,
+            tls=self._tls_context,
         )
         if link.is_lost:
             raise BusUnavailable("The message bus closed the connection at once.")
@@ -331,8 +341,9 @@ class Bus:
         self._link = None
         self._disconnect_reason = reason
         # A server in a cluster lists its peers; they are as good as the configured ones.
-        peers = [f"nats://{peer}" for peer in link.info.get("connect_urls") or []]
-        self._servers += [peer for peer in peers if peer not in self._servers]
+        scheme = urlsplit(self._servers[0]).scheme
+        peers = [f"{scheme}://{peer}" for peer in link.info.get("connect_urls") or []]
+        self._servers += [peer for peer in peers if peer not in self._servers and self._tls.allows(peer)]
         self._fail_waiting()
         self._reconnecting = asyncio.create_task(self._reconnect(), name="bus-reconnect")
 

@@ -18,6 +18,8 @@ import contextlib
 import json
 import logging
 import os
+import ssl
+import time
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 from urllib.parse import unquote, urlsplit
@@ -26,6 +28,7 @@ from gpufn_core.errors import BusUnavailable
 from gpufn_platform.bus import nats_protocol
 from gpufn_platform.bus.nats_protocol import Message
 from gpufn_platform.bus.nats_py import Client, NatsError
+from gpufn_platform.bus.tls import NOTICE_DAYS, days_left, problem_of
 
 log = logging.getLogger(__name__)
 
@@ -202,6 +205,20 @@ class Link(asyncio.Protocol):
             on_lost(self, reason)
 
 
+class _Client(Client):
+    """Sends the password of a URL with the scheme tls over TLS only.
+
+    nats-py speaks TLS if the server's INFO requires it. INFO arrives in plain text, so a machine on the way can change
+    it, and then receives the password.
+    """
+
+    def _connect_command(self) -> bytes:
+        server, writer = cast("Any", self)._current_server, cast("Any", self)._transport._io_writer
+        if server.uri.scheme == "tls" and writer.get_extra_info("ssl_object") is None:
+            raise NatsError("it does not speak TLS; no password was sent")
+        return cast("bytes", cast("Any", super())._connect_command())
+
+
 async def dial(
     servers: list[str],
     *,
@@ -209,8 +226,9 @@ async def dial(
     handlers: Mapping[bytes, Handler],
     on_lost: Callable[[Link, str], None],
     ping_interval_s: float,
+    tls: ssl.SSLContext | None = None,
 ) -> Link:
-    """Connect to the first of `servers` that accepts us.
+    """Connect to the first of `servers` that accepts us. `tls` verifies those that speak TLS.
 
     Raises BusUnavailable with the last server's reason.
     """
@@ -220,7 +238,7 @@ async def dial(
         reasons.append(error)
 
     url = urlsplit(servers[0])
-    client = Client()
+    client = _Client()
     try:
         await client.connect(
             servers=servers,
@@ -232,6 +250,7 @@ async def dial(
             max_reconnect_attempts=1,
             reconnect_time_wait=0,
             connect_timeout=_CONNECT_TIMEOUT_S,
+            tls=tls,
         )
     except (OSError, NatsError, TimeoutError, asyncio.CancelledError) as error:
         with contextlib.suppress(Exception):
@@ -245,6 +264,8 @@ async def dial(
 
 
 def _reason(error: BaseException) -> str:
+    if isinstance(error, ssl.SSLError):
+        return problem_of(error)
     if isinstance(error, ConnectionResetError | BrokenPipeError):
         # The reset overtook the server's error message.
         return "the server closed the connection during the handshake (wrong user or password?)"
@@ -258,7 +279,8 @@ def _take_over(
 ) -> Link:
     """Move nats-py's connected socket to a Link. There is no await in here, so no bytes are lost.
 
-    gpufn touches no other private names of nats-py; tests/platform/bus/test_tcp_connection.py detects changes to them.
+    gpufn touches no private names of nats-py but these and those in `_Client`;
+    tests/platform/bus/test_tcp_connection.py detects changes to them.
     """
     internals = cast("Any", client)
     transport: asyncio.Transport = internals._transport._io_writer.transport
@@ -267,6 +289,14 @@ def _take_over(
     for task in (internals._reading_task, internals._ping_interval_task, internals._flusher_task):
         task.cancel()
     link.opener = client
+    _report_expiry(transport)
     if unread := bytes(internals._transport._io_reader._buffer):
         link.data_received(unread)
     return link
+
+
+def _report_expiry(transport: asyncio.Transport) -> None:
+    peer = transport.get_extra_info("ssl_object")
+    days = days_left(peer.getpeercert(), time.time()) if peer is not None else None
+    if days is not None and days < NOTICE_DAYS:
+        log.warning("the certificate of the bus ends in %.0f days: renew it", days)

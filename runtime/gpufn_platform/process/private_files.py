@@ -18,3 +18,13 @@ def write_private(path: Path, data: bytes) -> None:
     """Write a file; a new one has mode 0600. Raises OSError."""
     with open(path, "wb", opener=create_private) as file:
         file.write(data)
+
+
+def replace_private(path: Path, data: bytes) -> None:
+    """Write a file with mode 0600 atomically, also in case of a power failure. Raises OSError."""
+    part = path.with_name(f".{path.name}.{os.getpid()}")
+    with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    part.replace(path)

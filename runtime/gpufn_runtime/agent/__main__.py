@@ -25,6 +25,7 @@ from gpufn_platform.bus.connection import Bus
 from gpufn_platform.bus.node_claim import claim_node
 from gpufn_platform.bus.storage import object_store, streams
 from gpufn_platform.bus.storage.key_value import KeyValue, stream_of
+from gpufn_platform.bus.tls import BusTls
 from gpufn_platform.process import fd_limit
 from gpufn_platform.process.clock import SystemClock
 from gpufn_platform.process.file_lock import lock_file
@@ -222,7 +223,7 @@ async def _connect(url: str, stop: asyncio.Event) -> Bus | None:
     has_warned = False
     while not stop.is_set():
         try:
-            return await Bus.connect(url, name="agent")
+            return await Bus.connect(url, name="agent", tls=BusTls.from_env(os.environ))
         except BusUnavailable as error:
             if not has_warned:
                 has_warned = True

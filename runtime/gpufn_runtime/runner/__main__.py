@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import sys
 
 from gpufn_core.home import Home
@@ -13,6 +14,7 @@ from gpufn_platform.bus.connection import Bus
 from gpufn_platform.bus.node_claim import claim_node
 from gpufn_platform.bus.storage import object_store, streams
 from gpufn_platform.bus.storage.key_value import stream_of
+from gpufn_platform.bus.tls import BusTls
 from gpufn_platform.process import grace_period
 from gpufn_platform.process.clock import SystemClock
 from gpufn_platform.process.node_process import run, run_until_signaled
@@ -30,7 +32,8 @@ _POLL_S = 0.05
 
 
 async def serve(settings: RunnerSettings) -> None:
-    bus = await Bus.connect(settings.nats_url, name=f"runner {settings.node}", retry_for_s=_BUS_RETRY_FOR_S)
+    tls = BusTls.from_env(os.environ)
+    bus = await Bus.connect(settings.nats_url, name=f"runner {settings.node}", tls=tls, retry_for_s=_BUS_RETRY_FOR_S)
     try:
         await claim_node(bus, "runner", settings.node, settings.home)
         clock = SystemClock()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from urllib.parse import SplitResult, quote, urlsplit
 
 from gpufn_core.errors import InvalidInput
@@ -105,6 +106,17 @@ def check_bus(url: str) -> None:
     for server in map(str.strip, url.split(",")):
         if _parts_of(server, "nats", "tls") is None:
             raise InvalidInput(f"{public(server)!r} is not a NATS server's address: write for example nats://HOST:4222")
+
+
+def is_loopback(host: str) -> bool:
+    """True for `localhost` and for loopback addresses, which are compared by value."""
+    if host.lower() == "localhost":
+        return True
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return bool((getattr(address, "ipv4_mapped", None) or address).is_loopback)
 
 
 def _parts_of(url: str, *schemes: str) -> SplitResult | None:

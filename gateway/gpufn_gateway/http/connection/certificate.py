@@ -24,7 +24,7 @@ class Certificate:
         """Load the files. Raises InvalidSetting."""
         self._chain, self._key = chain, key
         self._seen = self._loaded = self._versions()
-        self.context = self._latest = _context(chain, key)
+        self.context = self._latest = server_context(chain, key)
         self.context.sni_callback = self._use_latest  # OpenSSL calls it for clients without SNI too
 
     def reload_if_changed(self) -> None:
@@ -37,7 +37,7 @@ class Certificate:
             return
         self._loaded = self._seen
         try:
-            self._latest = _context(self._chain, self._key)
+            self._latest = server_context(self._chain, self._key)
         except InvalidSetting as error:
             log.error("the gateway keeps its old TLS certificate: %s", error.message)
         else:
@@ -59,17 +59,19 @@ def _version(path: str) -> tuple[int, ...]:
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
-def _context(chain: str, key: str) -> ssl.SSLContext:
-    """Raises InvalidSetting with the name of the file at fault."""
-    _check_readable("GPUFN_TLS_CERT", chain)
-    _check_readable("GPUFN_TLS_KEY", key)
+def server_context(
+    chain: str, key: str, *, chain_setting: str = "GPUFN_TLS_CERT", key_setting: str = "GPUFN_TLS_KEY"
+) -> ssl.SSLContext:
+    """Load the files that two settings name. Raises InvalidSetting with the name of the file at fault."""
+    _check_readable(chain_setting, chain)
+    _check_readable(key_setting, key)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.set_alpn_protocols(["http/1.1"])
     try:
         context.load_cert_chain(chain, key, password="")  # without a password, OpenSSL would read one from the terminal
     except (ssl.SSLError, OSError) as error:
-        raise InvalidSetting(_problem(chain, key, error)) from error
+        raise InvalidSetting(_problem(f"{chain_setting}={chain}", f"{key_setting}={key}", chain, error)) from error
     return context
 
 
@@ -81,12 +83,12 @@ def _check_readable(variable: str, path: str) -> None:
         raise InvalidSetting(f"{variable}={path}: {error.strerror}.") from error
 
 
-def _problem(chain: str, key: str, error: OSError) -> str:
+def _problem(chain_name: str, key_name: str, chain: str, error: OSError) -> str:
     """Return the reason why OpenSSL did not load the files: its error does not name the file."""
     if getattr(error, "reason", None) == "KEY_VALUES_MISMATCH":
-        return f"GPUFN_TLS_KEY={key} is not the key of the certificate GPUFN_TLS_CERT={chain}."
+        return f"{key_name} is not the key of the certificate {chain_name}."
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(chain)
     except ssl.SSLError:
-        return f"GPUFN_TLS_CERT={chain} is not a certificate in PEM format."
-    return f"GPUFN_TLS_KEY={key} is not a private key in PEM format without a password ({error})."
+        return f"{chain_name} is not a certificate in PEM format."
+    return f"{key_name} is not a private key in PEM format without a password ({error})."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from gpufn_core.encoding.urls import is_loopback
 from gpufn_gateway.http import host_field
 from gpufn_gateway.http.connection import head_rules
 from gpufn_gateway.http.connection.connection_limit import ConnectionLimit, network
@@ -68,7 +69,7 @@ def test_a_host_field_is_a_host_and_an_optional_port(field: bytes, expected: tup
     ],
 )
 def test_loopback_addresses_are_compared_by_value(host: str, expected: bool) -> None:
-    assert host_field.is_loopback(host) is expected
+    assert is_loopback(host) is expected
 
 
 @pytest.mark.parametrize(
