@@ -32,6 +32,7 @@ from gpufn_core.protocol import subjects
 from gpufn_local.nats_process import EmbeddedServer
 from gpufn_platform.bus.connection import Bus, Message, NoResponders
 from gpufn_platform.bus.storage import streams
+from gpufn_platform.bus.tls import PUBLIC_AUTHORITIES, BusTls
 from gpufn_platform.queue.delivery import Delivery
 from gpufn_platform.queue.puller import Pull
 
@@ -45,8 +46,16 @@ class FastLane(Bus):
     """A Bus on top of nats-py: its tasks read, ping and close the connection; the parser is ours."""
 
     @classmethod
-    async def connect(cls, url: str, *, name: str, ping_interval_s: float = 5.0, retry_for_s: float = 0.0) -> Bus:
-        bus = cls(url, name, ping_interval_s)
+    async def connect(
+        cls,
+        url: str,
+        *,
+        name: str,
+        tls: BusTls = PUBLIC_AUTHORITIES,
+        ping_interval_s: float = 5.0,
+        retry_for_s: float = 0.0,
+    ) -> Bus:
+        bus = cls(url, name, ping_interval_s, tls)
         client: Any = Client()
         await client.connect(url, name=name)
         bus._link = _FastLink(client, bus._handlers)  # type: ignore[assignment]

@@ -10,8 +10,8 @@ from __future__ import annotations
 import contextlib
 import datetime
 import ipaddress
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cryptography import x509
@@ -26,6 +26,7 @@ from cryptography.hazmat.primitives.serialization import (
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from gpufn_gateway.http.connection.certificate import server_context
+from gpufn_platform.bus.tls import BusTls
 from gpufn_platform.process.private_files import replace_private
 from gpufn_platform.process.settings import InvalidSetting
 
@@ -77,6 +78,21 @@ def own_certificate(folder: Path, names: Iterable[str], now: datetime.datetime) 
     return BusCertificate(server_file, server_file, ca_file)
 
 
+def with_own_authority(tls: BusTls, folder: Path) -> BusTls:
+    """Return `tls`, with the authority in `folder` if the settings name none."""
+    ca_file = folder / "ca.pem"
+    return replace(tls, ca_file=str(ca_file)) if not tls.ca and not tls.ca_file and ca_file.exists() else tls
+
+
+def expiring_files(environ: Mapping[str, str], folder: Path) -> Iterator[tuple[Path, str]]:
+    """Return each certificate of the bus on this machine, with what to do when it ends."""
+    if chain := environ.get("GPUFN_NATS_TLS_CERT", "").strip():
+        yield Path(chain), "renew it, then send SIGHUP to nats-server, or restart the platform"
+    elif (folder / "ca.pem").exists():
+        yield folder / "server.pem", "restart the platform: a start renews it"
+        yield folder / "ca.pem", f"remove {folder}, restart the platform, and copy nats/join to the other machines"
+
+
 def end_of(chain: Path) -> datetime.datetime | None:
     """Return when the first certificate of a PEM file ends; None if there is none."""
     try:
@@ -125,7 +141,7 @@ def _new_authority(now: datetime.datetime) -> _Pair:
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "gpufn bus")])
     usage = _usage(key_cert_sign=True)
-    builder = _builder(name, key, name, key.public_key(), now, _AUTHORITY_LASTS)
+    builder = _builder(name, key, name, key.public_key(), (now, now + _AUTHORITY_LASTS))
     builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
     return builder.add_extension(usage, critical=True).sign(key, hashes.SHA256()), key
 
@@ -135,7 +151,7 @@ def _new_server(authority: _Pair, names: list[x509.GeneralName], now: datetime.d
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "nats-server of gpufn")])
     until = min(now + _SERVER_LASTS, certificate.not_valid_after_utc)
-    builder = _builder(name, key, certificate.subject, authority_key.public_key(), now, until - now)
+    builder = _builder(name, key, certificate.subject, authority_key.public_key(), (now, until))
     builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
     builder = builder.add_extension(_usage(digital_signature=True), critical=True)
     builder = builder.add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
@@ -148,13 +164,12 @@ def _builder(
     key: ec.EllipticCurvePrivateKey,
     issuer: x509.Name,
     issuer_key: ec.EllipticCurvePublicKey,
-    now: datetime.datetime,
-    lasts: datetime.timedelta,
+    period: tuple[datetime.datetime, datetime.datetime],
 ) -> x509.CertificateBuilder:
     return (
         x509.CertificateBuilder(issuer, name, key.public_key(), x509.random_serial_number())
-        .not_valid_before(now - _CLOCK_SKEW)
-        .not_valid_after(now + lasts)
+        .not_valid_before(period[0] - _CLOCK_SKEW)
+        .not_valid_after(period[1])
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer_key), critical=False)
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
 import os
 import platform
 import shutil
@@ -132,6 +133,19 @@ def _is_taken(url: str) -> bool:
     return False
 
 
+def _bus() -> Iterator[Finding]:
+    """Report the certificate of the bus if this machine has it."""
+    from gpufn_local.bus_certificates import end_of, expiring_files  # noqa: PLC0415
+    from gpufn_platform.bus.tls import NOTICE_DAYS  # noqa: PLC0415
+
+    for path, do in expiring_files(os.environ, Home.from_env().nats / "tls"):
+        end = end_of(path)
+        days = (end - datetime.datetime.now(datetime.UTC)).days if end else 0
+        state = "bad" if days <= 0 else "note" if days < NOTICE_DAYS else "ok"
+        ends = f"{path} ends on {end:%Y-%m-%d}" if end else f"{path} has no certificate"
+        yield Finding("bus", state, ends, do if state != "ok" else "")
+
+
 def _gpu() -> Iterator[Finding]:
     driver = Path("/proc/driver/nvidia/version")
     if not driver.exists():
@@ -167,4 +181,4 @@ def _clock() -> Iterator[Finding]:
         yield Finding("clock", state, f"node {node['node']}: {clock_skew.describe(skew_s)}", do)
 
 
-CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (_python, _nats_server, _home, _gateway, _clock, _gpu)
+CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (_python, _nats_server, _home, _gateway, _bus, _clock, _gpu)

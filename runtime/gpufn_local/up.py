@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
 import errno
 import http.client
 import os
@@ -23,14 +24,18 @@ from gpufn_core.encoding.urls import check_bus, public
 from gpufn_core.errors import BusUnavailable, Conflict, PlatformError
 from gpufn_core.home import Home
 from gpufn_core.weights.credentials import CREDENTIALS
+from gpufn_local.bus_certificates import BusCertificate, given_certificate, own_certificate
 from gpufn_local.disk_full import StoreWatch
 from gpufn_local.instance_lock import Instance, UpRecord, already_up, claimed, write_record
-from gpufn_local.nats_process import EmbeddedServer, Leftover
+from gpufn_local.nats_process import LOOPBACK, EmbeddedServer, Leftover
+from gpufn_local.store_encryption import CIPHER, StoreEncryption
+from gpufn_local.store_encryption import KEY as STORE_KEY
 from gpufn_local.supervisor import Program, Supervisor, last_lines
+from gpufn_platform.bus.tls import BusTls
 from gpufn_platform.process import grace_period, supervisor_fifo
 from gpufn_platform.process.private_files import create_private
 from gpufn_platform.process.proc_hardening import hide_environment
-from gpufn_platform.process.settings import node_name, number, sync_setting
+from gpufn_platform.process.settings import InvalidSetting, node_name, number, sync_setting
 from gpufn_platform.secrets.master_key import KEY, MasterKey
 
 _NOTIFY_FD = "GPUFN_UP_NOTIFY_FD"  # file descriptor on which a detached `up` reports whether it started
@@ -79,6 +84,13 @@ def _unverified_context() -> ssl.SSLContext:
     return context
 
 
+class _Listen(msgspec.Struct, frozen=True):
+    """The address of nats-server for other machines. Port 0: the one of the last start, or any."""
+
+    host: str
+    port: int
+
+
 class _Started(msgspec.Struct):
     url: str = ""
     error: str = ""
@@ -92,6 +104,12 @@ class _Started(msgspec.Struct):
 )
 @click.option("--tls-key", envvar="GPUFN_TLS_KEY", type=click.Path(), help="PEM file of the certificate's private key.")
 @click.option("--detach", "-d", is_flag=True, help="Return when ready; keep running in background.")
+@click.option(
+    "--bus-listen",
+    envvar="GPUFN_NATS_LISTEN",
+    metavar="ADDRESS[:PORT]",
+    help="Let other machines join: NATS listens on this address of the machine, with TLS (default port: 4222).",
+)
 @click.option("--nats", help="URL of your own NATS server, with credentials; start none.")
 @click.option(
     "--grace",
@@ -105,6 +123,7 @@ def up(
     tls_cert: str | None,
     tls_key: str | None,
     detach: bool,
+    bus_listen: str | None,
     nats: str | None,
     grace: float | None,
 ) -> None:
@@ -117,6 +136,7 @@ def up(
     if nats is not None:
         with as_usage_error("--nats"):
             check_bus(nats)
+    listen = _listen_address(bus_listen, nats)
     tls = _tls_environment(tls_cert, tls_key)
     if detach:
         with _report_disk_errors(home):
@@ -124,7 +144,7 @@ def up(
         return
     try:
         with _report_disk_errors(home), claimed(home):
-            _run(home, _Address(host, _free_port(host, port), tls), nats, _grace_s(grace))
+            _run(home, _Address(host, _free_port(host, port), tls), nats, listen, _grace_s(grace))
     except Exception as error:
         _notify(_Started(error=getattr(error, "message", str(error))))
         raise
@@ -141,8 +161,9 @@ def _report_disk_errors(home: Home) -> Iterator[None]:
         raise PlatformError(f"cannot write {error.filename or home.root}: {error.strerror}") from error
 
 
-def _run(home: Home, address: _Address, nats: str | None, grace_s: float) -> None:
+def _run(home: Home, address: _Address, nats: str | None, listen: _Listen | None, grace_s: float) -> None:
     if nats is not None:
+        BusTls.from_env(os.environ).check([server.strip() for server in nats.split(",")])
         _wait_for_nats(nats)
     elif (leftover := Leftover.find(home.nats)) is not None:
         _say(f"shutting down nats-server (pid {leftover.pid}), which an earlier `gpufn up` left; it starts again")
@@ -151,7 +172,7 @@ def _run(home: Home, address: _Address, nats: str | None, grace_s: float) -> Non
     master_key = MasterKey.from_env(os.environ, home)
     if master_key.file == home.master_key:
         master_key.create_file()
-    platform = _Platform(home, address, nats, grace_s)
+    platform = _Platform(home, address, nats, listen, grace_s)
     grace_period.clear_grace(home)
     supervisor = Supervisor(
         programs=[Program(name, module, name in _WITH_GRACE) for name, module in _PROGRAMS.items()],
@@ -192,6 +213,28 @@ def _tls_environment(cert: str | None, key: str | None) -> dict[str, str]:
     return {"GPUFN_TLS_CERT": os.path.abspath(cert), "GPUFN_TLS_KEY": os.path.abspath(key)}
 
 
+def _listen_address(text: str | None, nats: str | None) -> _Listen | None:
+    """Parse --bus-listen."""
+    if not text:
+        return None
+    if nats is not None:
+        raise WrongUsage(
+            "--bus-listen is for the NATS server of `gpufn up`, and --nats starts none", field="--bus-listen"
+        )
+    try:
+        parts = urlsplit(f"//{text}")
+        host, port = parts.hostname or "", _NATS_PORT if parts.port is None else parts.port
+        resolved = {info[4][0] for info in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)} if host else set()
+    except (ValueError, OSError):
+        resolved = set()
+    if not resolved or resolved & {"0.0.0.0", "::"}:  # noqa: S104
+        raise WrongUsage(
+            f"{text!r} is not one address: write the address or host name by which the other machines reach this one",
+            field="--bus-listen",
+        )
+    return _Listen(host, port)
+
+
 def _wait_for_nats(nats: str) -> None:
     """Raise BusUnavailable if no server responds. Otherwise each process would report the same error, many times."""
     give_up = time.monotonic() + _NATS_WAIT_S
@@ -223,14 +266,19 @@ def _say(text: str) -> None:
 class _Platform:
     """The addresses of one `gpufn up`, and the environment of its processes."""
 
-    def __init__(self, home: Home, address: _Address, nats: str | None, grace_s: float) -> None:
+    def __init__(self, home: Home, address: _Address, nats: str | None, listen: _Listen | None, grace_s: float) -> None:
         self.home = home
         self._grace_s = grace_s
-        self._address, self._nats = address, nats
+        self._address, self._nats, self._listen = address, nats, listen
+        self._bus_tls = BusTls.from_env(os.environ)
         self._node = node_name(os.environ)
         self._credentials = _take_from_environment(*CREDENTIALS)
         self._master_key = _take_from_environment(KEY)
         self._sync = sync_setting(os.environ)
+        self._encryption = StoreEncryption.from_env(os.environ, home)
+        if self._encryption is not None and nats is not None:
+            raise InvalidSetting(f"{CIPHER} works only with the nats-server of `gpufn up`. Configure your own servers.")
+        _take_from_environment(STORE_KEY)
         self.bus_log = home.nats / "nats.log"
         self.store = StoreWatch(home.nats, self.bus_log, _say)
         self._bus: EmbeddedServer | None = None
@@ -239,10 +287,33 @@ class _Platform:
     def start_bus(self) -> EmbeddedServer:
         """Start NATS, on its previous port, so that clients reconnect."""
         self.store.started()
-        port = self._bus.port if self._bus else 0
-        sync_s = self._sync.interval_s
-        self._bus = EmbeddedServer.start(self.home.nats, port=port, sync_interval_s=sync_s, ends_with_parent=True)
+        certificate = self._certificate() if self._listen else None
+        host, port = (self._listen.host, self._listen.port) if self._listen else (LOOPBACK, 0)
+        self._bus = EmbeddedServer.start(
+            self.home.nats,
+            host=host,
+            port=self._bus.port if self._bus else port,
+            certificate=certificate,
+            encryption=self._encryption,
+            sync_interval_s=self._sync.interval_s,
+            ends_with_parent=True,
+        )
+        if self._listen:
+            self._bus.write_join_files(self._bus_tls)
         return self._bus
+
+    def _certificate(self) -> BusCertificate:
+        """Return the certificate of the user, or a new one if ours is near its end."""
+        assert self._listen is not None
+        folder = self.home.nats / "tls"
+        if (given := given_certificate(os.environ)) is not None:
+            (folder / "ca.pem").unlink(missing_ok=True)
+            return given
+        self.home.nats.mkdir(mode=0o700, parents=True, exist_ok=True)
+        names = (self._listen.host, "localhost", LOOPBACK, "::1", socket.gethostname())
+        own = own_certificate(folder, names, datetime.datetime.now(datetime.UTC))
+        self._bus_tls = BusTls(ca_file=str(own.ca_file))
+        return own
 
     def environment(self, role: str) -> dict[str, str]:
         search = os.environ.get("PYTHONPATH")
@@ -257,6 +328,7 @@ class _Platform:
             "GPUFN_NODE": self._node,
             "GPUFN_SUPERVISOR_FIFO": str(self.home.supervisor_fifo),
             "GPUFN_GRACE": str(self._grace_s),
+            **self._bus_tls.environment,
             **({"GPUFN_NATS_STORE": str(self.home.nats)} if self._nats is None else {}),
         }
 
@@ -311,7 +383,10 @@ def _take_from_environment(*names: str) -> dict[str, str]:
 
 def _announce(home: Home, record: UpRecord) -> None:
     say(f"gpufn is up at {record.url}")
-    print_fields([("bus", record.nats_url), ("node", record.node), ("state", home.root), ("logs", home.logs)])
+    fields = [("bus", record.nats_url), ("node", record.node), ("state", home.root), ("logs", home.logs)]
+    if record.nats_url.startswith("tls://") and (home.nats / "join").exists():
+        fields.append(("join", f"{home.nats / 'join'}: settings for the other machines"))
+    print_fields(fields)
     say("Deploy a file with `gpufn deploy FILE`; stop with `gpufn down`.")
 
 

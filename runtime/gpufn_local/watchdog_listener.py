@@ -1,18 +1,21 @@
 """The receiving end of `gpufn_platform.process.watchdog`: detects processes that send no heartbeat for too long.
 
-nats-server sends no heartbeats. It greets each client, so the watchdog connects to it instead.
+nats-server sends no heartbeats. It greets each client, so the watchdog connects to it instead. A server with TLS logs
+an error for each connection without a handshake, so the watchdog completes one.
 """
 
 from __future__ import annotations
 
 import socket
+import ssl
 import struct
-from typing import Final
+from typing import Final, Protocol
 
 from gpufn_platform.process.watchdog import ALIVE
 
 _CREDENTIALS: Final = struct.Struct("iII")  # pid, uid, gid of the sender, set by the kernel
 _GREETING: Final = b"INFO "
+_HANDSHAKE_S: Final = 0.5  # the supervisor waits meanwhile; a server on this machine needs 2 ms
 
 
 class HeartbeatMonitor:
@@ -83,6 +86,40 @@ class _Greeter:
         self._socket = None
 
 
+class _Prober(Protocol):
+    def has_greeted(self, now: float) -> bool: ...
+    def close(self) -> None: ...
+
+
+class _TlsGreeter:
+    """As `_Greeter`, for a server with TLS. Blocks for `_HANDSHAKE_S` per wait at most."""
+
+    def __init__(self, host: str, port: int, every_s: float) -> None:
+        self._address = host, port
+        self._every_s = every_s
+        self._connect_at = 0.0
+        self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # it sends nothing that anyone could misuse
+        self._context.check_hostname = False
+        self._context.verify_mode = ssl.CERT_NONE
+
+    def has_greeted(self, now: float) -> bool:
+        if now < self._connect_at:
+            return False
+        self._connect_at = now + self._every_s
+        try:
+            with socket.create_connection(self._address, timeout=_HANDSHAKE_S) as plain:
+                while not (data := plain.recv(4096)).endswith(b"\n"):
+                    if not data:
+                        return False
+                self._context.wrap_socket(plain).close()
+        except OSError:
+            return False
+        return True
+
+    def close(self) -> None:
+        pass
+
+
 class Watchdog:
     """A socket that receives heartbeats. Must be closed."""
 
@@ -90,7 +127,7 @@ class Watchdog:
         self._silence = HeartbeatMonitor(limit_s)
         self._limit_s = limit_s
         self._watched: set[int] = set()
-        self._greeters: dict[int, _Greeter] = {}  # by pid
+        self._greeters: dict[int, _Prober] = {}  # by pid
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         self._socket.setblocking(False)
@@ -129,9 +166,10 @@ class Watchdog:
         """Accept heartbeats of a process that has started. Other senders are ignored."""
         self._watched.add(pid)
 
-    def watch_nats(self, pid: int, port: int, now: float) -> None:
-        """Watch a nats-server that has started and listens."""
-        self._greeters[pid] = _Greeter(port, self.look_every_s)
+    def watch_nats(self, pid: int, port: int, now: float, *, tls_host: str = "") -> None:
+        """Watch a nats-server that has started and listens: on 127.0.0.1, or on `tls_host` with TLS."""
+        every_s = self.look_every_s
+        self._greeters[pid] = _TlsGreeter(tls_host, port, every_s) if tls_host else _Greeter(port, every_s)
         self._silence.received(pid, now)
 
     def forget(self, pid: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import os
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -36,6 +37,19 @@ class BusTls:
         if plaintext not in ("", "allow"):
             raise InvalidSetting(f"{PLAINTEXT}={plaintext!r}: write allow, or remove it.")
         return cls(ca, ca_file, bool(plaintext))
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The settings for a process that `gpufn up` starts."""
+        settings = {CA: self.ca, CA_FILE: self.ca_file, PLAINTEXT: "allow" if self.plaintext else ""}
+        return {name: os.path.abspath(value) if name == CA_FILE else value for name, value in settings.items() if value}
+
+    def authority_text(self) -> str:
+        """Return the authority in the form of GPUFN_NATS_CA; empty for the public ones. Raises InvalidSetting."""
+        if self.ca or not self.ca_file:
+            return self.ca
+        context = self.context([])
+        return base64.b64encode(b"".join(context.get_ca_certs(binary_form=True))).decode() if context else ""
 
     def allows(self, server: str) -> bool:
         """Return whether the transport to `server`, a URL, is allowed: TLS, this machine, or any with the setting."""

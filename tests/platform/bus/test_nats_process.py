@@ -110,7 +110,7 @@ def test_a_server_that_does_not_start_says_why(tmp_path: Path, monkeypatch: pyte
 
 
 def test_a_full_disk_is_named(tmp_path: Path) -> None:
-    reason = nats_process._start_error("[FTL] mkdir: no space left on device\n", 1, tmp_path / "nats.log")
+    reason = nats_process._start_error("[FTL] mkdir: no space left on device\n", "", tmp_path / "nats.log")
     assert str(reason) == f"The disk below {tmp_path} is full: nats-server cannot start."
 
 
