@@ -138,7 +138,10 @@ def _bus() -> Iterator[Finding]:
     from gpufn_local.bus_certificates import end_of, expiring_files  # noqa: PLC0415
     from gpufn_platform.bus.tls import NOTICE_DAYS  # noqa: PLC0415
 
-    for path, do in expiring_files(os.environ, Home.from_env().nats / "tls"):
+    nats = Home.from_env().nats
+    if not (nats / "join").exists():  # other machines cannot join
+        return
+    for path, do in expiring_files(os.environ, nats / "tls"):
         end = end_of(path)
         days = (end - datetime.datetime.now(datetime.UTC)).days if end else 0
         state = "bad" if days <= 0 else "note" if days < NOTICE_DAYS else "ok"

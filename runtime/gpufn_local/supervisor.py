@@ -36,7 +36,7 @@ from gpufn_core.errors import BusUnavailable, PlatformError
 from gpufn_local.watchdog_listener import Watchdog
 from gpufn_platform.process.parent_death import end_with_parent
 from gpufn_platform.process.private_files import create_private
-from gpufn_platform.process.settings import EXIT_CONFIGURATION
+from gpufn_platform.process.settings import EXIT_CONFIGURATION, InvalidSetting
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
 _HEALTHY_AFTER_S = 10.0  # a process that lived this long restarts after the shortest delay
@@ -230,7 +230,7 @@ class Supervisor:
                 self._start(next(program for program in self.programs if program.name == child.name))
             else:
                 self._start_bus()
-        except (BusUnavailable, OSError) as error:  # a full disk has no space for a log either
+        except (BusUnavailable, InvalidSetting, OSError) as error:  # a full disk has no space for a log either
             child.pause_s = min(max(child.pause_s * 2, _FIRST_PAUSE_S), _LONGEST_PAUSE_S)
             child.start_at = time.monotonic() + child.pause_s
             self.say(f"{child.name} does not start: {getattr(error, 'message', error)}")

@@ -23,6 +23,7 @@ from gpufn.cli.terminal.output import WrongUsage, as_usage_error, print_fields, 
 from gpufn_core.encoding.urls import check_bus, public
 from gpufn_core.errors import BusUnavailable, Conflict, PlatformError
 from gpufn_core.home import Home
+from gpufn_core.remove_folder import remove_tree
 from gpufn_core.weights.credentials import CREDENTIALS
 from gpufn_local.bus_certificates import BusCertificate, given_certificate, own_certificate
 from gpufn_local.disk_full import StoreWatch
@@ -298,7 +299,9 @@ class _Platform:
             sync_interval_s=self._sync.interval_s,
             ends_with_parent=True,
         )
-        if self._listen:
+        if self._listen is None:
+            remove_tree(self.home.nats / "join")
+        else:
             self._bus.write_join_files(self._bus_tls)
         return self._bus
 
@@ -384,7 +387,7 @@ def _take_from_environment(*names: str) -> dict[str, str]:
 def _announce(home: Home, record: UpRecord) -> None:
     say(f"gpufn is up at {record.url}")
     fields = [("bus", record.nats_url), ("node", record.node), ("state", home.root), ("logs", home.logs)]
-    if record.nats_url.startswith("tls://") and (home.nats / "join").exists():
+    if (home.nats / "join").exists():
         fields.append(("join", f"{home.nats / 'join'}: settings for the other machines"))
     print_fields(fields)
     say("Deploy a file with `gpufn deploy FILE`; stop with `gpufn down`.")

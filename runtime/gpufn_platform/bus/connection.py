@@ -121,7 +121,7 @@ class Bus:
                 await self._reconnecting
         if link is not None:
             link.close()
-            await asyncio.sleep(0)  # the transport reports its end in the loop's next iteration
+            await link.wait_closed()
         self._fail_waiting()
 
     @property

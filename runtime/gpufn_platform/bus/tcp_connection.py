@@ -35,6 +35,7 @@ log = logging.getLogger(__name__)
 Handler = Callable[[Message], None]
 
 _CONNECT_TIMEOUT_S = 2
+_CLOSE_TIMEOUT_S = 1  # for the server's confirmation of the end of TLS
 _MAX_PINGS_OUT = 2
 # With more unsent bytes than this, publishers are refused: the server has stopped reading.
 _MAX_UNSENT_BYTES = 64 << 20
@@ -63,6 +64,7 @@ class Link(asyncio.Protocol):
         self._needed = 0  # length of the incomplete message, if known
         self._pings: list[asyncio.Future[None] | None] = []  # None: a ping of the timer
         self._error = ""
+        self._ended = asyncio.Event()
         self._interval_s = ping_interval_s
         self._timer = self._loop.call_later(ping_interval_s, self._ping_on_timer)
         transport.set_write_buffer_limits(high=_MAX_UNSENT_BYTES)
@@ -91,6 +93,15 @@ class Link(asyncio.Protocol):
         self._on_ended("closed")
         self._transport.close()
 
+    async def wait_closed(self) -> None:
+        """Wait for the end of a closed connection: one loop iteration, or with TLS until the server confirms it."""
+        if self._transport.get_extra_info("ssl_object") is not None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_CLOSE_TIMEOUT_S):
+                    await self._ended.wait()
+            self._transport.abort()
+        await asyncio.sleep(0)
+
     def lose(self, reason: str) -> None:
         """Abort the connection at once."""
         self._transport.abort()
@@ -99,6 +110,7 @@ class Link(asyncio.Protocol):
     # asyncio.Protocol
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._ended.set()
         self._on_ended(self._error or (str(exc) if exc else "the server closed the connection"))
 
     def pause_writing(self) -> None:
@@ -253,14 +265,23 @@ async def dial(
             tls=tls,
         )
     except (OSError, NatsError, TimeoutError, asyncio.CancelledError) as error:
-        with contextlib.suppress(Exception):
-            await client.close()
+        _abandon(client)
         if isinstance(error, asyncio.CancelledError):
             raise
         reason = _reason(reasons[-1] if reasons else error)
         where = f"{url.hostname}:{url.port or 4222}"
         raise BusUnavailable(f"Cannot connect to the message bus at {where}: {reason}.") from error
     return _take_over(client, handlers, on_lost, ping_interval_s)
+
+
+def _abandon(client: Client) -> None:
+    """Drop a connection that failed. nats-py's `close` never returns after a failed TLS handshake (nats.py issue 718)."""
+    internals = cast("Any", client)
+    for task in (internals._reading_task, internals._ping_interval_task, internals._flusher_task):
+        if task is not None:
+            task.cancel()
+    if internals._transport is not None and (writer := internals._transport._io_writer) is not None:
+        writer.transport.abort()
 
 
 def _reason(error: BaseException) -> str:
@@ -279,8 +300,8 @@ def _take_over(
 ) -> Link:
     """Move nats-py's connected socket to a Link. There is no await in here, so no bytes are lost.
 
-    gpufn touches no private names of nats-py but these and those in `_Client`;
-    tests/platform/bus/test_tcp_connection.py detects changes to them.
+    gpufn touches no private names of nats-py but these and those in `_Client` and `_abandon`.
+    tests/platform/bus/test_tcp_connection.py and test_tls.py detect changes to them.
     """
     internals = cast("Any", client)
     transport: asyncio.Transport = internals._transport._io_writer.transport
