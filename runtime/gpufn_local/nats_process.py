@@ -276,7 +276,8 @@ def _prepare_store(binary: Path, directory: Path, encryption: StoreEncryption | 
             _convert(binary, directory, encryption, lock)
         store_encryption.write_record(directory, encryption)
     except OSError as error:
-        raise BusUnavailable(f"Cannot write {error.filename or directory}: {error.strerror}.") from error
+        reason = error.strerror or "some of its files cannot be copied"
+        raise BusUnavailable(f"Cannot write {error.filename or directory}: {reason}.") from error
 
 
 def _convert(binary: Path, directory: Path, encryption: StoreEncryption, lock: int) -> None:
@@ -297,6 +298,8 @@ def _convert(binary: Path, directory: Path, encryption: StoreEncryption, lock: i
                 process.terminate()
                 process.wait()
                 break
+        else:
+            raise BusUnavailable("nats-server found no free port.")
         os.sync()
         if not store_encryption.is_encrypted(directory):  # its record must be there when the store is
             store_encryption.write_record(directory, encryption)

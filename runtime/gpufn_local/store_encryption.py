@@ -88,7 +88,8 @@ def must_convert(directory: Path, encryption: StoreEncryption | None) -> bool:
     """Return whether the store has streams that are not encrypted, or with another cipher."""
     if encryption is None or not any(directory.glob("jetstream/*/streams/*")):
         return False
-    return not is_encrypted(directory) or _read(directory) != encryption.record
+    record = _read(directory)
+    return not is_encrypted(directory) or (record is not None and record.cipher != encryption.cipher)
 
 
 def write_record(directory: Path, encryption: StoreEncryption | None) -> None:

@@ -25,6 +25,7 @@ from gpufn_core.errors import BusUnavailable, Conflict, PlatformError
 from gpufn_core.home import Home
 from gpufn_core.remove_folder import remove_tree
 from gpufn_core.weights.credentials import CREDENTIALS
+from gpufn_local import store_encryption
 from gpufn_local.bus_certificates import BusCertificate, given_certificate, own_certificate
 from gpufn_local.disk_full import StoreWatch
 from gpufn_local.instance_lock import Instance, UpRecord, already_up, claimed, write_record
@@ -290,6 +291,8 @@ class _Platform:
         self.store.started()
         certificate = self._certificate() if self._listen else None
         host, port = (self._listen.host, self._listen.port) if self._listen else (LOOPBACK, 0)
+        if store_encryption.must_convert(self.home.nats, self._encryption):
+            _say(f"encrypting a copy of {self.home.nats / 'jetstream'}, which takes some seconds per GB")
         self._bus = EmbeddedServer.start(
             self.home.nats,
             host=host,

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
@@ -15,12 +16,21 @@ _STOP_S = 30.0
 
 
 class Node:
-    """`platform_home` is the GPUFN_HOME of `gpufn up`."""
+    """`platform_home` is the GPUFN_HOME of `gpufn up`; `environ` comes last."""
 
-    def __init__(self, platform_home: Path, home: Path, name: str) -> None:
+    def __init__(
+        self,
+        platform_home: Path,
+        home: Path,
+        name: str,
+        *,
+        roles: Sequence[str] = ("agent", "runner"),
+        environ: Mapping[str, str] = {},
+    ) -> None:
         self._platform_home = platform_home
         self._home = home
         self._name = name
+        self._roles, self._environ = roles, environ
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(self, role: str) -> None:
@@ -33,7 +43,7 @@ class Node:
         with (self._home / f"{role}.log").open("ab") as log:
             self.processes[role] = subprocess.Popen(
                 [sys.executable, "-P", "-m", f"gpufn_runtime.{role}"],
-                env=os.environ | variables,
+                env=os.environ | variables | dict(self._environ),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -46,7 +56,7 @@ class Node:
 
     def __enter__(self) -> Self:
         self._home.mkdir(parents=True, exist_ok=True)
-        for role in ("agent", "runner"):
+        for role in self._roles:
             self.start(role)
         return self
 

@@ -275,7 +275,7 @@ async def dial(
 
 
 def _abandon(client: Client) -> None:
-    """Drop a connection that failed. nats-py's `close` never returns after a failed TLS handshake (nats.py issue 718)."""
+    """Drop a failed connection. After a failed TLS handshake, nats-py's `close` never returns (nats.py issue 718)."""
     internals = cast("Any", client)
     for task in (internals._reading_task, internals._ping_interval_task, internals._flusher_task):
         if task is not None:

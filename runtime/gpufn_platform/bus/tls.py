@@ -40,9 +40,9 @@ class BusTls:
 
     @property
     def environment(self) -> dict[str, str]:
-        """The settings for a process that `gpufn up` starts."""
-        settings = {CA: self.ca, CA_FILE: self.ca_file, PLAINTEXT: "allow" if self.plaintext else ""}
-        return {name: os.path.abspath(value) if name == CA_FILE else value for name, value in settings.items() if value}
+        """The settings for a process that `gpufn up` starts. Empty ones replace those that it would inherit."""
+        ca_file = os.path.abspath(self.ca_file) if self.ca_file else ""  # its working folder is not ours
+        return {CA: self.ca, CA_FILE: ca_file, PLAINTEXT: "allow" if self.plaintext else ""}
 
     def authority_text(self) -> str:
         """Return the authority in the form of GPUFN_NATS_CA; empty for the public ones. Raises InvalidSetting."""

@@ -14,6 +14,7 @@ from typing import Any, Self
 from gpufn_core.protocol.limits import MESSAGE_BYTES
 from gpufn_local.nats_process import find_binary
 from gpufn_platform.bus.connection import Bus
+from gpufn_platform.bus.tls import BusTls
 from tests.waiting import until
 
 START_S = 30.0
@@ -34,17 +35,13 @@ class Cluster:
     def url(self) -> str:
         return ",".join(f"nats://{_USER}:{_PASSWORD}@127.0.0.1:{port}" for port in self._clients)
 
-    def pid(self, node: int) -> int:
-        """0 while it is away."""
-        process = self._processes[node]
-        return 0 if process is None else process.pid
+    @property
+    def tls(self) -> BusTls:
+        return BusTls()
 
-    def start(self, node: int) -> None:
-        """Return at once; its clients and peers find it."""
-        folder = self._folder / f"n{node}"
-        folder.mkdir(parents=True, exist_ok=True)
+    def config(self, node: int, folder: Path) -> str:
         routes = ", ".join(f'"nats://127.0.0.1:{port}"' for port in self._routes)
-        (folder / "nats.conf").write_text(f"""\
+        return f"""\
 server_name: n{node}
 listen: "127.0.0.1:{self._clients[node]}"
 max_payload: {MESSAGE_BYTES}
@@ -55,7 +52,18 @@ feature_flags {{ js_ack_fc_v2: false }}
 jetstream {{ store_dir: "{folder}", max_memory_store: 1GB, max_file_store: 1TB }}
 cluster {{ name: several, listen: "127.0.0.1:{self._routes[node]}", routes: [{routes}] }}
 authorization {{ user: {_USER}, password: {_PASSWORD} }}
-""")
+"""
+
+    def pid(self, node: int) -> int:
+        """0 while it is away."""
+        process = self._processes[node]
+        return 0 if process is None else process.pid
+
+    def start(self, node: int) -> None:
+        """Return at once; its clients and peers find it."""
+        folder = self._folder / f"n{node}"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "nats.conf").write_text(self.config(node, folder))
         with (folder / "nats.log").open("ab") as log:
             self._processes[node] = subprocess.Popen(
                 [find_binary(), "-c", folder / "nats.conf"],
@@ -97,7 +105,7 @@ def about(cluster: Cluster, *streams: str) -> dict[str, dict[str, Any]]:
     """What the leaders of these streams, or of all, say of them. Raises BusUnavailable while there is none."""
 
     async def ask() -> dict[str, dict[str, Any]]:
-        bus = await Bus.connect(cluster.url, name="test")
+        bus = await Bus.connect(cluster.url, name="test", tls=cluster.tls)
         try:
             names = streams or (await bus.js("STREAM.NAMES"))["streams"]
             return {name: await bus.js(f"STREAM.INFO.{name}", timeout_s=1) for name in names}

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import re
+import shutil
+import socket
+import subprocess
+import textwrap
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,6 +21,8 @@ from gpufn_platform.bus import jetstream
 from gpufn_platform.bus.connection import Bus
 from gpufn_platform.bus.storage import streams
 from gpufn_platform.bus.storage.key_value import KeyValue
+from gpufn_platform.bus.tls import BusTls
+from tests.conftest import ROOT, missing
 from tests.e2e.chaos.cluster import Cluster
 
 T = TypeVar("T")
@@ -28,6 +35,73 @@ READERS = 3  # at a time: more keep a busy machine from ever catching up
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     with Cluster(tmp_path_factory.mktemp("cluster")) as cluster:
         yield cluster
+
+
+class Documented(Cluster):
+    """The servers of docs/operations.md, with its commands and its configuration as they are written there. Only names,
+    addresses, ports, folders and users are others."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        text = (ROOT / "docs" / "operations.md").read_text().partition("## NATS servers of your own")[2]
+        make_authority, self._make_certificate = re.split(r"\n(?= *openssl)", _fenced(text, "```sh\n", "openssl"))
+        self._text = _fenced(text, "```\n", "server_name")
+        _shell(make_authority, folder)
+
+    @property
+    def url(self) -> str:
+        hosts = enumerate(self._clients, 1)
+        return ",".join(f"tls://admin:of-a-test@127.0.0.{node}:{port}" for node, port in hosts)
+
+    @property
+    def tls(self) -> BusTls:
+        return BusTls(ca_file=str(self._folder / "ca.pem"))
+
+    def config(self, node: int, folder: Path) -> str:
+        for name in ("ca.pem", "ca.key"):
+            shutil.copy(self._folder / name, folder)
+        _shell(self._make_certificate.replace("10.0.0.1", f"127.0.0.{node + 1}"), folder)
+        text = self._text.replace("server_name: n1", f"server_name: n{node}")
+        text = text.replace('listen: "10.0.0.1:', f'listen: "10.0.0.{node + 1}:')
+        for number, (client, route) in enumerate(zip(self._clients, self._routes, strict=True), 1):
+            text = text.replace(f"10.0.0.{number}:4222", f"127.0.0.{number}:{client}")
+            text = text.replace(f"10.0.0.{number}:6222", f"127.0.0.{number}:{route}")
+        text = text.replace("/etc/nats", str(folder)).replace("/var/lib/nats", str(folder))
+        return text.replace("[ … ]", "[{ user: admin, password: of-a-test }]")
+
+
+def _fenced(text: str, fence: str, word: str) -> str:
+    """The first block with `word` behind `fence`."""
+    blocks = [block.partition("```")[0] for block in text.split(fence)[1:]]
+    return textwrap.dedent(" " * 4 + next(block for block in blocks if word in block).strip())
+
+
+def _shell(command: str, folder: Path) -> None:
+    if shutil.which("openssl") is None:
+        missing("openssl is not installed")
+    subprocess.run(["sh", "-ec", command], cwd=folder, check=True, capture_output=True)
+
+
+def test_the_documented_servers_speak_tls_with_clients_and_with_each_other(tmp_path: Path) -> None:
+    with Documented(tmp_path) as cluster:
+        context = cluster.tls.context([])
+        assert context is not None
+        for node, port in enumerate(cluster._routes, 1):
+            with socket.create_connection((f"127.0.0.{node}", port), timeout=10) as plain:
+                context.wrap_socket(plain, server_hostname=f"127.0.0.{node}").close()
+        in_time(_kept_by_three_over_tls(cluster))
+
+
+async def _kept_by_three_over_tls(cluster: Cluster) -> None:
+    bus = await Bus.connect(cluster.url, name="test", tls=cluster.tls)
+    await at_last(lambda: bus.js("STREAM.CREATE.S", {"name": "S", "subjects": ["s"], "num_replicas": 3}))
+    while not _all_are_current(await about(bus, "S")):
+        pass
+    urls = bus.server_info.get("connect_urls")
+    assert urls is not None
+    cluster.kill(int(str(bus.server_info["server_name"]).removeprefix("n")))
+    await at_last(lambda: bus.publish_stored("s", b"x", msg_id="1"))  # by another server
+    await bus.close()
 
 
 def in_time(work: Coroutine[Any, Any, None]) -> None:
