@@ -179,7 +179,7 @@ def _platform(folder: Path) -> Iterator[str]:
 
 @contextlib.contextmanager
 def _process(folder: Path, name: str, command: list[str], **variables: str) -> Iterator[None]:
-    environ = os.environ | {"GPUFN_NATS_URL": _NATS} | variables
+    environ = os.environ | {"GPUFN_NATS_URL": _NATS, "GPUFN_NATS_PLAINTEXT": "allow"} | variables
     with (folder / f"{name}.log").open("wb") as log:
         process = subprocess.Popen(command, env=environ, stdout=log, stderr=log, start_new_session=True)
     try:

@@ -37,14 +37,17 @@ class StoreEncryption:
     keyring: Keyring = field(repr=False)
     source: str
 
+    @staticmethod
+    def is_set(environ: Mapping[str, str]) -> bool:
+        return environ.get("GPUFN_STORE_CIPHER", "").strip() not in ("", "off")
+
     @classmethod
     def from_env(cls, environ: Mapping[str, str], home: Home) -> StoreEncryption | None:
         """Read the settings; None without encryption. Creates the default key file for a store that is not encrypted
         yet. Raises InvalidSetting, OSError."""
-        cipher = environ.get("GPUFN_STORE_CIPHER", "").strip() or "off"
-        if cipher == "off":
+        if not cls.is_set(environ):
             return None
-        if cipher not in _CIPHERS:
+        if (cipher := environ["GPUFN_STORE_CIPHER"].strip()) not in _CIPHERS:
             raise InvalidSetting(f"{CIPHER}={cipher!r}: write aes, chachapoly or off.")
         source = KeySource.named(KEY, environ, home.store_key)
         if source.file == home.store_key and not is_encrypted(home.nats):

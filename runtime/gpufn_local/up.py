@@ -166,6 +166,8 @@ def _report_disk_errors(home: Home) -> Iterator[None]:
 def _run(home: Home, address: _Address, nats: str | None, listen: _Listen | None, grace_s: float) -> None:
     if nats is not None:
         BusTls.from_env(os.environ).check([server.strip() for server in nats.split(",")])
+        if StoreEncryption.is_set(os.environ):
+            raise InvalidSetting(f"{CIPHER} works only with the nats-server of `gpufn up`. Configure your own servers.")
         _wait_for_nats(nats)
     elif (leftover := Leftover.find(home.nats)) is not None:
         _say(f"shutting down nats-server (pid {leftover.pid}), which an earlier `gpufn up` left; it starts again")
@@ -278,8 +280,6 @@ class _Platform:
         self._master_key = _take_from_environment(KEY)
         self._sync = sync_setting(os.environ)
         self._encryption = StoreEncryption.from_env(os.environ, home)
-        if self._encryption is not None and nats is not None:
-            raise InvalidSetting(f"{CIPHER} works only with the nats-server of `gpufn up`. Configure your own servers.")
         _take_from_environment(STORE_KEY)
         self.bus_log = home.nats / "nats.log"
         self.store = StoreWatch(home.nats, self.bus_log, _say)

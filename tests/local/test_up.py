@@ -177,6 +177,25 @@ def test_a_nats_server_that_is_not_there_is_one_line(tmp_path: Path) -> None:
     assert not [home for home in homes if (home / "up.json").exists()]
 
 
+def test_settings_of_the_bus_that_cannot_be_used_are_one_line(tmp_path: Path) -> None:
+    own = ("--nats", "nats://me:s3cret@192.0.2.1:4222")
+    for options, environ, named in (
+        (own, {}, "GPUFN_NATS_PLAINTEXT"),
+        (own, {"GPUFN_NATS_PLAINTEXT": "allow", "GPUFN_NATS_CA": "x", "GPUFN_NATS_CA_FILE": "x"}, "GPUFN_NATS_CA_FILE"),
+        (("--nats", "nats://127.0.0.1:9"), {"GPUFN_STORE_CIPHER": "aes"}, "GPUFN_STORE_CIPHER"),
+        ((), {"GPUFN_STORE_CIPHER": "rot13"}, "GPUFN_STORE_CIPHER"),
+        (
+            ("--bus-listen", "127.0.0.1:0"),
+            {"GPUFN_NATS_TLS_CERT": "x", "GPUFN_NATS_TLS_KEY": "x"},
+            "GPUFN_NATS_TLS_CERT",
+        ),
+    ):
+        ended = _gpufn(tmp_path, "up", "--port", "0", *options, **environ)
+        assert (ended.returncode, ended.stdout, ended.stderr.count("\n")) == (1, "", 1), ended.stderr
+        assert named in ended.stderr
+        assert "s3cret" not in ended.stderr
+
+
 @pytest.mark.parametrize("detach", [(), ("--detach",)])
 @pytest.mark.parametrize(
     ("options", "message"),
@@ -184,12 +203,15 @@ def test_a_nats_server_that_is_not_there_is_one_line(tmp_path: Path) -> None:
         (("--nats", "foo"), "--nats: 'foo' is not a NATS server's address: write for example nats://HOST:4222"),
         (("--nats", ""), "--nats: '' is not a NATS server's address: write for example nats://HOST:4222"),
         (("--nats", "nats://a:b@h:99999"), "--nats: 'nats://h:99999' is not a NATS server's address: .+"),
+        (("--bus-listen", "0.0.0.0"), r"--bus-listen: '0\.0\.0\.0' is not one address: .+"),
+        (("--bus-listen", "h:99999"), "--bus-listen: 'h:99999' is not one address: .+"),
+        (("--bus-listen", "127.0.0.1", "--nats", "nats://127.0.0.1"), "--bus-listen is .+"),
         (("--host", ""), "--host: '' is not an address of this machine"),
         (("--host", "192.0.2.1"), r"--host: cannot listen on 192\.0\.2\.1:0: Cannot assign requested address"),
     ],
 )
 def test_an_address_that_is_none_is_one_line_before_anything_starts(
-    tmp_path: Path, options: tuple[str, str], message: str, detach: tuple[str, ...]
+    tmp_path: Path, options: tuple[str, ...], message: str, detach: tuple[str, ...]
 ) -> None:
     ended = _gpufn(tmp_path, "up", "--port", "0", *options, *detach)
     assert (ended.returncode, ended.stdout) == (2, "")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from gpufn_local import doctor
+from gpufn_local.bus_certificates import own_certificate
 from gpufn_local.doctor import CHECKS
 from tests.sdk.cli.commands import command
 from tests.sdk.conftest import StubGateway
@@ -45,6 +48,19 @@ def test_doctor_has_the_gateways_reason(gateway: StubGateway, answer: Any, detai
     gateway.on("GET /readyz", answer, 503)
     found = {finding["check"]: finding for finding in json.loads(command("doctor", "--json").stdout)}
     assert (found["gateway"]["state"], found["gateway"]["found"]) == ("bad", f"{gateway.url} {detail}")
+
+
+@pytest.mark.parametrize(("age_years", "states"), [(0, ["ok", "ok"]), (1.95, ["note", "ok"]), (9.99, ["bad", "note"])])
+def test_doctor_reports_certificates_of_the_bus_near_their_end(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, age_years: float, states: list[str]
+) -> None:
+    monkeypatch.setenv("GPUFN_HOME", str(tmp_path))
+    (tmp_path / "nats" / "join").mkdir(parents=True)
+    made_at = datetime.datetime.now(datetime.UTC) - datetime.timedelta(days=365 * age_years)
+    own_certificate(tmp_path / "nats" / "tls", ["10.0.0.1"], made_at)
+    findings = list(doctor._bus())
+    assert [finding.state for finding in findings] == states
+    assert [bool(finding.do) for finding in findings] == [state != "ok" for state in states]
 
 
 def test_down_without_a_platform_says_so(gateway: StubGateway, tmp_path: Path) -> None:
