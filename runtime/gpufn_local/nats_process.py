@@ -34,7 +34,6 @@ from gpufn_local import store_encryption
 from gpufn_local.bus_certificates import BusCertificate
 from gpufn_local.store_encryption import StoreEncryption
 from gpufn_platform.bus.roles import ROLES, users_config
-from gpufn_platform.bus.tls import BusTls
 from gpufn_platform.process.file_lock import lock_file
 from gpufn_platform.process.parent_death import end_with_parent
 from gpufn_platform.process.private_files import create_private, replace_private
@@ -130,12 +129,11 @@ class EmbeddedServer:
     def url_for(self, role: str) -> str:
         return _with_user(_url(self.host, self.port, has_tls=self.has_tls), role, self._passwords)
 
-    def write_join_files(self, tls: BusTls) -> Path:
+    def write_join_files(self, authority: str) -> Path:
         """Write the settings of the processes of other machines: one file per role, with the address, the password and
-        the authority of the bus. Return their folder. Raises OSError."""
+        the authority of the bus, as GPUFN_NATS_CA has it. Return their folder. Raises OSError."""
         folder = self.directory / "join"
         folder.mkdir(mode=0o700, exist_ok=True)
-        authority = tls.authority_text()
         for role in ("gateway", "agent", "runner", "builder"):  # not the administrator
             lines = [f"GPUFN_NATS_URL={self.url_for(role)}"] + ([f"GPUFN_NATS_CA={authority}"] if authority else [])
             replace_private(folder / f"{role}.env", "".join(f"{line}\n" for line in lines).encode())

@@ -293,6 +293,7 @@ class _Platform:
         host, port = (self._listen.host, self._listen.port) if self._listen else (LOOPBACK, 0)
         if store_encryption.must_convert(self.home.nats, self._encryption):
             _say(f"encrypting a copy of {self.home.nats / 'jetstream'}, which takes some seconds per GB")
+        authority = self._bus_tls.authority_text()
         self._bus = EmbeddedServer.start(
             self.home.nats,
             host=host,
@@ -305,7 +306,10 @@ class _Platform:
         if self._listen is None:
             remove_tree(self.home.nats / "join")
         else:
-            self._bus.write_join_files(self._bus_tls)
+            try:
+                self._bus.write_join_files(authority)
+            except OSError as error:  # the server runs even if the disk is full
+                _say(f"cannot write the settings for other machines, {error.filename}: {error.strerror}")
         return self._bus
 
     def _certificate(self) -> BusCertificate:

@@ -60,7 +60,7 @@ def test_messages_of_any_size_pass(secure: tuple[EmbeddedServer, BusTls], loop: 
 
 async def test_the_settings_of_another_machine_are_enough(secure: tuple[EmbeddedServer, BusTls]) -> None:
     server, tls = secure
-    folder = server.write_join_files(tls)
+    folder = server.write_join_files(tls.authority_text())
     assert sorted(path.name for path in folder.iterdir()) == [
         f"{role}.env" for role in ("agent", "builder", "gateway", "runner")
     ]
