@@ -284,7 +284,6 @@ def _convert(binary: Path, directory: Path, encryption: StoreEncryption, lock: i
     nats-server encrypts an existing store at its start, in place. Killed meanwhile, it loses messages.
     """
     part = directory / "encrypting"
-    shutil.rmtree(part, ignore_errors=True)
     try:
         part.mkdir(mode=0o700)
         shutil.copytree(directory / "jetstream", part / "jetstream")
@@ -309,11 +308,12 @@ def _convert(binary: Path, directory: Path, encryption: StoreEncryption, lock: i
 
 
 def _finish_swap(directory: Path) -> None:
-    """Remove the replaced store, or put it back if the process died before it had a successor."""
+    """Remove the replaced store, or put it back if the process died before it had a successor. Remove the copy."""
     store, replaced = directory / "jetstream", directory / "replaced"
     if replaced.exists() and not store.exists():
         replaced.rename(store)
-    shutil.rmtree(replaced, ignore_errors=True)
+    for folder in (replaced, directory / "encrypting"):
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _launch(

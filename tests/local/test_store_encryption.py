@@ -104,13 +104,15 @@ def test_an_interrupted_encryption_begins_again(home: Home) -> None:
         fill(server)
     encryption = encrypted(home)
     store_encryption.write_record(home.nats, encryption)
-    (home.nats / "encrypting").mkdir()  # a copy that is not complete
-    shutil.copytree(home.nats / "jetstream", home.nats / "kept")
+    shutil.copytree(home.nats / "jetstream", home.nats / "encrypting" / "jetstream")
     (home.nats / "jetstream").rename(home.nats / "replaced")  # killed before the copy took its place
     with EmbeddedServer.start(home.nats, encryption=encryption) as server:
         assert content(server) == WHOLE
-    shutil.rmtree(home.nats / "kept")
     assert not shows_text(home)
+    (home.nats / "encrypting").mkdir()  # killed after it
+    with EmbeddedServer.start(home.nats, encryption=encryption) as server:
+        assert content(server) == WHOLE
+    assert not (home.nats / "encrypting").exists()
 
 
 def test_a_start_that_could_not_read_the_store_is_refused_and_changes_nothing(home: Home) -> None:
