@@ -119,6 +119,7 @@ class Need(msgspec.Struct):
     has_no_room: bool = False
     no_room: str = ""  # why; empty until it is computed
     is_slot_limited: bool = False
+    team_limit: str = ""  # why its team may hold no further worker
 
 
 class RevisionDecision(msgspec.Struct):

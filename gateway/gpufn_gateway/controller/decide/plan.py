@@ -6,11 +6,13 @@
    fails, or finds no room.
 3. Park or drain the workers above their revision's count, longest idle first. Drain workers that have been parked for
    long enough (`Removals`).
-4. Resume missing workers where one is parked and its share is free, or place new ones. Functions without workers come
-   first, of these the ones whose starts do not fail, then the longest waiting.
+4. Resume missing workers where one is parked and its share is free, or place new ones. The team with the least recent
+   GPU seconds for its weight comes first. In a team, functions without workers come first, of these the ones whose
+   starts do not fail, then the longest waiting.
 5. If there is no room for a function with calls, drain parked workers of other functions, least worth first. Then park
    or drain idle ones, longest idle first. If no worker is idle and the function has waited `BUSY_EVICTION_AFTER_S`,
-   take a worker from a function that has several.
+   take a worker from a function that has several, or one that another team has borrowed. A team that holds all that it
+   may gives up a worker of its own.
 
 An exception while one function is processed affects that function only: its actions of this step are dropped, and its
 last decision stands.
@@ -37,6 +39,7 @@ from gpufn_gateway.controller.decide.preemption import Allocator, Resumption
 from gpufn_gateway.controller.decide.rollout import RevisionHealth, Role
 from gpufn_gateway.controller.decide.scale_down import Removals
 from gpufn_gateway.controller.decide.status import NO_ROOM, StatusWriter
+from gpufn_gateway.controller.decide.team_shares import Rounds, TeamShares
 from gpufn_gateway.controller.limits import Limits
 from gpufn_gateway.controller.placement.last_failure import PlacementFailure
 from gpufn_gateway.controller.placement.node_choice import NoRoom
@@ -66,11 +69,13 @@ class _Step:
         self.removals = Removals(world, now, self.actions)
         self.notes: dict[str, str] = {}  # of rollouts
         self.failed: dict[str, Exception] = {}
+        self.shares = TeamShares(world)
         self._allocator: Allocator | None = None
 
     def run(self, only: Iterable[str] | None) -> actions.Plan:
         names = only
         if names is None:
+            self.world.team_use.observe(self.shares.costs, self.now)
             self._delete_lost_workers()
             self._end_calls_of_deleted()
             names = self.world.functions.keys() | {worker.key[0] for worker in self.world.workers.values()}
@@ -204,7 +209,7 @@ class _Step:
         decided.need = Need(
             key=decided.key,
             revision=record,
-            requirements=Requirements.from_revision(record),
+            requirements=Requirements.from_revision(record, self.world.teams.name_of(decided.key[0])),
             starts=self._start_times(record, decided.view),
             view=decided.view,
             missing=allowed,
@@ -274,11 +279,7 @@ class _Step:
     # 4
 
     def _start(self) -> list[Need]:
-        """Place what can be placed, one worker per function and round, so that no function gets its tenth worker before
-        another gets its first.
-
-        Return the needs without room.
-        """
+        """Place what can be placed, in the order of `Rounds`. Return the needs without room."""
         if not self.needs:
             return []
         world, now = self.world, self.now
@@ -290,37 +291,38 @@ class _Step:
             if node in slots and worker.state is WorkerState.STARTING and now - worker.since < START_SLOT_S:
                 slots[node] -= 1
         nodes = [report for report in reports if slots[report.node] > 0]
-        round_ = sorted(
+        ordered = sorted(
             self.needs,
             key=lambda need: (not need.waits_for_first, need.is_failing, need.view.waiting_since or now, need.key),
         )
+        rounds = Rounds(ordered, self.shares)
         without_room: list[Need] = []
-        while round_:
-            next_round: list[Need] = []
-            for need in round_:
-                with self._isolated(need.key[0]):
-                    result = allocator.grant(need, nodes)
-                    if isinstance(result, NoRoom):
-                        need.is_slot_limited = len(nodes) < len(reports)
-                        need.has_no_room = True
-                        without_room.append(need)
-                        continue
-                    if isinstance(result, Resumption):
-                        self.actions.append(actions.Resume(result.worker.assignment.worker, need.reason))
-                    else:
-                        for each in result.by_rank:
-                            slots[each.node] -= 1
-                        if any(slots[each.node] <= 0 for each in result.by_rank):
-                            nodes = [report for report in nodes if slots[report.node] > 0]
-                        reason = f"{need.reason}; {'; '.join(each.why for each in result.by_rank)}"
-                        start = actions.Start(*need.key, result.node, result.share, reason, result.others)
-                        self.actions.append(start)
-                    need.view.placement_failure = None
-                    need.missing -= 1
-                    need.has_begun = True
-                    if need.missing:
-                        next_round.append(need)
-            round_ = next_round
+        while (need := rounds.next()) is not None:
+            with self._isolated(need.key[0]):
+                need.team_limit = self.shares.refusal(need)
+                result = NoRoom() if need.team_limit else allocator.grant(need, nodes)
+                if isinstance(result, NoRoom):
+                    need.is_slot_limited = len(nodes) < len(reports) and not need.team_limit
+                    need.has_no_room = True
+                    without_room.append(need)
+                    continue
+                if isinstance(result, Resumption):
+                    self.actions.append(actions.Resume(result.worker.assignment.worker, need.reason))
+                    self.shares.grant(need, [result.worker.assignment.share])
+                else:
+                    for each in result.by_rank:
+                        slots[each.node] -= 1
+                    if any(slots[each.node] <= 0 for each in result.by_rank):
+                        nodes = [report for report in nodes if slots[report.node] > 0]
+                    reason = f"{need.reason}; {'; '.join(each.why for each in result.by_rank)}"
+                    start = actions.Start(*need.key, result.node, result.share, reason, result.others)
+                    self.actions.append(start)
+                    self.shares.grant(need, [each.share for each in result.by_rank])
+                need.view.placement_failure = None
+                need.missing -= 1
+                need.has_begun = True
+                if need.missing:
+                    rounds.repeat(need)
         return without_room
 
     def _explain(self, without_room: list[Need], *, is_full: bool) -> None:
@@ -328,16 +330,21 @@ class _Step:
         allocator = self._allocator
         if allocator is None:
             return
-        needs = {allocator.explanation_key(need): need for need in without_room if not need.is_slot_limited}
+        needs = {
+            allocator.explanation_key(need): need
+            for need in without_room
+            if not (need.is_slot_limited or need.team_limit)
+        }
         wanted = {key: functools.partial(allocator.explain, need) for key, need in needs.items()}
         texts = self.world.shortages.explain(wanted, len(allocator.reports), renew=is_full)
         for need in without_room:
-            need.no_room = texts.get(allocator.explanation_key(need), "")
+            need.no_room = need.team_limit or texts.get(allocator.explanation_key(need), "")
 
     def _note_unplaced(self, without_room: list[Need]) -> None:
         """Remember the failure. The calls may expire, and then nothing else reports that no node can run them."""
         for need in without_room:
-            if self._allocator is not None and need.calls and need.waits_for_first and not need.is_slot_limited:
+            is_unplaced = not (need.is_slot_limited or need.team_limit)
+            if self._allocator is not None and need.calls and need.waits_for_first and is_unplaced:
                 why, offers = need.no_room or NO_ROOM, self._allocator.reports
                 need.view.placement_failure = PlacementFailure(self.now, need.requirements, why, offers)
         noted = [
@@ -369,19 +376,59 @@ class _Step:
         for need in waiting:
             with self._isolated(need.key[0]):
                 include_busy = self._may_evict_busy(need)
-                if allocator.claim(need) or not allocator.can_make(need, include_busy=include_busy):
+                if need.team_limit:
+                    self._make_room_in_team(need, idle, include_busy=include_busy)
+                    continue
+                takes_back = self._takes_back(need)
+                if allocator.claim(need) or not allocator.can_make(need, include_busy=include_busy or takes_back):
                     continue
                 others = [worker for worker in (*parked, *idle) if worker.key[0] != need.key[0]]
-                surplus = allocator.surplus_of_others(need)
+                surplus = self._surplus(need, include_busy=include_busy)
                 if need.is_next and not need.waits_for_first:
                     # The rest of a rollout takes room from the old revision only.
                     others, surplus = [], [worker for worker in surplus if worker.key[0] == need.key[0]]
                 others += self._other_revisions(need, idle)
-                if allocator.evict_for(need, others) or (include_busy and allocator.evict_for(need, surplus)):
+                if allocator.evict_for(need, others) or (surplus and allocator.evict_for(need, surplus)):
                     continue
                 for move in allocator.move_for(need, idle) if need.waits_for_first else ():
                     self._move_worker(move, need)
-                allocator.record_not_made(need, include_busy=include_busy)
+                allocator.record_not_made(need, include_busy=include_busy or takes_back)
+
+    def _make_room_in_team(self, need: Need, idle: list[WorkerView], *, include_busy: bool) -> None:
+        """Remove a worker of another function of the team, which holds all that it may: a READY one that is idle, or
+        if the function has waited, one of several."""
+        assert self._allocator is not None
+        team = self.shares.team_of(need.key[0])
+        candidates = [*idle, *(self._allocator.surplus_of_others(need) if include_busy else ())]
+        for worker in candidates:
+            if worker.key[0] == need.key[0] or worker in self.removals or self.shares.team_of(worker.key[0]) != team:
+                continue
+            if self._allocator.can_spare(worker, need):
+                reason = f"makes room for {need.key[0]}: {need.team_limit}"
+                if not self.removals.park(worker, reason):
+                    self.removals.drain(worker, reason)
+                return
+
+    def _surplus(self, need: Need, *, include_busy: bool) -> list[WorkerView]:
+        """Return the busy workers that may be taken for `need`: within its team by the function's rules, from another
+        team only what that team has borrowed."""
+        assert self._allocator is not None
+        takes_back = self._takes_back(need)
+        if not (include_busy or takes_back):
+            return []
+        surplus = self._allocator.surplus_of_others(need)
+        mine = self.shares.team_of(need.key[0])
+        own = [each for each in surplus if include_busy and self.shares.team_of(each.key[0]) == mine]
+        if not takes_back:
+            return own
+        lowest = [worker for worker in self._allocator.workers_of_low_priority() if worker not in surplus]
+        return [*own, *(each for each in (*surplus, *lowest) if self.shares.is_borrowed(each, need))]
+
+    def _takes_back(self, need: Need) -> bool:
+        """Return whether workers of other teams may be taken, also for a function that has workers."""
+        since = need.view.waiting_since
+        has_waited = not need.has_begun and since is not None and self.now - since >= BUSY_EVICTION_AFTER_S
+        return has_waited and bool(self.world.teams) and not need.is_check
 
     def _move_worker(self, move: Move, need: Need) -> None:
         worker = move.worker.assignment

@@ -11,9 +11,10 @@ from functools import cached_property
 
 import msgspec
 
-from gpufn_core.domain.revision import RevisionKey
+from gpufn_core.domain.revision import Revision, RevisionKey
 from gpufn_core.domain.worker import ParkedMemory, WorkerState
 from gpufn_core.protocol.reports import NodeReport
+from gpufn_core.spec.priority import Priority
 from gpufn_gateway.controller.decide import policy
 from gpufn_gateway.controller.decide.actions import Need
 from gpufn_gateway.controller.decide.circuit import CircuitState
@@ -196,7 +197,7 @@ class Allocator:
         if revision is None or revision.spec.resources.nodes > 1:
             return False
         can_start = self._world.view(worker.key).circuit.state(self._now) is CircuitState.CLOSED
-        return can_start and self._has_room(Requirements.from_revision(revision))
+        return can_start and self._has_room(self._requirements(worker.key, revision))
 
     def _has_room(self, requirements: Requirements) -> bool:
         """Return whether a node has room now, before any move."""
@@ -206,7 +207,11 @@ class Allocator:
         return self._rooms[requirements]
 
     def _place_again(self, worker: WorkerView, book: LeaseBook) -> Placement | NoRoom:
-        return place(Requirements.from_revision(self._world.revisions[worker.key]), self.reports, book, self._limits)
+        requirements = self._requirements(worker.key, self._world.revisions[worker.key])
+        return place(requirements, self.reports, book, self._limits)
+
+    def _requirements(self, key: RevisionKey, revision: Revision) -> Requirements:
+        return Requirements.from_revision(revision, self._world.teams.name_of(key[0]))
 
     def _fits_without(self, need: Need, candidates: list[WorkerView]) -> bool:
         trial = self._book.copy()
@@ -263,6 +268,15 @@ class Allocator:
             surplus += [(-len(ready), worker.assignment.worker, worker) for worker in ready[: None if is_same else -1]]
         return [worker for *_, worker in sorted(surplus, key=lambda entry: entry[:2])]
 
+    def workers_of_low_priority(self) -> list[WorkerView]:
+        """Return the READY workers of preemptible functions: those of priority `low`."""
+        return [
+            worker
+            for key, ready in self._ready.items()
+            if (record := self._world.revisions.get(key)) is not None and record.spec.priority is Priority.LOW
+            for worker in ready
+        ]
+
     @cached_property
     def _ready(self) -> dict[RevisionKey, list[WorkerView]]:
         """READY workers by revision, computed once a step: hundreds of functions may wait for a small node."""
@@ -316,6 +330,10 @@ class Allocator:
             of_revision = self._world.view(worker.key).workers.values()
             counts[worker.key] = Counter(each.state for each in of_revision if each not in self._removals)
         return counts[worker.key]
+
+    def can_spare(self, worker: WorkerView, need: Need) -> bool:
+        """Return whether min_workers permits the removal of one worker."""
+        return self._can_spare(worker, need, {})
 
     def _can_spare(self, worker: WorkerView, need: Need, staying: dict[RevisionKey, Counter[WorkerState]]) -> bool:
         """Return whether min_workers permits the removal. It protects workers against other functions too, but not

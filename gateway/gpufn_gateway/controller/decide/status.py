@@ -125,6 +125,8 @@ class StatusWriter:
     def _no_room(self, need: Need) -> Waiting:
         if need.is_slot_limited:
             return Waiting(WaitReason.STARTING, "waits its turn: many workers are being started")
+        if need.team_limit:
+            return Waiting(WaitReason.LIMIT, need.team_limit)
         return Waiting(WaitReason.NO_CAPACITY, "; ".join(filter(None, (need.no_room or NO_ROOM, self._held_by(need)))))
 
     def _held_by(self, need: Need) -> str:

@@ -132,14 +132,13 @@ def openings(
     return tuple(sorted(result, key=lambda each: (each.rank, each.device.uuid)))
 
 
-def choose_share(openings: Iterable[Opening], resources: Resources) -> GpuFit | None:
-    """Return the first opening with enough memory, preferring one whose ceilings stay within 100 %."""
+def choose_share(openings: Iterable[Opening], resources: Resources, domain: str) -> GpuFit | None:
+    """Return the first opening in the trust domain with enough memory, preferring one whose ceilings stay within
+    100 %."""
     vram_bytes, most_percent = resources.vram_bytes or 0, 100 - (resources.sm_percent or 0)
     best: Opening | None = None
     for opening in openings:
-        if opening.available_bytes < vram_bytes or (
-            opening.domain is not None and opening.domain != resources.trust_domain
-        ):
+        if opening.available_bytes < vram_bytes or opening.domain not in (None, domain):
             continue
         if opening.sm_percent <= most_percent:
             best = opening

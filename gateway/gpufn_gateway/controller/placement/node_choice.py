@@ -216,7 +216,7 @@ def _fit(request: Request, offer: _Offer, starts: StartTimes | None) -> _Fit | N
     available_memory = offer.available_bytes - request.memory_bytes
     if pool is None or available_memory < 0 or resources.cpu > pool.cores:
         return None
-    fit = offer.fit if offer.openings is None else choose_share(offer.openings, resources)
+    fit = offer.fit if offer.openings is None else choose_share(offer.openings, resources, request.domain)
     if fit is None or not has_cores(offer.available_cores, resources.cpu):
         return None
     start_s = 0 if starts is None else starts.on(offer.report.node)
@@ -250,7 +250,7 @@ def _placement(request: Request, fit: _Fit) -> Placement:
         mode=resources.share if fit.gpus else Share.EXCLUSIVE,
         vram_bytes=resources.vram_bytes or 0,
         sm_percent=resources.sm_percent or 100,
-        trust_domain=resources.trust_domain,
+        trust_domain=request.domain,
         contained=request.is_contained(fit.offer.report),
         gpu_part=_gpu_part(resources, fit.gpus),
     )

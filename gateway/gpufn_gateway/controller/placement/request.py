@@ -9,6 +9,7 @@ import msgspec
 from gpufn_core.domain.device import Device, DeviceType
 from gpufn_core.domain.engine import CPU_KIND
 from gpufn_core.domain.revision import Revision
+from gpufn_core.domain.team import NO_TEAM
 from gpufn_core.protocol.reports import NodeReport
 from gpufn_core.spec.resources import Resources
 from gpufn_gateway.controller.placement.gpus import matching_gpus
@@ -19,15 +20,22 @@ _ROUNDING = 1e-9  # ten shares of 0.1 core are one core
 
 class Requirements(msgspec.Struct, frozen=True):
     """All that placement reads of a revision. Revisions with equal Requirements fit the same nodes. `engine_kinds` are
-    the DeviceKinds with engines, None for a function without models."""
+    the DeviceKinds with engines, None for a function without models. `team` owns the function."""
 
     resources: Resources
     engine_kinds: frozenset[str] | None = None
     in_container: bool = False
+    team: str = NO_TEAM
 
     @classmethod
-    def from_revision(cls, revision: Revision) -> Requirements:
-        return cls(revision.spec.resources, revision.device_kinds, revision.spec.image is not None)
+    def from_revision(cls, revision: Revision, team: str = NO_TEAM) -> Requirements:
+        return cls(revision.spec.resources, revision.device_kinds, revision.spec.image is not None, team)
+
+    @property
+    def domain(self) -> str:
+        """The trust domain in which it shares a GPU: that of its team, unless it names one. So functions of two teams
+        share a GPU only if both name the same domain."""
+        return self.resources.trust_domain or (f"team/{self.team}" if self.team else "")  # no user can name a slash
 
     @property
     def any_size_key(self) -> Hashable:
@@ -36,7 +44,7 @@ class Requirements(msgspec.Struct, frozen=True):
         return wants.gpu, wants.share, wants.gpu_count, wants.nodes, self.engine_kinds, self.in_container
 
     def request(self, kind: str | None) -> Request:
-        return Request(self.resources, self.engine_kinds, self.in_container, kind)
+        return Request(self.resources, self.engine_kinds, self.in_container, self.team, kind)
 
 
 class Request(Requirements, frozen=True):

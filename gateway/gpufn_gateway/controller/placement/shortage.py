@@ -143,7 +143,7 @@ def _of_gpus(request: Request, gpus: Sequence[Device], report: NodeReport, used:
     for device in gpus:
         use = used.gpus.get(device.uuid)
         reason = why_unavailable(resources, device, use, limits, contained=contained)
-        if reason is None and domain_of(use, limits) not in (None, resources.trust_domain):
+        if reason is None and domain_of(use, limits) not in (None, request.domain):
             reason = Unavailable.DOMAIN
         if reason is None and available_bytes(device, use) < (resources.vram_bytes or 0):
             reason = Unavailable.MEMORY

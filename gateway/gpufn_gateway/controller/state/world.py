@@ -16,6 +16,7 @@ import math
 from collections.abc import Iterator
 
 from gpufn_core.domain.revision import Function, Revision, RevisionKey
+from gpufn_core.domain.team import Teams
 from gpufn_core.domain.worker import NODE_PHASE, Assignment, Desired, Gang, ParkedMemory, WorkerState
 from gpufn_core.errors import ErrorInfo, FunctionStartFailed
 from gpufn_core.protocol.launch import CONNECT_S, EXIT_LINK_LOST
@@ -32,6 +33,7 @@ from gpufn_gateway.controller.state.arrivals import Arrivals
 from gpufn_gateway.controller.state.depths import Depths
 from gpufn_gateway.controller.state.holdings import Holdings
 from gpufn_gateway.controller.state.leases import LeaseBook
+from gpufn_gateway.controller.state.team_use import TeamUse
 from gpufn_gateway.controller.state.views import PARKING_PHASES, Moving, NodeView, RevisionView, WorkerView
 from gpufn_gateway.controller.store_health import Store
 
@@ -55,6 +57,8 @@ class World:
         self.moving: dict[str, Moving] = {}  # by the worker that leaves once its replacement is READY
         self.search_moves_at = -math.inf  # monotonic; not before
         self.arrivals = Arrivals()
+        self.teams = Teams()
+        self.team_use = TeamUse()
         self.store = Store()
         self._unknown_since: dict[str, float] = {}  # deleted functions that still have calls
 
@@ -276,6 +280,7 @@ class World:
         for view in self.views.values():
             view.forget()
         self.depths.forget()
+        self.team_use = TeamUse()
         self._unknown_since.clear()
 
     # --- queries ---

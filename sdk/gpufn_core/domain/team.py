@@ -1,0 +1,78 @@
+"""Teams: the functions that they own, and their limits and weights."""
+
+from __future__ import annotations
+
+import msgspec
+
+from gpufn_core.spec import patterns
+
+NO_TEAM = ""
+
+
+class TeamLimits(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """The limits of all functions of a team together; None means no limit. `workers` and `gpus` are held at the same
+    time; a quarter of a GPU counts 0.25, and parked workers do not count. `queued` are submitted calls that have not
+    ended. `run_s` and `gpu_s` are seconds per UTC day, as `gpufn_core.domain.usage` counts them."""
+
+    workers: int | None = None
+    gpus: float | None = None
+    queued: int | None = None
+    run_s: float | None = None
+    gpu_s: float | None = None
+
+
+class Team(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A team owns the functions that match one of the patterns `owns`. The patterns of two teams do not overlap.
+
+    Teams that compete for room get GPU seconds in proportion to `weight`.
+    """
+
+    name: str
+    owns: tuple[str, ...]
+    weight: float = 1.0
+    limits: TeamLimits = TeamLimits()
+
+
+class Teams:
+    """The teams by name, and the team of each function."""
+
+    def __init__(self) -> None:
+        self._teams: dict[str, Team] = {}
+        self._names: dict[str, str] = {}  # of the teams, by function
+
+    def __len__(self) -> int:
+        return len(self._teams)
+
+    def put(self, team: Team) -> None:
+        self._teams[team.name] = team
+        self._names.clear()
+
+    def remove(self, name: str) -> None:
+        self._teams.pop(name, None)
+        self._names.clear()
+
+    def get(self, name: str) -> Team | None:
+        return self._teams.get(name)
+
+    def all(self) -> list[Team]:
+        return sorted(self._teams.values(), key=lambda team: team.name)
+
+    def name_of(self, function: str) -> str:
+        """Return the name of the team that owns a function, by its full name; NO_TEAM if no team does."""
+        if not self._teams:
+            return NO_TEAM
+        name = self._names.get(function)
+        if name is None:
+            name = self._names[function] = next((each for each in self._teams if self._owns(each, function)), NO_TEAM)
+        return name
+
+    def _owns(self, team: str, function: str) -> bool:
+        return any(patterns.matches(pattern, function) for pattern in self._teams[team].owns)
+
+    def conflict(self, team: Team) -> tuple[str, str] | None:
+        """Return another team, and its pattern that overlaps one of `team`; None if there is none."""
+        for other in self.all():
+            for owned in other.owns if other.name != team.name else ():
+                if any(patterns.overlap(owned, pattern) for pattern in team.owns):
+                    return other.name, owned
+        return None
