@@ -371,6 +371,7 @@ class _Step:
         if not waiting or self._allocator is None:
             return
         allocator = self._allocator
+        has_teams = bool(self.world.teams)
         allocator.count_leaving()
         parked, idle = allocator.parked_workers(), allocator.idle_workers()
         for need in waiting:
@@ -379,11 +380,13 @@ class _Step:
                 if need.team_limit:
                     self._make_room_in_team(need, idle, include_busy=include_busy)
                     continue
-                takes_back = self._takes_back(need)
+                takes_back = has_teams and self._takes_back(need)
                 if allocator.claim(need) or not allocator.can_make(need, include_busy=include_busy or takes_back):
                     continue
                 others = [worker for worker in (*parked, *idle) if worker.key[0] != need.key[0]]
-                surplus = self._surplus(need, include_busy=include_busy)
+                surplus = allocator.surplus_of_others(need) if include_busy or takes_back else []
+                if takes_back or (has_teams and surplus):
+                    surplus = self._within_teams(need, surplus, include_own=include_busy, include_others=takes_back)
                 if need.is_next and not need.waits_for_first:
                     # The rest of a rollout takes room from the old revision only.
                     others, surplus = [], [worker for worker in surplus if worker.key[0] == need.key[0]]
@@ -409,26 +412,24 @@ class _Step:
                     self.removals.drain(worker, reason)
                 return
 
-    def _surplus(self, need: Need, *, include_busy: bool) -> list[WorkerView]:
-        """Return the busy workers that may be taken for `need`: within its team by the function's rules, from another
-        team only what that team has borrowed."""
+    def _within_teams(
+        self, need: Need, surplus: list[WorkerView], *, include_own: bool, include_others: bool
+    ) -> list[WorkerView]:
+        """Return the busy workers that may be taken for `need`: those of `surplus` in its own team, and what other
+        teams have borrowed."""
         assert self._allocator is not None
-        takes_back = self._takes_back(need)
-        if not (include_busy or takes_back):
-            return []
-        surplus = self._allocator.surplus_of_others(need)
         mine = self.shares.team_of(need.key[0])
-        own = [each for each in surplus if include_busy and self.shares.team_of(each.key[0]) == mine]
-        if not takes_back:
+        own = [each for each in surplus if include_own and self.shares.team_of(each.key[0]) == mine]
+        if not include_others:
             return own
-        lowest = [worker for worker in self._allocator.workers_of_low_priority() if worker not in surplus]
-        return [*own, *(each for each in (*surplus, *lowest) if self.shares.is_borrowed(each, need))]
+        preemptible = [each for each in self._allocator.workers_of_low_priority() if each not in surplus]
+        return [*own, *(each for each in (*surplus, *preemptible) if self.shares.is_borrowed(each, need))]
 
     def _takes_back(self, need: Need) -> bool:
         """Return whether workers of other teams may be taken, also for a function that has workers."""
         since = need.view.waiting_since
         has_waited = not need.has_begun and since is not None and self.now - since >= BUSY_EVICTION_AFTER_S
-        return has_waited and bool(self.world.teams) and not need.is_check
+        return has_waited and not need.is_check
 
     def _move_worker(self, move: Move, need: Need) -> None:
         worker = move.worker.assignment
