@@ -65,6 +65,7 @@ from gpufn_gateway.routes.oip import OipRoutes
 from gpufn_gateway.routes.operations import OperationRoutes
 from gpufn_gateway.routes.schedules import ScheduleRoutes
 from gpufn_gateway.routes.secrets import SecretRoutes
+from gpufn_gateway.routes.teams import TeamRoutes
 from gpufn_gateway.routes.usage import UsageRoutes
 from gpufn_gateway.routes.webhooks import WebhookRoutes
 from gpufn_gateway.schedules.runs import ScheduleRuns
@@ -216,7 +217,9 @@ class _Gateway:
         self._telemetry = Telemetry(lambda: services.caller.pending, registry.live_runners, registry.live_nodes)
         registry.on_runner_report = self._telemetry.attempts.add_report
         self._readers = BodyReaders(services.settings, int(bus.server_info["max_payload"]), services.shared_bodies)
-        self._quotas = QuotaSync.connect(bus, services.buckets.usage, services.name, services.clock)
+        self._quotas = QuotaSync.connect(
+            bus, services.buckets.usage, services.registry.teams, services.name, services.clock
+        )
         self._calls = Calls(
             bus=bus,
             queue=services.caller,
@@ -274,6 +277,7 @@ class _Gateway:
             *SecretRoutes(
                 Secrets(buckets.secrets, services.master_key, registry, self._deploys, clock), bodies
             ).routes(),
+            *TeamRoutes(buckets.teams, registry, bodies).routes(),
             *ScheduleRoutes(services.schedules, self._calls, bodies).routes(),
             *EngineRoutes(Engines(bus, buckets, registry, clock), bodies).routes(),
             *OipRoutes(registry, self._telemetry, self._why_not_ready).routes(),

@@ -10,6 +10,7 @@ import msgspec
 
 from gpufn_core.domain.engine import Build, EngineManifest
 from gpufn_core.domain.revision import Function, Revision
+from gpufn_core.domain.team import Team
 from gpufn_core.domain.usage import USAGE_RETENTION_S
 from gpufn_core.domain.worker import Assignment
 from gpufn_core.protocol import subjects
@@ -23,6 +24,7 @@ T = TypeVar("T")
 decode_function = msgspec.msgpack.Decoder(Function).decode
 decode_revision = msgspec.msgpack.Decoder(Revision).decode
 decode_assignment = msgspec.msgpack.Decoder(Assignment).decode
+decode_team = msgspec.msgpack.Decoder(Team).decode
 decode_key = msgspec.msgpack.Decoder(ApiKey).decode
 decode_build = msgspec.msgpack.Decoder(Build).decode
 decode_manifest = msgspec.msgpack.Decoder(EngineManifest).decode
@@ -40,6 +42,7 @@ class Buckets:
     assignments: KeyValue
     leases: KeyValue
     arrivals: KeyValue
+    teams: KeyValue
     keys: KeyValue
     webhook_secrets: KeyValue
     secrets: KeyValue
@@ -57,6 +60,7 @@ class Buckets:
             assignments=await KeyValue.open(bus, subjects.ASSIGNMENTS),
             leases=await KeyValue.open(bus, subjects.LEASES),
             arrivals=await KeyValue.open(bus, subjects.ARRIVALS),
+            teams=await KeyValue.open(bus, subjects.TEAMS),
             keys=await KeyValue.open(bus, subjects.API_KEYS),
             schedules=await KeyValue.open(bus, subjects.SCHEDULES),
             webhook_secrets=await KeyValue.open(bus, subjects.WEBHOOK_SECRETS),

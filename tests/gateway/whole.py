@@ -46,6 +46,7 @@ from gpufn_gateway.routes.oip import OipRoutes
 from gpufn_gateway.routes.operations import OperationRoutes
 from gpufn_gateway.routes.schedules import ScheduleRoutes
 from gpufn_gateway.routes.secrets import SecretRoutes
+from gpufn_gateway.routes.teams import TeamRoutes
 from gpufn_gateway.routes.usage import UsageRoutes
 from gpufn_gateway.routes.webhooks import WebhookRoutes
 from gpufn_gateway.schedules.store import Schedules
@@ -108,7 +109,7 @@ class Whole:
             BodyReader(64 << 20, 30, what="a test", budget=BodyBudget(1 << 30)) if shared_bodies is not None else bodies
         )
         call_bodies = CallBodies(bodies, large, shared_bodies)
-        self.quotas = QuotaSync.connect(bus, buckets.usage, name, clock)
+        self.quotas = QuotaSync.connect(bus, buckets.usage, self.registry.teams, name, clock)
         calls = Calls(
             bus=bus,
             queue=self.caller,
@@ -155,6 +156,7 @@ class Whole:
             *SecretRoutes(
                 Secrets(buckets.secrets, master_key or MasterKey(KEY, ""), self.registry, self.deploys, clock), bodies
             ).routes(),
+            *TeamRoutes(buckets.teams, self.registry, bodies).routes(),
             *ScheduleRoutes(self.schedules, calls, bodies).routes(),
             *WebhookRoutes(self.webhook_secrets, self.access).routes(),
             *ArtifactRoutes(self.artifacts, ARTIFACT_LIMIT).routes(),

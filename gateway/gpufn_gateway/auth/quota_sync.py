@@ -1,9 +1,9 @@
-"""Enforce the limits of API keys (`quotas` decides), and exchange usage between gateways.
+"""Enforce the limits of API keys and teams (`quotas` decides), and exchange usage between gateways.
 
-A key without limits costs nothing here. With one gateway the limits are exact. With several, each reports its usage to
-the others once a second, so a key can exceed its rate and concurrency by what it uses at the other gateways within that
-second. The number of queued calls comes from the bus, which has them all. Run time and GPU seconds come from records
-that runners write every ten seconds.
+A call counts against its key, and against the team of its function. A holder without limits costs nothing here. With
+one gateway the limits are exact. With several, each reports its usage to the others once a second, so a holder can
+exceed its rate and concurrency by what it uses at the other gateways within that second. The number of queued calls
+comes from the bus, which has them all. Run time and GPU seconds come from records that runners write every ten seconds.
 """
 
 from __future__ import annotations
@@ -16,13 +16,16 @@ from typing import Final, Protocol
 
 import msgspec
 
+from gpufn_core.domain.team import Teams
 from gpufn_core.domain.usage import STORE_INTERVAL_S, Usage, UsageKey, day_of
 from gpufn_core.errors import BusUnavailable
 from gpufn_core.protocol import subjects
 from gpufn_core.protocol.codec import encode
+from gpufn_core.protocol.records import KeyLimits
 from gpufn_core.protocol.reports import GatewayReport
 from gpufn_gateway.auth.access import Principal
 from gpufn_gateway.auth.quotas import COUNT_TTL_S, KeyQuota, recount_at
+from gpufn_gateway.auth.team_account import quota_id
 from gpufn_gateway.background_loop import log_failures
 from gpufn_gateway.problems import Headers, KeyLimitExceeded
 from gpufn_platform.bus.connection import Bus
@@ -43,11 +46,21 @@ class Publisher(Protocol):
     def publish(self, subject: str, payload: bytes) -> None: ...
 
 
-class QuotaSync:
-    """The quotas of all keys at this gateway.
+class Holder(Protocol):
+    """A key or a team, with its limits."""
 
-    `count_queued(key)` returns the number of submitted calls of a key that have not ended. `usage_today(day)` returns
-    the usage of each key on that UTC day.
+    @property
+    def id(self) -> str: ...
+
+    @property
+    def limits(self) -> KeyLimits | None: ...
+
+
+class QuotaSync:
+    """The quotas of all keys and teams at this gateway.
+
+    `count_queued(id)` returns the number of submitted calls of a holder that have not ended. `usage_today(day)` returns
+    the usage of each holder on that UTC day.
     """
 
     def __init__(
@@ -69,28 +82,35 @@ class QuotaSync:
         self._count_locks: dict[str, asyncio.Lock] = {}
 
     @classmethod
-    def connect(cls, bus: Bus, usage: KeyValue, name: str, clock: Clock) -> QuotaSync:
+    def connect(cls, bus: Bus, usage: KeyValue, teams: Teams, name: str, clock: Clock) -> QuotaSync:
         """Create an instance on a bus and subscribe to the reports of other gateways. `usage` is the usage bucket."""
 
-        async def count_queued(key: str) -> int:
-            stored = await streams.messages_per_subject(bus, subjects.ASYNC, subjects.async_queues_of(key))
-            return sum(stored.values())
+        async def count_queued(id_: str) -> int:
+            is_team = id_.startswith(quota_id(""))
+            queues = subjects.async_queues("*") if is_team else subjects.async_queues_of(id_)
+            stored = await streams.messages_per_subject(bus, subjects.ASYNC, queues)
+            return sum(
+                count
+                for subject, count in stored.items()
+                if not is_team or quota_id(teams.name_of(subjects.queue_owner(subject)[0])) == id_
+            )
 
         async def usage_today(day: str) -> Mapping[str, Usage]:
-            by_key: dict[str, Usage] = {}
+            by_holder: dict[str, Usage] = {}
             for entry in await usage.entries(f"{day}."):
-                key = UsageKey.of_record(entry.key).key
-                by_key[key] = by_key.get(key, Usage()) + _usage.decode(entry.value)
-            return by_key
+                key, used = UsageKey.of_record(entry.key), _usage.decode(entry.value)
+                for holder in (key.key, quota_id(teams.name_of(key.function))):
+                    by_holder[holder] = by_holder.get(holder, Usage()) + used
+            return by_holder
 
         self = cls(name, bus, count_queued=count_queued, usage_today=usage_today, clock=clock)
         bus.subscribe(subjects.GATEWAY_REPORTS, decoded(_report, self.on_report))
         return self
 
-    def admit(self, principal: Principal) -> None:
-        """Count one call against the rate. Raises KeyLimitExceeded."""
+    def admit(self, holder: Holder) -> None:
+        """Count one call against the rate, and check the usage of the day. Raises KeyLimitExceeded."""
         now = self._clock.monotonic()
-        if (quota := self._quota(principal)) is not None and (refusal := quota.admit(now)) is not None:
+        if (quota := self._quota(holder)) is not None and (refusal := quota.admit(now)) is not None:
             raise KeyLimitExceeded(*refusal, quota.headers(now))
 
     def begin(self, principal: Principal) -> Callable[[object], None] | None:
@@ -107,9 +127,9 @@ class QuotaSync:
         return lambda _: quota.end(self._clock.monotonic() - started_at)
 
     @contextlib.asynccontextmanager
-    async def queueing(self, principal: Principal, retry_after_s: float, calls: int) -> AsyncIterator[None]:
+    async def queueing(self, holder: Holder, retry_after_s: float, calls: int) -> AsyncIterator[None]:
         """Context in which submitted calls are stored. Raises KeyLimitExceeded, with `retry_after_s`."""
-        quota = self._quota(principal)
+        quota = self._quota(holder)
         if quota is None:
             yield
             return
@@ -171,14 +191,17 @@ class QuotaSync:
             except BusUnavailable as error:
                 log.debug("cannot report the usage of keys to other gateways: %s", error)
 
-    def _quota(self, principal: Principal) -> KeyQuota | None:
-        if principal.limits is None:
+    def _quota(self, holder: Holder) -> KeyQuota | None:
+        limits = holder.limits
+        if limits is None:
             return None
-        quota = self._quotas.get(principal.id)
+        quota = self._quotas.get(holder.id)
         if quota is None:
-            quota = self._quotas[principal.id] = KeyQuota(principal.id, principal.limits, self._clock.monotonic())
-        elif quota.limits is not principal.limits:  # changed, or received again after a reconnect
-            quota.change(principal.limits, self._clock.monotonic())
+            _, is_team, team = holder.id.partition("/")
+            named = f"The team {team}" if is_team else "This key"
+            quota = self._quotas[holder.id] = KeyQuota(holder.id, limits, self._clock.monotonic(), named)
+        elif quota.limits is not limits:  # changed, or received again after a reconnect
+            quota.change(limits, self._clock.monotonic())
         else:
             return quota
         if quota.has_daily_limits:

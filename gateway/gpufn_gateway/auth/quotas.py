@@ -109,10 +109,11 @@ def _bucket(limits: KeyLimits, now: float) -> Bucket | None:
 
 
 class KeyQuota:
-    """The quota of one key at this gateway."""
+    """The quota of one key at this gateway, or of all functions of a team. `holder` names it in messages."""
 
-    def __init__(self, key: str, limits: KeyLimits, now: float) -> None:
+    def __init__(self, key: str, limits: KeyLimits, now: float, holder: str = "This key") -> None:
         self.key = key
+        self._holder = holder
         self.limits = limits
         self._bucket = _bucket(limits, now)
         self._running = 0
@@ -141,7 +142,7 @@ class KeyQuota:
         if self._bucket is None or self._bucket.take(now):
             self._admitted += 1
             return None
-        return Refusal(f"This key may make {_per_second(self._bucket.rate)}.", self._bucket.wait_s(now))
+        return Refusal(f"{self._holder} may make {_per_second(self._bucket.rate)}.", self._bucket.wait_s(now))
 
     # --- seconds per day ----------------------------------------------------------------------------------------------
 
@@ -158,7 +159,9 @@ class KeyQuota:
             return None
         for unit, limit, used in self._seconds():
             if used >= limit:
-                return Refusal(f"This key may take {limit:,g} {unit} seconds per day (UTC).", self._day_ends - now)
+                return Refusal(
+                    f"{self._holder} may take {limit:,g} {unit} seconds per day (UTC).", self._day_ends - now
+                )
         return None
 
     def _seconds(self) -> list[tuple[str, float, float]]:
@@ -174,7 +177,7 @@ class KeyQuota:
         limit = self.limits.concurrency
         if limit is not None and self._running + self._remote_total(now) >= limit:
             retry_after_s = min(max(self._mean_s / limit, _MIN_RETRY_S), _MAX_RETRY_S)
-            return Refusal(f"This key may have at most {limit:,} calls at a time.", retry_after_s)
+            return Refusal(f"{self._holder} may have at most {limit:,} calls at a time.", retry_after_s)
         self._running += 1
         return None
 
@@ -208,7 +211,8 @@ class KeyQuota:
         """
         limit = self.limits.queued
         if limit is not None and self.is_full:
-            return f"This key may have at most {limit:,} submitted calls that have not ended, and has {self._queued:,}."
+            queued = f"submitted calls that have not ended, and has {self._queued:,}"
+            return f"{self._holder} may have at most {limit:,} {queued}."
         self._queued += calls
         self.storing += calls
         return None

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
@@ -171,6 +170,8 @@ class Calls:
         principal.require_invoke(target.name)
         try:
             self.quotas.admit(principal)
+            if target.team is not None:
+                self.quotas.admit(target.team)
             received_at = self.clock.time()
             options = parse_call_options(headers, received_at)
             check_priority(options.priority, target.revision.spec, principal)
@@ -336,10 +337,16 @@ class Calls:
         if call.reference is not None and self.stored_bodies is not None:
             self.stored_bodies.remove(call.reference)
 
-    def queueing(self, principal: Principal, target: Target, calls: int = 1) -> AbstractAsyncContextManager[None]:
+    @contextlib.asynccontextmanager
+    async def queueing(self, principal: Principal, target: Target, calls: int = 1) -> AsyncIterator[None]:
         """Context in which submitted calls are stored. Raises KeyLimitExceeded."""
         status = self.registry.statuses.get(target.name)
-        return self.quotas.queueing(principal, admission.retry_after_s(target.revision, status), calls)
+        retry_after_s = admission.retry_after_s(target.revision, status)
+        async with contextlib.AsyncExitStack() as stack:
+            for holder in (principal, target.team):
+                if holder is not None:
+                    await stack.enter_async_context(self.quotas.queueing(holder, retry_after_s, calls))
+            yield
 
     @contextlib.asynccontextmanager
     async def admitting(
@@ -354,6 +361,8 @@ class Calls:
         try:
             if is_counted:
                 self.quotas.admit(principal)
+            if target.team is not None:
+                self.quotas.admit(target.team)
             async with self.queueing(principal, target):
                 yield
         except QueueFull:

@@ -25,7 +25,7 @@ from gpufn_core.domain.revision import RevisionKey
 from gpufn_core.errors import BusUnavailable, PlatformError
 from gpufn_core.protocol import subjects
 from gpufn_core.protocol.reports import NodeReport, RunnerReport, WorkerEvent
-from gpufn_gateway.buckets import Buckets, decode_assignment, decode_function, decode_revision
+from gpufn_gateway.buckets import Buckets, decode_assignment, decode_function, decode_revision, decode_team
 from gpufn_gateway.controller.decide.plan import plan
 from gpufn_gateway.controller.decide.status import statuses_without_leader
 from gpufn_gateway.controller.execute import ActionRunner
@@ -115,8 +115,10 @@ class Controller:
         stack.callback(self._bus.on_reconnect(lambda: self.world.reset_silence(self._clock.monotonic())))
 
     async def _load(self, stack: contextlib.AsyncExitStack) -> None:
-        """Load revisions before the Functions that point at them, and Functions before the workers that run them."""
+        """Load teams before the functions that they own, revisions before the Functions that point at them, and
+        Functions before the workers that run them."""
         for bucket, on_change in (
+            (self._buckets.teams, self._on_team),
             (self._buckets.revisions, self._on_revision),
             (self._buckets.functions, self._on_function),
             (self._buckets.assignments, self._on_assignment),
@@ -131,6 +133,13 @@ class Controller:
                     stack.callback(watch.stop)
                     break
         self._loaded = True
+
+    def _on_team(self, name: str, entry: Entry | None) -> None:
+        """The next full step applies the change: it may concern all functions."""
+        if entry is None:
+            self.world.teams.remove(name)
+        else:
+            self.world.teams.put(decode_team(entry.value))
 
     def _on_function(self, name: str, entry: Entry | None) -> None:
         if entry is None:

@@ -14,6 +14,7 @@ import msgspec
 
 from gpufn_core.domain.engine import EngineManifest
 from gpufn_core.domain.revision import Function, Revision, RevisionState
+from gpufn_core.domain.team import Teams
 from gpufn_core.errors import FunctionNotFound, InvalidInput, PlatformError, RevisionNotFound
 from gpufn_core.protocol import subjects
 from gpufn_core.protocol.report_parts import Statuses
@@ -23,7 +24,8 @@ from gpufn_core.spec.model_spec import ModelSpec
 from gpufn_core.spec.names import Names, canonical, is_function_name, shown
 from gpufn_gateway.arguments.signature import Signature
 from gpufn_gateway.auth.access import LOCAL, Access, Principal
-from gpufn_gateway.buckets import Buckets, decode_function, decode_key, decode_manifest, decode_revision
+from gpufn_gateway.auth.team_account import TeamAccount, account_of, quota_id
+from gpufn_gateway.buckets import Buckets, decode_function, decode_key, decode_manifest, decode_revision, decode_team
 from gpufn_gateway.nodes.device_reports import DeviceReports
 from gpufn_gateway.nodes.latest_reports import LatestReports
 from gpufn_platform.bus.connection import Bus
@@ -47,9 +49,11 @@ _runner_report = msgspec.msgpack.Decoder(RunnerReport)
 class Target:
     """The target of a call: the serving revision's method, with everything precomputed that a call needs."""
 
-    __slots__ = ("budget_s", "function", "method", "name", "number", "revision", "revision_header", "signature")
+    __slots__ = ("budget_s", "function", "method", "name", "number", "revision", "revision_header", "signature", "team")
 
-    def __init__(self, function: Function, revision: Revision, method: MethodSpec, signature: Signature) -> None:
+    def __init__(
+        self, function: Function, revision: Revision, method: MethodSpec, signature: Signature, team: TeamAccount | None
+    ) -> None:
         spec = revision.spec
         queue_s = spec.startup_timeout_s if spec.queue_timeout_s is None else spec.queue_timeout_s
         self.name = function.name
@@ -58,6 +62,7 @@ class Target:
         self.revision = revision
         self.method = method
         self.signature = signature
+        self.team = team  # whose limits it counts against
         self.budget_s = queue_s + spec.timeout_s  # from submission to the deadline
         self.revision_header = str(revision).encode()
 
@@ -73,6 +78,7 @@ class Registry:
         self._names = Names()
         self._pointed_at: dict[str, float] = {}  # function -> time of its last change, by our monotonic clock
         self.revisions: dict[str, dict[int, Revision]] = {}
+        self.teams = Teams()
         self.manifests: dict[str, EngineManifest] = {}  # by EngineKey
         self.statuses = Statuses()
         self._nodes = LatestReports[NodeReport](clock, NODE_FRESH_S)
@@ -99,6 +105,7 @@ class Registry:
         self.device_reports.start(bus)
         bus.subscribe(subjects.RUNNER_REPORTS, decoded(_runner_report, self.receive_runner_report))
         # Referenced records first: a Function must never point to a revision that is not loaded yet.
+        self._watches.append(await buckets.teams.watch(self.on_team))
         self._watches.append(await buckets.engines.watch(self.on_engine))
         self._watches.append(await buckets.revisions.watch(self.on_revision))
         self._watches.append(await buckets.functions.watch(self.on_function))
@@ -140,6 +147,14 @@ class Registry:
             self._names.add(name)
         else:
             self._names.discard(name)
+
+    def on_team(self, name: str, entry: Entry | None) -> None:
+        if entry is None:
+            self.teams.remove(name)
+            self.on_key_deleted(quota_id(name))
+        else:
+            self.teams.put(decode_team(entry.value))
+        self._forget_targets()
 
     def on_engine(self, key: str, entry: Entry | None) -> None:
         if entry is None:
@@ -231,7 +246,7 @@ class Registry:
         signature = self._signatures.get(key)
         if signature is None:
             signature = self._signatures[key] = Signature.of(method)
-        return Target(function, revision, method, signature)
+        return Target(function, revision, method, signature, self._account_of(name))
 
     def serving(self, function: Function) -> Revision:
         """Return the serving revision. Raises PlatformError if it may still arrive, RevisionNotFound if it is lost."""
@@ -296,6 +311,11 @@ class Registry:
         if not self.live_runners():
             return "no runner has reported: is one running?"
         return None
+
+    def _account_of(self, function: str) -> TeamAccount | None:
+        """Return the account whose limits calls of a function count against, if its team has limits for calls."""
+        team = self.teams.get(self.teams.name_of(function))
+        return None if team is None else account_of(team)
 
     def _forget_targets(self) -> None:
         self._targets.clear()

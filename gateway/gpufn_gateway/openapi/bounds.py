@@ -13,7 +13,7 @@ from typing import Any, Final
 from gpufn_core import ids
 from gpufn_core.encoding import urls
 from gpufn_core.protocol.limits import LARGEST_INTEGER
-from gpufn_core.spec import function_spec, image_spec, model_spec, names, resources
+from gpufn_core.spec import function_spec, image_spec, model_spec, names, patterns, resources
 from gpufn_core.spec.units import MIN_PROCESS_BYTES, Bounds
 from gpufn_gateway.auth import access, quotas
 from gpufn_gateway.openapi import request_bodies, request_bounds
@@ -51,6 +51,7 @@ def _when(condition: Schema, then: Schema, else_: Schema | None = None) -> Schem
 DIGEST: Final = _text(ids.DIGEST)
 FUNCTION: Final = _text(names.SPELLED_NAME)
 FUNCTION_OR_METHOD: Final = _text(re.compile(rf"{names.SPELLED_NAME.pattern}(?:\.[^/]*)?"))
+GROUP: Final = _text(names.GROUP)
 _RESERVED_ENV: Final = "|".join(map(re.escape, function_spec.RESERVED_ENV))
 _ENV_NAME: Final = f"^(?!{_RESERVED_ENV})(?:{function_spec.ENV_NAME.pattern})$"
 SECRET: Final[Schema] = {
@@ -74,6 +75,7 @@ _SIZES: Final[Schema] = {"items": {"type": "integer", "minimum": 0, "maximum": m
 # Five fields, in the syntax of cronsim.
 _CRON: Final[Schema] = {"pattern": r"^\s*\S+(\s+\S+){4}\s*$"}
 _CALLS_OF_A_KEY: Final[Schema] = {"minimum": 1, "maximum": quotas.MAX_CALLS}
+_HELD_BY_A_TEAM: Final[Schema] = {"minimum": 0, "maximum": request_bodies.MAX_HELD}
 _SECONDS_OF_A_KEY: Final[Schema] = {"exclusiveMinimum": 0, "maximum": quotas.MAX_SECONDS}
 _RESERVED: Final = "|".join(sorted(names.RESERVED_NAMES))
 _RESERVED_NAME: Final = rf"^(?:{_RESERVED})/|(?:^|/)(?:{_RESERVED})$"
@@ -96,6 +98,17 @@ _FIELDS: Final[Mapping[str, Mapping[str, Schema]]] = {
     },
     "NewSecret": {
         "value": {"minLength": 1, "maxLength": request_bodies.MAX_SECRET_BYTES, "pattern": r"^[^\u0000]*$"},
+    },
+    "NewTeam": {
+        "owns": {"minItems": 1, "maxItems": request_bodies.MAX_OWNED, "items": _text(patterns.PATTERN)},
+        "weight": {"minimum": request_bodies.MIN_WEIGHT, "maximum": request_bodies.MAX_WEIGHT},
+    },
+    "TeamLimits": {
+        "workers": _HELD_BY_A_TEAM,
+        "gpus": _HELD_BY_A_TEAM,
+        "queued": _CALLS_OF_A_KEY,
+        "run_s": _SECONDS_OF_A_KEY,
+        "gpu_s": _SECONDS_OF_A_KEY,
     },
     "NewKey": {
         "scopes": {"minItems": 1, "items": _text(re.compile(_SCOPES))},

@@ -17,7 +17,7 @@ from gpufn_core.protocol.records import KeyLimits
 from gpufn_core.spec.function_spec import FunctionSpec
 from gpufn_gateway.auth.access import OPEN_PATHS
 from gpufn_gateway.openapi import bounds, request_bodies
-from gpufn_gateway.openapi.bounds import DIGEST, FLAG, FUNCTION, FUNCTION_OR_METHOD
+from gpufn_gateway.openapi.bounds import DIGEST, FLAG, FUNCTION, FUNCTION_OR_METHOD, GROUP
 from gpufn_gateway.openapi.function_paths import PROBLEM_RESPONSE
 from gpufn_gateway.openapi.request_bounds import MAX_CHANGE, MAX_LISTED, MAX_LOG_LINES, MAX_WAIT_S
 
@@ -29,6 +29,7 @@ _BODIES: Final = (
     request_bodies.NewSchedule,
     request_bodies.NewBuild,
     request_bodies.NewSecret,
+    request_bodies.NewTeam,
     request_bodies.NewKey,
     request_bodies.KeyRotation,
     request_bodies.Collect,
@@ -64,7 +65,14 @@ _TAIL: Final = _query("tail", "number", minimum=0, maximum=MAX_LOG_LINES)
 _SINCE_CHANGE: Final = _query("since", "number", minimum=0, maximum=MAX_CHANGE)
 _KEY: Final = _query("key", "string")
 _DAYS: Final = tuple(_query(name, "string", format="date") for name in ("since", "until"))
-_PATH_SCHEMAS: Final[dict[str, Any]] = {"digest": DIGEST, "fn": FUNCTION, "number": {"type": "integer", "minimum": 1}}
+_PATH_SCHEMAS: Final[dict[str, Any]] = {
+    "env": GROUP,
+    "app": GROUP,
+    "team": GROUP,
+    "digest": DIGEST,
+    "fn": FUNCTION,
+    "number": {"type": "integer", "minimum": 1},
+}
 
 # Method and path, summary, status of success, query parameters, body (a schema's name, or a content type).
 _OPERATIONS: Final[tuple[tuple[str, str, str, Sequence[int], Sequence[dict[str, Any]], str], ...]] = (
@@ -121,6 +129,9 @@ _OPERATIONS: Final[tuple[tuple[str, str, str, Sequence[int], Sequence[dict[str, 
     ("put", "/v1/secrets/{name}", "Set a secret", (200,), (), "NewSecret"),
     ("delete", "/v1/secrets/{name}", "Delete a secret", (204,), (), ""),
     ("post", "/v1/secrets/rotate", "Encrypt the secrets under a new master key", (200,), (), ""),
+    ("get", "/v1/teams", "List the teams", (200,), (), ""),
+    ("put", "/v1/teams/{team}", "Set a team", (200,), (), "NewTeam"),
+    ("delete", "/v1/teams/{team}", "Remove a team", (204,), (), ""),
     ("get", "/v1/keys", "List the API keys", (200,), (), ""),
     ("post", "/v1/keys", "Create an API key", (201,), (), "NewKey"),
     ("delete", "/v1/keys/{id}", "Delete an API key", (204,), (), ""),
@@ -169,5 +180,5 @@ def _path_parameters(path: str) -> list[dict[str, Any]]:
 def _body(body: str) -> dict[str, Any]:
     if "/" in body:
         return {"required": True, "content": {body: {"schema": {}}}}
-    is_required = body in ("Deploy", "NewSchedule", "NewBuild", "NewSecret", "NewKey")
+    is_required = body in ("Deploy", "NewSchedule", "NewBuild", "NewSecret", "NewTeam", "NewKey")
     return {"required": is_required, "content": {media.JSON: {"schema": {"$ref": _REF.format(name=body)}}}}

@@ -8,6 +8,7 @@ import msgspec
 
 from gpufn_core.domain.engine import CPU_KIND
 from gpufn_core.domain.revision import Source
+from gpufn_core.domain.team import TeamLimits
 from gpufn_core.errors import InvalidInput
 from gpufn_core.protocol.records import KeyLimits
 from gpufn_core.spec.model_spec import ModelSpec
@@ -18,6 +19,10 @@ MIN_DELAY_S: Final = 0.001  # a smaller delay would be lost when added to the ti
 MAX_DELAY_S: Final = 366 * 86400.0
 MAX_SECRET_BYTES: Final = 64 << 10
 MAX_LABEL_LENGTH: Final = 200  # characters
+MAX_OWNED: Final = 100  # patterns of a team
+MIN_WEIGHT: Final = 0.001
+MAX_WEIGHT: Final = 1000.0
+MAX_HELD: Final = 1_000_000  # workers or GPUs of a team
 MIN_KEY_S: Final = 1.0  # the shortest life of a key, in seconds
 MAX_KEY_S: Final = 315_360_000.0  # ten years: the longest life of a key, and overlap of a rotation
 
@@ -75,6 +80,12 @@ class NewBuild(msgspec.Struct, forbid_unknown_fields=True):
 
 class NewSecret(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     value: str
+
+
+class NewTeam(msgspec.Struct, forbid_unknown_fields=True):
+    owns: tuple[str, ...]
+    weight: float = 1.0
+    limits: TeamLimits = TeamLimits()
 
 
 class NewKey(msgspec.Struct, forbid_unknown_fields=True):

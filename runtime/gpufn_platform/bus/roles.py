@@ -46,6 +46,7 @@ _BUCKETS = (
     subjects.ASSIGNMENTS,
     subjects.LEASES,
     subjects.ARRIVALS,
+    subjects.TEAMS,
     subjects.API_KEYS,
     subjects.USAGE,
     subjects.SCHEDULES,

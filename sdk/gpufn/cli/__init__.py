@@ -55,6 +55,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "engines": ("gpufn.cli.models.engines:app", "List built engines, and remove unused ones."),
     "models": ("gpufn.cli.models.list:app", "List and describe the models that serve."),
     "secrets": ("gpufn.cli.operate.secrets:app", "Set, list and delete secrets, and rotate their master key."),
+    "teams": ("gpufn.cli.operate.teams:app", "List, set and remove teams: who owns which functions."),
     "keys": ("gpufn.cli.operate.keys:app", "Create, rotate, limit, list and delete API keys."),
     "simulate": ("gpufn_local.simulate:simulate", "Compare orders of calls on a GPU that functions share by time."),
     "doctor": ("gpufn_local.doctor:doctor", "Check this machine, and say what to do about each finding."),

@@ -21,6 +21,7 @@ from gpufn.client.http import JSON_BODY
 from gpufn.client.http_models import ModelRequests
 from gpufn.client.views import FunctionView, InvocationView, KeyView, ScheduleView, SecretView
 from gpufn.declare.argument_checks import check_list, check_seconds
+from gpufn_core.domain.team import Team, TeamLimits
 from gpufn_core.encoding.urls import function_path, segment
 from gpufn_core.errors import GpufnError, InvalidInput
 from gpufn_core.ids import new_ulid
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
     from gpufn.deploy.deployment import Deployment
 
 T = TypeVar("T")
+
+_NO_TEAM_LIMITS = TeamLimits()
 
 
 class Client(CallApi, ModelRequests):
@@ -203,6 +206,25 @@ class Client(CallApi, ModelRequests):
     def rotate_master_key(self) -> int:
         """Encrypt the secrets under a new master key; return their number."""
         return self._member(int, "encrypted", "POST", "/v1/secrets/rotate")
+
+    def teams(self) -> list[Team]:
+        """List the teams."""
+        return self._member(list[Team], "teams", "GET", "/v1/teams")
+
+    def set_team(
+        self, name: str, owns: Sequence[str], *, weight: float = 1.0, limits: TeamLimits = _NO_TEAM_LIMITS
+    ) -> Team:
+        """Create a team, or replace its settings. `owns` are patterns of functions, such as ``prod/search/*``.
+
+        Raises InvalidInput; Conflict if another team owns functions of these patterns.
+        """
+        check_list("owns", owns, "['prod/search/*']")
+        body = msgspec.json.encode({"owns": list(owns), "weight": weight, "limits": limits})
+        return self._json(Team, "PUT", f"/v1/teams/{segment(name)}", content=body, headers=JSON_BODY)
+
+    def delete_team(self, name: str) -> None:
+        """Remove a team. Its functions stay and belong to no team."""
+        self._request("DELETE", f"/v1/teams/{segment(name)}")
 
     def keys(self) -> list[KeyView]:
         """List the API keys, without their secrets."""

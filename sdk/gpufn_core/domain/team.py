@@ -63,7 +63,9 @@ class Teams:
             return NO_TEAM
         name = self._names.get(function)
         if name is None:
-            name = self._names[function] = next((each for each in self._teams if self._owns(each, function)), NO_TEAM)
+            name = self._names[function] = next(
+                (each for each in sorted(self._teams) if self._owns(each, function)), NO_TEAM
+            )
         return name
 
     def _owns(self, team: str, function: str) -> bool:

@@ -42,6 +42,7 @@ ASSIGNMENTS = "gpufn_assignments"  # <node>.<worker> → Assignment
 LEASES = "gpufn_leases"  # <name> → holder
 ARRIVALS = "gpufn_arrivals"  # <function> → ArrivalHistory
 BUILD_LEASES = "build"  # leases of builds are build.<EngineKey>
+TEAMS = "gpufn_teams"  # <name> → Team
 API_KEYS = "gpufn_keys"  # <key id> → ApiKey
 USAGE = "gpufn_usage"  # <day>.<function>.<key id or platform>.<node> → Usage
 SCHEDULES = "gpufn_schedules"  # <function>, or <function>.<id> → ScheduleRecord

@@ -136,11 +136,11 @@ def is_group_or_any(text: str) -> bool:
 
 
 def check_group(kind: str, name: str) -> None:
-    """Raise InvalidSpec unless `name` can be the name of an environment or app, as `kind` says."""
+    """Raise InvalidSpec unless `name` can be the name of an environment, app or team, as `kind` says."""
     if not isinstance(name, str) or GROUP.fullmatch(name) is None:
         raise InvalidSpec(
-            f"{name!r} is not the name of an {kind}: use a to z, 0 to 9 and hyphens, at most 40 characters, with a "
-            "letter first and a letter or digit last"
+            f"{name!r} cannot name {'a' if kind == 'team' else 'an'} {kind}: use a to z, 0 to 9 and hyphens, at most "
+            "40 characters, with a letter first and a letter or digit last"
         )
     if kind == "app" and name in RESERVED_APPS:
         raise InvalidSpec(f"{name!r} is reserved by the paths of the gateway: choose another name for the app")

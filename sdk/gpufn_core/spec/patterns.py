@@ -12,10 +12,12 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from gpufn_core.spec.names import GROUP, is_function_name, parts_of
+from gpufn_core.spec.names import FULL_NAME, GROUP, parts_of
 
 ALL: Final = "*"
-_PATTERN: Final = re.compile(rf"\*|{GROUP.pattern}/\*|(?:\*|{GROUP.pattern})/(?:\*|{GROUP.pattern})/\*")
+PATTERN: Final = re.compile(
+    rf"\*|{GROUP.pattern}/\*|(?:\*|{GROUP.pattern})/(?:\*|{GROUP.pattern})/\*|{FULL_NAME.pattern}"
+)
 
 
 def is_pattern(text: str) -> bool:
@@ -24,7 +26,7 @@ def is_pattern(text: str) -> bool:
     >>> [is_pattern(text) for text in ("*", "prod/*", "prod/search/*", "predict", "pre*", "prod/search")]
     [True, True, True, True, False, False]
     """
-    return _PATTERN.fullmatch(text) is not None or is_function_name(text)
+    return PATTERN.fullmatch(text) is not None
 
 
 def matches(pattern: str, function: str) -> bool:

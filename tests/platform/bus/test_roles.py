@@ -23,7 +23,7 @@ from gpufn_platform.bus.storage.key_value import KeyValue
 NODE_ROLES = ("agent", "runner", "builder")
 BUCKETS = (
     "arrivals", "assignments", "builds", "engines", "functions", "keys", "leases", "revisions", "schedules", "secrets",
-    "usage", "webhook_secrets",
+    "teams", "usage", "webhook_secrets",
 )  # fmt: skip
 STORES = ("bundles", "engine_files", "models", "results", "arguments")
 QUEUES = ("ASYNC", "BUILD", "CHECKPOINTS", "DLQ", "LOGS", "PROBE", "RESULTS", "SYNC", "WEBHOOKS")
@@ -127,6 +127,7 @@ WRITES = {
     "$KV.gpufn_leases.build.e": {"builder"},
     "$KV.gpufn_leases.controller": set(),
     "$KV.gpufn_revisions.f.1": set(),
+    "$KV.gpufn_teams.t": set(),
     "$KV.gpufn_schedules.f": set(),
     "$KV.gpufn_secrets.TOKEN": set(),
     "$KV.gpufn_usage.d.f.k.n": {"runner"},

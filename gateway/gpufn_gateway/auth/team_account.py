@@ -1,0 +1,25 @@
+"""The account of a team: its limits for calls, counted like those of an API key. Pure."""
+
+from __future__ import annotations
+
+import msgspec
+
+from gpufn_core.domain.team import Team
+from gpufn_core.protocol.records import KeyLimits
+
+
+class TeamAccount(msgspec.Struct, frozen=True):
+    """`id` is no id of an API key, which has no slash."""
+
+    id: str
+    limits: KeyLimits
+
+
+def quota_id(team: str) -> str:
+    return f"team/{team}"
+
+
+def account_of(team: Team) -> TeamAccount | None:
+    """Return the account of a team; None if it has no limits for calls."""
+    limits = KeyLimits(queued=team.limits.queued, run_s=team.limits.run_s, gpu_s=team.limits.gpu_s)
+    return None if limits == KeyLimits() else TeamAccount(quota_id(team.name), limits)

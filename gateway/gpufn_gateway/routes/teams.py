@@ -1,0 +1,86 @@
+"""Routes of teams: list, set, remove."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from gpufn_core.domain.team import Team, TeamLimits
+from gpufn_core.errors import Conflict, InvalidInput, InvalidSpec
+from gpufn_core.protocol.codec import encode
+from gpufn_core.protocol.records import KeyLimits
+from gpufn_core.spec import names, patterns
+from gpufn_gateway.auth import quotas
+from gpufn_gateway.auth.access import ADMIN
+from gpufn_gateway.functions.registry import Registry
+from gpufn_gateway.http.body_reader import BodyReader
+from gpufn_gateway.openapi.request_bodies import MAX_HELD, MAX_OWNED, MAX_WEIGHT, MIN_WEIGHT, NewTeam
+from gpufn_gateway.problems import RouteError
+from gpufn_gateway.routes.requests import json_response, read_json, route
+from gpufn_platform.bus.storage.key_value import KeyValue
+
+
+class TeamRoutes:
+    def __init__(self, teams: KeyValue, registry: Registry, bodies: BodyReader) -> None:
+        self._records = teams
+        self._registry = registry
+        self._bodies = bodies
+
+    def routes(self) -> list[Route]:
+        return [
+            route("GET", "/v1/teams", self.index, ADMIN),
+            route("PUT", "/v1/teams/{team}", self.set, ADMIN),
+            route("DELETE", "/v1/teams/{team}", self.remove, ADMIN),
+        ]
+
+    async def index(self, request: Request) -> Response:
+        return json_response({"teams": self._registry.teams.all()})
+
+    async def set(self, request: Request) -> Response:
+        """Create a team, or replace all that is set of it. Raises InvalidInput; Conflict if it would own functions of
+        another team."""
+        name = request.path_params["team"]
+        try:
+            names.check_group("team", name)
+        except InvalidSpec as error:
+            raise InvalidInput(error.message, field="team") from None
+        body = await read_json(request, NewTeam, self._bodies)
+        team = Team(name=name, owns=tuple(dict.fromkeys(body.owns)), weight=body.weight, limits=body.limits)
+        _check(team)
+        if (conflict := self._registry.teams.conflict(team)) is not None:
+            other, pattern = conflict
+            raise Conflict(f"The team {other} owns {pattern}, which overlaps: a function belongs to one team.")
+        await self._records.put(name, encode(team))
+        return json_response(team)
+
+    async def remove(self, request: Request) -> Response:
+        """Remove a team. Its functions stay and belong to no team."""
+        name = request.path_params["team"]
+        if self._registry.teams.get(name) is None:
+            raise RouteError(404, "There is no team of this name.")
+        await self._records.delete(name)
+        return Response(status_code=204)
+
+
+def _check(team: Team) -> None:
+    """Raises InvalidInput."""
+    if not 1 <= len(team.owns) <= MAX_OWNED:
+        raise InvalidInput(f"a team owns 1 to {MAX_OWNED} patterns", field="owns")
+    for pattern in team.owns:
+        if not patterns.is_pattern(pattern):
+            raise InvalidInput(
+                f"{pattern[:130]!r} is not a pattern of functions: write prod/*, prod/search/*, */search/* or the full "
+                "name of a function",
+                field="owns",
+            )
+    if not MIN_WEIGHT <= team.weight <= MAX_WEIGHT:
+        raise InvalidInput(f"weight must be from {MIN_WEIGHT:g} to {MAX_WEIGHT:g}", field="weight")
+    _check_limits(team.limits)
+
+
+def _check_limits(limits: TeamLimits) -> None:
+    for name, value in (("workers", limits.workers), ("gpus", limits.gpus)):
+        if value is not None and not 0 <= value <= MAX_HELD:
+            raise InvalidInput(f"{name} must be from 0 to {MAX_HELD:,}", field=f"limits.{name}")
+    quotas.check(KeyLimits(queued=limits.queued, run_s=limits.run_s, gpu_s=limits.gpu_s))

@@ -1,0 +1,84 @@
+"""`gpufn teams ls`, `set`, `rm`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from gpufn.cli.terminal.command import Argument, FloatRange, Group, IntRange, connect, json_option
+from gpufn.cli.terminal.output import print_json, print_table, say_or_json
+from gpufn_core.domain.team import TeamLimits
+
+app = Group("teams", help="List, set and remove teams: who owns which functions, with which share and limits.")
+
+_SECONDS = FloatRange(0.001, 1e9)
+_name_argument = click.argument("name", cls=Argument, help="Name of the team.")
+
+
+@app.command("ls")
+@json_option
+def list_teams(json: bool) -> None:
+    """List the teams."""
+    with connect() as client:
+        teams = client.teams()
+    if json:
+        print_json(teams)
+        return
+    rows = [(team.name, ", ".join(team.owns), f"{team.weight:g}", _limits(team.limits)) for team in teams]
+    print_table(("team", "owns", "weight", "limits"), rows, empty="no teams: see `gpufn teams set --help`")
+
+
+@app.command("set")
+@_name_argument
+@click.option(
+    "--owns",
+    multiple=True,
+    required=True,
+    help="Functions of the team: 'prod/search/*', '*/search/*', 'prod/*' or a full name. Repeatable.",
+)
+@click.option(
+    "--weight", type=FloatRange(0.001, 1000), default=1.0, help="Share of GPU seconds, relative to other teams."
+)
+@click.option("--workers", type=IntRange(min=0), help="Maximum number of workers at the same time.")
+@click.option("--gpus", type=FloatRange(min=0), help="Maximum number of GPUs at the same time; 0.5 is half of one.")
+@click.option("--queued", type=IntRange(min=1), help="Maximum number of submitted calls that have not ended.")
+@click.option("--run-seconds", "run_s", type=_SECONDS, help="Maximum run time of its calls in seconds per UTC day.")
+@click.option("--gpu-seconds", "gpu_s", type=_SECONDS, help="Maximum GPU seconds of its calls per UTC day.")
+@json_option
+def set_(name: str, owns: tuple[str, ...], weight: float, json: bool, **limits: Any) -> None:
+    """Create a team, or replace its settings.
+
+    Options that are left out are reset. Teams that compete for room get GPU seconds by weight, and borrow what other
+    teams do not use. Functions of different teams share no GPU, unless both name the same trust domain.
+    """
+    with connect() as client:
+        team = client.set_team(name, owns, weight=weight, limits=TeamLimits(**limits))
+    say_or_json(f"team {team.name} owns {', '.join(team.owns)}; {_limits(team.limits)}", team, json=json)
+
+
+@app.command("rm")
+@_name_argument
+@json_option
+def remove(name: str, json: bool) -> None:
+    """Remove a team. Its functions stay and belong to no team."""
+    with connect() as client:
+        client.delete_team(name)
+    say_or_json(f"removed team {name}", {"removed": name}, json=json)
+
+
+def _limits(limits: TeamLimits) -> str:
+    """Describe limits, such as `10 workers, 4 GPUs`.
+
+    >>> _limits(TeamLimits(workers=10, gpu_s=3600.0)), _limits(TeamLimits())
+    ('at most 10 workers, 3,600 GPU seconds per day', 'no limits')
+    """
+    parts = {
+        "workers": limits.workers,
+        "GPUs": limits.gpus,
+        "queued calls": limits.queued,
+        "run seconds per day": limits.run_s,
+        "GPU seconds per day": limits.gpu_s,
+    }
+    texts = [f"{value:,g} {unit}" for unit, value in parts.items() if value is not None]
+    return f"at most {', '.join(texts)}" if texts else "no limits"
