@@ -66,9 +66,7 @@ _SINCE_CHANGE: Final = _query("since", "number", minimum=0, maximum=MAX_CHANGE)
 _KEY: Final = _query("key", "string")
 _DAYS: Final = tuple(_query(name, "string", format="date") for name in ("since", "until"))
 _PATH_SCHEMAS: Final[dict[str, Any]] = {
-    "env": GROUP,
-    "app": GROUP,
-    "team": GROUP,
+    **dict.fromkeys(("env", "app", "team"), GROUP),
     "digest": DIGEST,
     "fn": FUNCTION,
     "number": {"type": "integer", "minimum": 1},

@@ -1,0 +1,89 @@
+"""Teams: who owns which functions, and the limits of their calls."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gpufn_core.domain.usage import Usage, UsageKey, day_of
+from gpufn_core.protocol.codec import encode
+from tests.gateway.whole import DIGEST, gateway_on
+
+
+async def test_a_team_is_set_listed_and_removed(nats: Any, problem: Any) -> None:
+    async with gateway_on(nats) as gateway:
+        body = {"owns": ["prod/search/*", "ranker"], "weight": 2, "limits": {"workers": 10, "gpus": 1.5}}
+        made = await gateway.http.put("/v1/teams/search", json=body)
+        assert made.json() == {"name": "search", **body}
+        for pattern in ("prod/*", "*/search/*", "prod/search/predict", "ranker", "*"):
+            other = await gateway.http.put("/v1/teams/other", json={"owns": ["dev/ads/*", pattern]})
+            assert problem(other) == (409, "conflict"), pattern
+        assert (await gateway.http.put("/v1/teams/other", json={"owns": ["dev/search/*"]})).status_code == 200
+        assert (await gateway.http.put("/v1/teams/search", json={"owns": ["prod/search/*"]})).json()["owns"] == [
+            "prod/search/*"
+        ]
+        listed = (await gateway.http.get("/v1/teams")).json()["teams"]
+        assert [team["name"] for team in listed] == ["other", "search"]
+        for name in ("other", "search"):
+            assert (await gateway.http.delete(f"/v1/teams/{name}")).status_code == 204
+        assert (await gateway.http.delete("/v1/teams/search")).status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("name", "body", "field"),
+    [
+        ("Search", {"owns": ["*"]}, "team"),
+        ("search", {"owns": []}, "owns"),
+        ("search", {"owns": ["prod/se*"]}, "owns"),
+        ("search", {"owns": ["prod/search"]}, "owns"),
+        ("search", {"owns": ["*"], "weight": 0}, "weight"),
+        ("search", {"owns": ["*"], "limits": {"workers": -1}}, "limits.workers"),
+        ("search", {"owns": ["*"], "limits": {"queued": 0}}, "limits.queued"),
+        ("search", {"owns": ["*"], "limits": {"storage": 1}}, "limits.storage"),
+    ],
+)
+async def test_a_wrong_team_names_the_field(nats: Any, name: str, body: dict[str, Any], field: str) -> None:
+    async with gateway_on(nats) as gateway:
+        answer = await gateway.http.put(f"/v1/teams/{name}", json=body)
+        assert (answer.status_code, answer.json()["field"]) == (422, field)
+
+
+async def test_the_queued_calls_of_a_team_are_limited_together(nats: Any, make: Any, problem: Any) -> None:
+    async with gateway_on(nats) as gateway:
+        names = ("prod/batch/one", "prod/batch/two", "free")
+        for name in names:
+            await gateway.deploys.deploy(make.spec(name), DIGEST)
+        await gateway.http.put("/v1/teams/batch", json={"owns": ["prod/batch/*"], "limits": {"queued": 2}})
+
+        async def submit(name: str) -> Any:
+            return await gateway.http.post(f"/v1/functions/{name}/submit", json={"texts": []})
+
+        assert [(await submit(name)).status_code for name in names] == [202, 202, 202]
+        refused = await submit("prod/batch/one")
+        assert problem(refused) == (429, "rate_limited")
+        assert "team batch" in refused.json()["detail"]
+        assert (await submit("free")).status_code == 202
+        await gateway.http.delete("/v1/teams/batch")
+        assert (await submit("prod/batch/one")).status_code == 202
+        for name in names:
+            await gateway.http.delete(f"/v1/functions/{name}")
+
+
+async def test_the_gpu_seconds_of_a_team_are_those_of_its_functions(nats: Any, make: Any, problem: Any) -> None:
+    async with gateway_on(nats) as gateway:
+        for name in ("prod/spent/f", "kept"):
+            await gateway.deploys.deploy(make.spec(name), DIGEST)
+        day = day_of(gateway.clock.time())
+        for name in ("prod/spent/f", "kept"):
+            await gateway.buckets.usage.put(UsageKey(day, name, "platform").record("a"), encode(Usage(1, gpu_s=60.0)))
+        await gateway.http.put("/v1/teams/spent", json={"owns": ["prod/spent/*"], "limits": {"gpu_s": 100}})
+        assert (await gateway.http.post("/v1/functions/prod/spent/f/submit", json={"texts": []})).status_code == 202
+        await gateway.buckets.usage.put(UsageKey(day, "prod/spent/f", "k").record("b"), encode(Usage(1, gpu_s=40.0)))
+        await gateway.quotas.refresh_usage()
+        refused = await gateway.http.post("/v1/functions/prod/spent/f/submit", json={"texts": []})
+        assert problem(refused) == (429, "rate_limited")
+        assert (await gateway.http.post("/v1/functions/kept/submit", json={"texts": []})).status_code == 202
+        await gateway.http.delete("/v1/teams/spent")
+        for name in ("prod/spent/f", "kept"):
+            await gateway.http.delete(f"/v1/functions/{name}")
