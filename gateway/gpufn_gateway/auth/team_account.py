@@ -1,4 +1,4 @@
-"""The account of a team: its limits for calls, counted like those of an API key. Pure."""
+"""The account of a team: its limits for calls, which are counted as for an API key. Pure."""
 
 from __future__ import annotations
 

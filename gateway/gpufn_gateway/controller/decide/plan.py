@@ -415,7 +415,7 @@ class _Step:
     def _within_teams(
         self, need: Need, surplus: list[WorkerView], *, include_own: bool, include_others: bool
     ) -> list[WorkerView]:
-        """Return the busy workers that may be taken for `need`: those of `surplus` in its own team, and what other
+        """Return the busy workers that may be taken for `need`: from `surplus` its own team's, and workers that other
         teams have borrowed."""
         assert self._allocator is not None
         mine = self.shares.team_of(need.key[0])

@@ -269,7 +269,7 @@ class Allocator:
         return [worker for *_, worker in sorted(surplus, key=lambda entry: entry[:2])]
 
     def workers_of_low_priority(self) -> list[WorkerView]:
-        """Return the READY workers of preemptible functions: those of priority `low`."""
+        """Return the READY workers of preemptible functions, which have the priority `low`."""
         return [
             worker
             for key, ready in self._ready.items()

@@ -1,6 +1,6 @@
-"""Limits and order between teams within one step: which team comes next, and which may hold no more. Pure.
+"""Limits and order between teams within one step: which team comes next, and which team may hold no more. Pure.
 
-Without teams, all functions belong to one team without limits: the order is that of the needs.
+Without teams, all functions belong to one team without limits.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _ROUNDING: Final = 1e-9  # four quarters of a GPU are one
 
 
 class TeamShares:
-    """What the teams hold, including what this step grants. Parked and draining workers do not count."""
+    """Workers and GPUs that the teams hold, with the grants of this step. Parked and draining workers do not count."""
 
     def __init__(self, world: World) -> None:
         self._world = world

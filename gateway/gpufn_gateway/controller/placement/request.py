@@ -33,8 +33,8 @@ class Requirements(msgspec.Struct, frozen=True):
 
     @property
     def domain(self) -> str:
-        """The trust domain in which it shares a GPU: that of its team, unless it names one. So functions of two teams
-        share a GPU only if both name the same domain."""
+        """The trust domain in which it shares a GPU: by default one of its team alone. Functions of two teams share a
+        GPU only if both name the same domain."""
         return self.resources.trust_domain or (f"team/{self.team}" if self.team else "")  # no user can name a slash
 
     @property

@@ -1,4 +1,4 @@
-"""What each team has used of the cluster lately: GPU seconds, of which half are forgotten in an hour. Pure.
+"""Recent GPU seconds of each team, of which half are forgotten in an hour. Pure.
 
 Fair share by usage, as in Slurm's multifactor priority: a team that used little goes first, so that unused share is not
 lost to a team that needs it in bursts. A new leader starts at zero.

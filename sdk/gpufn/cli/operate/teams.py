@@ -10,7 +10,7 @@ from gpufn.cli.terminal.command import Argument, FloatRange, Group, IntRange, co
 from gpufn.cli.terminal.output import print_json, print_table, say_or_json
 from gpufn_core.domain.team import TeamLimits
 
-app = Group("teams", help="List, set and remove teams: who owns which functions, with which share and limits.")
+app = Group("teams", help="List, set and remove teams: who owns which functions.")
 
 _SECONDS = FloatRange(0.001, 1e9)
 _name_argument = click.argument("name", cls=Argument, help="Name of the team.")
