@@ -91,8 +91,12 @@ def template(modules: list[str]) -> None:
     if "refuses" in modules:
         print(json.dumps({"modules": modules, "error": "importing other started 4 threads"}), flush=True)
         return
+    if "slow" in modules:
+        with open("slow") as fifo:  # in the templates' folder; the test writes the rest of the answer
+            print(json.dumps({"modules": modules, **json.load(fifo)}), flush=True)
     brought = ["numpy"] if "brings_numpy" in modules else []
-    print(json.dumps({"modules": modules + brought}), flush=True)
+    if "slow" not in modules:
+        print(json.dumps({"modules": modules + brought}), flush=True)
     for line in sys.stdin:
         if line == "\n":
             continue

@@ -98,3 +98,15 @@ def closest(templates: Iterable[ModuleSet], modules: ModuleSet) -> ModuleSet | N
     if complete is not None:
         return complete
     return max((one for one in candidates if one <= modules), key=len, default=None)
+
+
+def is_worth_waiting_for(importing: ModuleSet, needed: ModuleSet, ready: ModuleSet | None) -> bool:
+    """Return whether a template that imports these modules serves a worker sooner than a start of its own.
+
+    It does if the worker would import all of them itself: the template began earlier. `ready` are the modules of the
+    best template that is ready. If it has some of them, the worker's own imports may be shorter. A template with
+    modules that the worker does not need may take longer.
+    """
+    if ready is None:
+        return importing <= needed
+    return bool(importing) and importing <= needed and importing.isdisjoint(ready)

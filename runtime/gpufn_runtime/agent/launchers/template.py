@@ -4,8 +4,10 @@
 2. A template's first line reports its modules, or why it must not be forked and which module caused that. Templates
    without that module are created instead, and each launch reports the reason.
 3. `launch` sends a ForkRequest to the smallest template that has the worker's modules, imported with its `env`. An idle
-   template keeps one child forked in advance.
-4. If a fork fails or times out, the template is killed and the worker starts cold.
+   template keeps one child forked in advance. If no template is ready that has one of the modules, but one imports them,
+   the launch waits for it: the template began earlier than the worker.
+4. If a fork fails or times out, the template is killed and the worker starts cold. If the template that a launch waits
+   for fails, the worker starts as if there were none.
 5. After a few failures a Preload is given up. Failures to create a template are counted until a success; unexpected
    deaths are counted until a fork succeeds.
 
@@ -22,6 +24,7 @@ import os
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
@@ -177,6 +180,14 @@ class Template:
         return line
 
 
+@dataclass
+class _Importing:
+    """A template that is being created."""
+
+    template: Template
+    finished: asyncio.Event = field(default_factory=asyncio.Event)
+
+
 class TemplateLauncher:
     """Forks workers from templates. `cold` starts the workers that no template can."""
 
@@ -195,6 +206,7 @@ class TemplateLauncher:
         self._command = command
         self._fork_timeout_s = fork_timeout_s
         self._templates: dict[Preload, Template] = {}
+        self._importing: _Importing | None = None
         self._refusals: dict[tuple[str, bool], str] = {}  # reasons, by module and whether the template sees GPUs
         self._failures: dict[Preload, int] = {}  # failures to create a template, since the last success
         self._deaths: dict[Preload, int] = {}  # unexpected ends, since the last successful fork
@@ -252,15 +264,33 @@ class TemplateLauncher:
             reason for (module, sees_gpus), reason in self._refusals.items()
             if module in order.modules and sees_gpus == has_gpu
         )  # fmt: skip
+        await self._wait_for_imports(order, has_gpu=has_gpu)
         launched = await self._fork(order, has_gpu=has_gpu) or await self._cold.launch(order)
         return dataclasses.replace(launched, refused_modules=refused_modules)
 
-    async def _fork(self, order: LaunchOrder, *, has_gpu: bool) -> Launched | None:
-        """Fork the worker from a template. Return None if it must start cold."""
+    async def _wait_for_imports(self, order: LaunchOrder, *, has_gpu: bool) -> None:
+        """Wait for the template that is being created, if the worker starts sooner from it. A template that fails or
+        takes READY_TIMEOUT_S ends the wait."""
+        importing = self._importing
+        if importing is None or not importing.template.preload.serves(order.worker_config.spec.env, has_gpu=has_gpu):
+            return
+        ready = self._best_template(order, has_gpu=has_gpu)
+        modules = importing.template.preload.modules
+        if not template_choice.is_worth_waiting_for(modules, order.modules, ready.preload.modules if ready else None):
+            return
+        _set_background(importing.template.pid, False)  # from now on a call waits for it
+        log.info("worker %s waits for the imports of template [%s]", order.worker, importing.template.preload)
+        await importing.finished.wait()
+
+    def _best_template(self, order: LaunchOrder, *, has_gpu: bool) -> Template | None:
         env = order.worker_config.spec.env
         candidates = [t for t in self._templates.values() if t.preload.serves(env, has_gpu=has_gpu)]
         modules_of_template = template_choice.closest((t.covers for t in candidates), order.modules)
-        template = next((t for t in candidates if t.covers == modules_of_template), None)
+        return next((t for t in candidates if t.covers == modules_of_template), None)
+
+    async def _fork(self, order: LaunchOrder, *, has_gpu: bool) -> Launched | None:
+        """Fork the worker from a template. Return None if it must start cold."""
+        template = self._best_template(order, has_gpu=has_gpu)
         if template is None:
             return None
         request = ForkRequest(os.fspath(order.config), os.fspath(order.output), order.environment)
@@ -315,12 +345,20 @@ class TemplateLauncher:
         ]
 
     async def _make(self, preload: Preload) -> None:
-        started = time.monotonic()
         try:
             template = Template.start(self._command, preload, self._scratch)
         except TemplateGone as error:
             _count_failure(self._failures, preload, error.message)
             return
+        self._importing = importing = _Importing(template)
+        try:
+            await self._when_ready(template)
+        finally:
+            self._importing = None
+            importing.finished.set()
+
+    async def _when_ready(self, template: Template) -> None:
+        preload, started = template.preload, time.monotonic()
         try:
             ready = await template.ready()
         except BaseException as error:

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from gpufn_runtime.agent.decide.template_choice import EMPTY, ModuleSet, Preload, Use, closest, select_preloads
+from gpufn_runtime.agent.decide.template_choice import (
+    EMPTY,
+    ModuleSet,
+    Preload,
+    Use,
+    closest,
+    is_worth_waiting_for,
+    select_preloads,
+)
 
 
 def sets(*texts: str) -> list[ModuleSet]:
@@ -49,6 +57,27 @@ def test_a_worker_forks_from_the_template_that_leaves_least_to_import(
 ) -> None:
     expected = None if chosen is None else frozenset(chosen.split())
     assert closest(sets(*templates), frozenset(modules.split())) == expected
+
+
+@pytest.mark.parametrize(
+    ("importing", "needed", "ready", "waits"),
+    [
+        ("torch", "torch", "", True),
+        ("torch", "numpy torch", "", True),
+        ("torch", "torch", None, True),
+        ("", "torch", None, True),
+        ("", "torch", "", False),
+        ("torch", "numpy", "", False),
+        ("scipy torch", "torch", "", False),
+        ("numpy torch", "numpy torch", "torch", False),
+        ("torch", "torch", "numpy torch", False),
+    ],
+)
+def test_a_worker_waits_for_a_template_that_imports_what_the_worker_would_import_itself(
+    importing: str, needed: str, ready: str | None, waits: bool
+) -> None:
+    best = None if ready is None else frozenset(ready.split())
+    assert is_worth_waiting_for(*sets(importing, needed), best) is waits
 
 
 def test_the_empty_set_is_a_set_like_any_other() -> None:

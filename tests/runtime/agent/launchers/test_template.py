@@ -17,6 +17,7 @@ from gpufn_core.spec.resources import Resources
 from gpufn_runtime.agent.decide.template_choice import Use
 from gpufn_runtime.agent.launchers.process import ProcessLauncher
 from gpufn_runtime.agent.launchers.template import TemplateLauncher
+from tests.waiting import until_async
 
 GPU = Device("GPU-7", DeviceType.GPU, "NVIDIA L4", 24 << 30)
 
@@ -239,6 +240,41 @@ def test_a_template_that_hangs_costs_a_cold_start_only(on_node: Any) -> None:
 
 def test_a_template_that_says_no_costs_a_cold_start_only(on_node: Any) -> None:
     _falls_back(on_node, "says_no")
+
+
+def _launched_during_an_import(on_node: Any, answer: str, *, forked_from_it: bool) -> None:
+    """Launch a worker while its template imports. The template answers with `answer` once the launch waits."""
+
+    async def run(node: Any) -> None:
+        scratch = node.home.run / "t"
+        scratch.mkdir(parents=True)
+        os.mkfifo(scratch / "slow")
+        await node.deploy(modules=("slow",), env={"HF_HOME": "/data"})
+        await node.start(templates=2)
+        await node.until(lambda: node.reports[-1].templates == ("",))
+        workers = [await node.assign() for _ in range(2)]
+        for worker in workers:
+            await until_async((node.home.worker(worker) / "config.json").exists)
+        await node.bus.flush()
+        assert not [event for event in node.events if event.kind == "started"]
+        (scratch / "slow").write_text(answer)
+        for worker in workers:
+            assert (await node.event(worker, "started")).cold_start.standby is True
+            await node.until(lambda worker=worker: f"hello from {worker}" in [line.text for line in node.lines])
+            assert ("HF_HOME=/data" in environment_of(await node.pid(worker))) is forked_from_it
+
+    on_node(run)
+
+
+def test_workers_that_start_while_their_template_imports_wait_for_it(on_node: Any) -> None:
+    """One import instead of three."""
+    _launched_during_an_import(on_node, "{}", forked_from_it=True)
+
+
+def test_workers_start_without_the_template_that_they_waited_for_if_it_fails(on_node: Any) -> None:
+    _launched_during_an_import(
+        on_node, '{"error": "importing slow did it", "refused_module": "slow"}', forked_from_it=False
+    )
 
 
 def test_names_that_no_module_has_are_not_preloaded(on_node: Any) -> None:
