@@ -46,10 +46,13 @@ def main() -> None:
     functions = {name: module for name, module in _FUNCTIONS.items() if not module or measure.has(python, module)}
     for name in _FUNCTIONS.keys() - functions.keys():
         print(f"{_FUNCTIONS[name]} is not installed: {name} left out", file=sys.stderr)
-    result: dict[str, Any] = {"rounds": options.rounds, "functions": {}, "import_only": {}}
+    result: dict[str, Any] = {"rounds": options.rounds, "functions": {}, "after_deploy": {}, "import_only": {}}
     for name, module in functions.items():
         result["import_only"][name] = _summary([_import_s(module) for _ in range(options.rounds)])
     for standby, environ in {"standby": {}, "no standby": {"GPUFN_TEMPLATES": "0"}}.items():
+        result["after_deploy"][standby] = {
+            name: _summary([_after_deploy_s(name, environ) for _ in range(options.rounds)]) for name in functions
+        }
         with measure.gpufn_up(**environ) as platform, httpx.Client(base_url=platform.url, timeout=120) as client:
             measure.deploy(platform, *functions)
             result["functions"][standby] = {
@@ -100,6 +103,15 @@ def _from_zero_s(client: httpx.Client, function: str) -> float:
     elapsed = time.perf_counter() - start
     answer.raise_for_status()
     return elapsed
+
+
+def _after_deploy_s(name: str, environ: dict[str, str]) -> float:
+    """Return the seconds of the first call to a new platform, right after the deploy of its only function."""
+    with measure.gpufn_up(**environ) as platform, httpx.Client(base_url=platform.url, timeout=120) as client:
+        measure.deploy(platform, name)
+        start = time.perf_counter()
+        client.post(f"/v1/functions/{name.replace('_', '-')}/invoke").raise_for_status()
+        return time.perf_counter() - start
 
 
 def _wait_for_zero(client: httpx.Client, function: str) -> None:
@@ -165,9 +177,15 @@ def _tables(result: dict[str, Any]) -> str:
     if "ray" in result:
         rows.append(["Ray Serve, min_replicas=0, empty", "", _cell(result["ray"]), ""])
     many = result["many"]
+    first = [
+        [name.removeprefix("cold_"), *(_cell(by_name[name]) for by_name in result["after_deploy"].values())]
+        for name in standby
+    ]
     page: str = (
         f"Milliseconds from the request to its answer, {result['rounds']} rounds each: median (min to max).\n\n"
         + measure.table(["function", "with a standby", "without", "python -c import"], rows)
+        + "\nThe first call, right after the first deploy to a new platform:\n\n"
+        + measure.table(["function", "with a standby", "without"], first)
         + f"\n{many['functions']} functions called at once from zero workers: {many['answered']} answered, median "
         f"{many['median_ms']:.0f} ms, last after {many['max_ms']:.0f} ms.\n"
     )
