@@ -9,9 +9,12 @@ the same work. The next stage, publish, needs NATS and is part of `build_job`.
 from __future__ import annotations
 
 import hashlib
+import itertools
+import shutil
+import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -19,6 +22,7 @@ from typing import Final
 import msgspec
 
 from gpufn_builder.checks import golden, samples
+from gpufn_builder.checks.inaccurate_output import InaccurateOutput
 from gpufn_builder.checks.reference import observe, run_reference
 from gpufn_builder.checks.rounding import rounding_floors
 from gpufn_builder.checks.samples import Case
@@ -28,6 +32,7 @@ from gpufn_builder.onnx_model.normalise import NormalModel, normalise
 from gpufn_builder.onnx_model.profiles import resolve_profiles
 from gpufn_builder.onnx_model.tensors import Arrays, describe_tensor
 from gpufn_builder.precision.conversion import listed
+from gpufn_builder.precision.engine_layers import Converted, EngineLayers
 from gpufn_builder.precision.transform import TransformedModel, transform
 from gpufn_builder.processes.candidates import RunCandidate, run_candidate
 from gpufn_builder.processes.process import ReportProgress
@@ -44,7 +49,7 @@ from gpufn_builder.processes.process_messages import (
     one_line,
 )
 from gpufn_builder.report.report import CandidateRow, StageRow, engine_row, failed_row
-from gpufn_core.domain.engine import BuildStage, EngineIdentity, EngineManifest
+from gpufn_core.domain.engine import GOLDEN_FILE, BuildStage, EngineIdentity, EngineManifest
 from gpufn_core.errors import BuildFailed
 from gpufn_core.spec.model_spec import ModelFile, Precision, ShapeProfile, TensorSpec, Tolerance, coarser
 from gpufn_core.spec.units import format_bytes
@@ -60,11 +65,10 @@ BEGIN: Final = {
 _SEED: Final = 20
 
 
-class Prepared(msgspec.Struct, frozen=True):
+@dataclass(frozen=True)
+class Prepared:
     """The common input of all candidates. `cases` and `measured` are files written by `golden`."""
 
-    model: Path
-    cpu_model: Path  # the same model for a backend that lacks operators of the requested precision
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     profiles: tuple[ShapeProfile, ...]
@@ -76,6 +80,7 @@ class Prepared(msgspec.Struct, frozen=True):
     rounding_floors: tuple[dict[str, float], ...]
     measured: str
     remarks: tuple[str, ...]
+    converted: Converted
 
 
 class Pipeline:
@@ -133,6 +138,9 @@ class Pipeline:
             floors = (
                 rounding_floors(model, cases, reference, on_step) if tolerance and tolerance.limits_elements else []
             )
+        on_gpu, on_cpu = (
+            any(identity.backend.on_gpu is wanted for identity in self._request.candidates) for wanted in (True, False)
+        )
         with self._stage(BuildStage.TRANSFORM) as notes:
             transformed = transform(
                 model,
@@ -141,16 +149,14 @@ class Pipeline:
                 reference=reference,
                 tolerance=tolerance,
                 into=self._folder_for("transformed"),
-                on_gpu=any(identity.backend.on_gpu for identity in self._request.candidates),
-                on_cpu=not all(identity.backend.on_gpu for identity in self._request.candidates),
+                on_gpu=on_gpu,
+                on_cpu=on_cpu,
                 on_step=self._steps_of(BuildStage.TRANSFORM),
             )
             notes.append(transformed.summary)
             if transformed.kept:
                 notes.append(f"kept in fp32 for accuracy: {', '.join(transformed.kept)}")
         return Prepared(
-            model=transformed.path,
-            cpu_model=transformed.cpu_path,
             inputs=model.inputs,
             outputs=model.outputs,
             profiles=profiles,
@@ -162,6 +168,15 @@ class Pipeline:
             cases=self._save_cases(cases, reference),
             measured=self._save_measured(cases, generated, profiles, batched=model.batched),
             remarks=self._remarks(model, transformed),
+            converted=Converted(
+                model,
+                transformed,
+                self._spec.precision,
+                tolerance,
+                {case.name: case for case in cases},
+                on_gpu=on_gpu,
+                on_cpu=on_cpu,
+            ),
         )
 
     def _remarks(self, model: NormalModel, transformed: TransformedModel) -> tuple[str, ...]:
@@ -251,11 +266,61 @@ class Pipeline:
     def _compile(
         self, identity: EngineIdentity, prepared: Prepared, begin: float, span: float
     ) -> tuple[CandidateResult, BuiltEngine]:
+        """Compile one candidate. If the engine is not accurate enough, compile it again with more layers in fp32.
+        Raises BuildFailed."""
         folder = self._folder / identity.backend
+        numbers = itertools.count(1)
+
+        def pass_on(progress: ProgressUpdate) -> None:
+            detail = f"{identity.backend}: {progress.detail}" if progress.detail else str(identity.backend)
+            self._report_progress(progress.stage, begin + progress.progress * span, detail)
+
+        def run(request: CandidateRequest) -> CandidateResult:
+            shutil.rmtree(request.folder, ignore_errors=True)
+            return self._run_candidate(
+                request, folder, self._environ, timeout_s=self._request.timeout_s, on_progress=pass_on
+            )
+
+        def run_engine(path: Path, outputs: Sequence[TensorSpec], case: Case) -> Arrays:
+            values = folder / f"values-{next(numbers)}"
+            request = self._candidate(identity, prepared, path, values)
+            cases = {case.name: prepared.cases[case.name]}
+            run(
+                msgspec.structs.replace(
+                    request, outputs=tuple(outputs), cases=cases, tolerance=None, batched=False, measuring=None
+                )
+            )
+            try:
+                return golden.load(values / GOLDEN_FILE, (), outputs)[1]
+            except (OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
+                message = f"the values of the engine cannot be read: {error}"
+                raise BuildFailed(message, stage=BuildStage.VERIFY) from error
+            finally:
+                shutil.rmtree(values, ignore_errors=True)
+
+        layers = EngineLayers(
+            prepared.converted,
+            self._folder / "transformed" / identity.backend,
+            run_engine,
+            for_gpu=identity.backend.on_gpu,
+            on_step=lambda step: self._report_progress(BuildStage.VERIFY, begin, f"{identity.backend}: {step}"),
+        )
         engine = folder / "engine"
-        request = CandidateRequest(
+        while True:
+            request = self._candidate(identity, prepared, layers.path, engine)
+            try:
+                result = run(request)
+            except InaccurateOutput as failure:
+                if request.draws_other_numbers or not layers.keep_more(failure):
+                    raise layers.explained(failure) from failure
+                continue
+            remarks = (*prepared.remarks, one_line(layers.remark)) if layers.remark else prepared.remarks
+            return result, BuiltEngine(self._manifest(identity, prepared, result, engine, remarks), str(engine))
+
+    def _candidate(self, identity: EngineIdentity, prepared: Prepared, model: Path, into: Path) -> CandidateRequest:
+        return CandidateRequest(
             identity=identity,
-            model=str(prepared.model if identity.backend.on_gpu else prepared.cpu_model),
+            model=str(model),
             inputs=prepared.inputs,
             outputs=prepared.outputs,
             profiles=prepared.profiles,
@@ -265,23 +330,19 @@ class Pipeline:
             rounding_floors=prepared.rounding_floors,
             draws_other_numbers=prepared.draws_random_numbers and identity.backend.on_gpu,
             measured=prepared.measured,
-            folder=str(engine),
+            folder=str(into),
             caches=self._request.caches,
             memory_limit_bytes=self._request.memory_limit_bytes,
             measuring=self._request.measuring,
         )
 
-        def pass_on(progress: ProgressUpdate) -> None:
-            detail = f"{identity.backend}: {progress.detail}" if progress.detail else str(identity.backend)
-            self._report_progress(progress.stage, begin + progress.progress * span, detail)
-
-        result = self._run_candidate(
-            request, folder, self._environ, timeout_s=self._request.timeout_s, on_progress=pass_on
-        )
-        return result, BuiltEngine(self._manifest(identity, prepared, result, engine), str(engine))
-
     def _manifest(
-        self, identity: EngineIdentity, prepared: Prepared, result: CandidateResult, folder: Path
+        self,
+        identity: EngineIdentity,
+        prepared: Prepared,
+        result: CandidateResult,
+        folder: Path,
+        remarks: tuple[str, ...],
     ) -> EngineManifest:
         return EngineManifest(
             key=identity.key,
@@ -292,7 +353,7 @@ class Pipeline:
             profiles=prepared.profiles,
             batched=not result.why_alone,
             why_alone=result.why_alone,
-            remarks=prepared.remarks,
+            remarks=remarks,
             max_batch=self._spec.max_batch,
             files=tuple(_file(folder / name) for name in result.files),
             settings=result.settings,

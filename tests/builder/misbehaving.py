@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 
+from gpufn_builder.checks.inaccurate_output import InaccurateOutput
 from gpufn_builder.processes.process import ReportProgress, serve
 from gpufn_builder.processes.process_messages import CandidateRequest, CandidateResult
 from gpufn_core.domain.engine import Accuracy, BuildStage, Latency
@@ -37,6 +38,8 @@ def work(request: CandidateRequest, tell: ReportProgress) -> msgspec.Struct:
     match request.identity.flags["do"]:
         case "end well":
             return RESULT
+        case "be inaccurate":
+            raise InaccurateOutput("too far", case="sample 3", stage="verify", node="y")
         case "print and wait":
             print("a line", flush=True)
             while not Path(request.folder).exists():

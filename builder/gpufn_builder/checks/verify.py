@@ -14,6 +14,7 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
+from gpufn_builder.checks.inaccurate_output import InaccurateOutput
 from gpufn_builder.onnx_model.tensors import Array, Arrays, is_float
 from gpufn_builder.report.report import Element, OutputRow
 from gpufn_core.domain.engine import Accuracy, BuildStage
@@ -56,7 +57,7 @@ def compare(
     """Compare each case's `outputs` with its `reference`; `cases` are their names. `rounding_floors` are of each case,
     by output.
 
-    Raises BuildFailed for a missing output, another dtype or shape, or NaNs at other positions.
+    Raises BuildFailed for a missing output, another dtype or shape; InaccurateOutput for NaNs at other positions.
     """
     rows = []
     all_floors = rounding_floors or [{}] * len(cases)
@@ -77,15 +78,15 @@ def check(
     *,
     draws_other_numbers: bool = False,
 ) -> None:
-    """Raise BuildFailed for the worst output if any is not within `tolerance`. With `draws_other_numbers`, the engine
-    draws other random numbers than the reference, and the error says so."""
+    """Raise InaccurateOutput for the worst output if any is not within `tolerance`. With `draws_other_numbers`, the
+    engine draws other random numbers than the reference, and the error says so."""
     failed = [row for row in comparison.outputs if exceeds(row, tolerance)]
     if failed:
         row = max(failed, key=_distance)
         problem = f"output {row.name} is too far from the reference for {row.case}: {exceeds(row, tolerance)}"
         remedy = _OTHER_NUMBERS if draws_other_numbers else _remedy(comparison.worst_accuracy, tolerance)
         message = f"{problem}{_describe_worst(row)}. {remedy}"
-        raise BuildFailed(message, stage=stage, node=row.name)
+        raise InaccurateOutput(message, stage=stage, node=row.name, case=row.case)
 
 
 def exceeds(row: OutputRow, tolerance: Tolerance) -> str:
@@ -159,7 +160,7 @@ def _check_form(row: OutputRow, expected: Array, actual: Array, stage: BuildStag
     if is_float(expected) and (differing := int(np.sum(np.isnan(expected) != np.isnan(actual)))):
         places = f"{differing} of {expected.size}"
         message = f"output {name} and its reference have NaNs at different places for {case}, {places}"
-        raise BuildFailed(message, stage=stage, node=name)
+        raise InaccurateOutput(message, stage=stage, node=name, case=case)
 
 
 def _with_distance(row: OutputRow, expected: Array, actual: Array, tolerance: Tolerance, floor: float) -> OutputRow:

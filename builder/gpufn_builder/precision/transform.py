@@ -34,10 +34,11 @@ MAX_ROUNDS: Final = 8  # each costs a conversion, and a run of a case with all i
 
 @dataclass(frozen=True)
 class TransformedModel:
-    """`path`, `cpu_path` and `summary` come from the Conversion. `comparison` is with the reference;
-    None if nothing was changed or verified.
+    """`path`, `cpu_path` and `summary` come from the `conversion`, which is None if nothing was changed. `comparison`
+    is with the reference; None if nothing was changed or verified.
 
     `kept` are the names of layers that stay in fp32, because the outputs are not accurate enough without them.
+    `kept_outputs` are their first outputs.
     `first_difference` describes the first node whose output differs if no layer is kept; empty if none is.
     """
 
@@ -46,7 +47,9 @@ class TransformedModel:
     summary: str
     comparison: Comparison | None = None
     kept: tuple[str, ...] = ()
+    kept_outputs: tuple[str, ...] = ()
     first_difference: str = ""
+    conversion: Conversion | None = None
 
 
 @dataclass(frozen=True)
@@ -85,7 +88,7 @@ def transform(
     if conversion is None:
         return TransformedModel(model.path, model.path, "unchanged: there is nothing to quantize")
     if tolerance is None:
-        return TransformedModel(conversion.path, conversion.cpu_path, conversion.summary)
+        return TransformedModel(conversion.path, conversion.cpu_path, conversion.summary, conversion=conversion)
     checks = _OutputCheck(model, precision, cases, reference, tolerance, on_step=on_step)
     first_error: BuildFailed | None = None
     first: Difference | None = None
@@ -112,7 +115,9 @@ def transform(
         conversion.summary,
         outcome,
         tuple(map(name_of, kept)),
+        tuple(node.output[0] for node in kept),
         _describe(first, precision),
+        conversion,
     )
 
 
@@ -156,22 +161,18 @@ class _OutputCheck:
     def first_difference(self, conversion: Conversion, failure: _Failure) -> Difference | None:
         """Return the first node that differs by more than is usual in the precision, else the first by more than the
         tolerance, which is meant for outputs: values between nodes have another scale."""
-        for limits in (TOLERANCES[self._precision], self._tolerance):
-            try:
-                difference = find_first_difference(
-                    self._model,
-                    conversion.checked[failure.graph],
-                    conversion.values,
-                    HALVES.get(self._precision, TensorProto.FLOAT),
-                    case=self._cases[failure.case],
-                    tolerance=limits,
-                    on_step=self._on_step,
-                )
-            except BuildFailed:  # such as too little memory; the caller reports the output that differs
-                return None
-            if difference:
-                return difference
-        return None
+        try:
+            return find_first_difference(
+                self._model,
+                conversion.checked[failure.graph],
+                conversion.values,
+                HALVES.get(self._precision, TensorProto.FLOAT),
+                case=self._cases[failure.case],
+                limits=(TOLERANCES[self._precision], self._tolerance),
+                on_step=self._on_step,
+            )
+        except BuildFailed:  # such as too little memory; the caller reports the output that differs
+            return None
 
     def layers_to_keep(self, conversion: Conversion, difference: Difference) -> list[NodeProto]:
         """Return the converted layers that cause `difference`; none if no layer would remain."""

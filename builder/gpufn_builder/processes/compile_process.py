@@ -20,7 +20,7 @@ from gpufn_builder.compilers.base import CompileJob, Compiler, Engine
 from gpufn_builder.onnx_model.tensors import Arrays
 from gpufn_builder.processes.measure_lock import alone_on
 from gpufn_builder.processes.process import ReportProgress, serve
-from gpufn_builder.processes.process_messages import CandidateRequest, CandidateResult
+from gpufn_builder.processes.process_messages import THOROUGH, CandidateRequest, CandidateResult
 from gpufn_core.domain.engine import GOLDEN_FILE, Backend, BuildStage
 
 # Progress of a candidate at the start of each stage.
@@ -31,7 +31,8 @@ def make(
     request: CandidateRequest, compiler: Compiler, report_progress: ReportProgress, clock: Callable[[], float]
 ) -> CandidateResult:
     """Compile, verify and measure. Raises BuildFailed with the stage."""
-    cases = {name: golden.load(Path(file), request.inputs, request.outputs) for name, file in request.cases.items()}
+    expected = request.outputs if request.tolerance is not None else ()
+    cases = {name: golden.load(Path(file), request.inputs, expected) for name, file in request.cases.items()}
     measured, _ = golden.load(Path(request.measured), request.inputs, ())
     seconds: dict[BuildStage, float] = {}
     job = CompileJob(
@@ -44,7 +45,7 @@ def make(
         golden=measured,
         folder=Path(request.folder),
         caches=Path(request.caches),
-        trial_s=request.measuring.trial_s,
+        trial_s=(request.measuring or THOROUGH).trial_s,
     )
     job.folder.mkdir(parents=True, exist_ok=True)
     began = clock()
@@ -65,7 +66,7 @@ def make(
             outputs.append(engine.run(case))
         comparison = None
         if request.tolerance is not None:
-            reference = [expected for _, expected in cases.values()]
+            reference = [outputs_of_case for _, outputs_of_case in cases.values()]
             comparison = verify.compare(
                 list(cases), reference, outputs, request.tolerance, rounding_floors=request.rounding_floors
             )
@@ -90,8 +91,8 @@ def make(
         why_alone=why_alone,
         accuracy=comparison.worst_accuracy if comparison else None,
         outputs=comparison.outputs if comparison else (),
-        latency=speed.latency,
-        quantiles_s=speed.quantiles_s,
+        latency=speed.latency if speed else None,
+        quantiles_s=speed.quantiles_s if speed else (),
         gpu_nodes=compiled.gpu_nodes,
         cpu_nodes=compiled.cpu_nodes,
         nodes=compiled.nodes,
@@ -106,7 +107,10 @@ def _measure(
     request: CandidateRequest,
     report_progress: ReportProgress,
     clock: Callable[[], float],
-) -> Measurement:
+) -> Measurement | None:
+    if (plan := request.measuring) is None:
+        return None
+
     def report(detail: str = "") -> None:
         report_progress(BuildStage.MEASURE, _BEGIN[BuildStage.MEASURE], detail)
 
@@ -114,7 +118,7 @@ def _measure(
         request.identity.device, Path(request.caches), lambda: report("waiting for the measurement of another build")
     ):
         report()
-        return measure(engine.bind(inputs), request.measuring, clock, report)
+        return measure(engine.bind(inputs), plan, clock, report)
 
 
 def compiler_for(backend: Backend) -> Compiler:

@@ -36,9 +36,10 @@ from typing import Final, TypeVar
 
 import msgspec
 
+from gpufn_builder.checks.inaccurate_output import InaccurateOutput
 from gpufn_builder.processes.memory import held_bytes
 from gpufn_builder.processes.output_tail import OutputFile
-from gpufn_builder.processes.process_messages import Failed, Line, ProgressUpdate, Request, truncate_error
+from gpufn_builder.processes.process_messages import Failed, Line, ProgressUpdate, Request, one_line, truncate_error
 from gpufn_core.domain.device import NO_MPS
 from gpufn_core.domain.engine import BuildStage
 from gpufn_core.encoding.msgspec_errors import DECODE_ERRORS
@@ -142,11 +143,11 @@ class ChildProcess:
         `on_held` receives the memory that it and its descendants hold, with each line and each second."""
         last: ProgressUpdate | None = None
         error: ErrorInfo | None = None
-        problem = ""
+        problem = case = ""
         try:
             for line in self._lines_while_active(timeout_s + grace_s, on_held):
                 if isinstance(line, Failed):
-                    error = line.error
+                    error, case = line.error, line.case
                 else:
                     last = line
                     on_progress(line)
@@ -161,7 +162,8 @@ class ChildProcess:
         stage: BuildStage | str = last.stage if last else ""
         if not problem and error is not None:
             log = error.traceback or output
-            raise BuildFailed(error.message, stage=error.stage or stage, node=error.node or "", log=log)
+            where = {"stage": error.stage or stage, "node": error.node or "", "log": log}
+            raise InaccurateOutput(error.message, case=case, **where) if case else BuildFailed(error.message, **where)
         if not problem and code:
             problem = _describe_exit(code, output, self._memory_limit_bytes)
         if not problem:
@@ -249,7 +251,8 @@ def serve(request_type: type[_Request], work: Callable[[_Request, ReportProgress
         os.write(lines, encode(line) + b"\n")  # a line fits an atomic write to a pipe, so any thread may call this
 
     def fail(error: GpufnError) -> int:
-        send(Failed(truncate_error(error.info())))
+        case = error.case if isinstance(error, InaccurateOutput) else ""
+        send(Failed(truncate_error(error.info()), one_line(case)))
         return _FAILED
 
     try:

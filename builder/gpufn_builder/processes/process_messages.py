@@ -65,7 +65,10 @@ class ProgressUpdate(msgspec.Struct, frozen=True, tag="told"):
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
+    """With a `case`, the engine is not accurate enough for it."""
+
     error: ErrorInfo
+    case: str = ""
 
 
 Line = ProgressUpdate | Failed
@@ -109,7 +112,8 @@ class BuildResult(msgspec.Struct, frozen=True, kw_only=True):
 
 class CandidateRequest(Request, frozen=True, kw_only=True):
     """`cases` are files written by `golden`: inputs and reference outputs; the first becomes the golden sample.
-    `measured` is the file to measure with. `caches` is a folder that outlives the build."""
+    `measured` is the file to measure with, according to `measuring`; None: do not measure. `caches` is a folder that
+    outlives the build."""
 
     identity: EngineIdentity
     model: str  # the transformed ONNX file
@@ -122,7 +126,7 @@ class CandidateRequest(Request, frozen=True, kw_only=True):
     measured: str  # a file
     folder: str  # for the engine's files
     caches: str
-    measuring: MeasurePlan
+    measuring: MeasurePlan | None
     rounding_floors: tuple[dict[str, float], ...] = ()  # of each case, by output
     draws_other_numbers: bool = False  # the engine draws other random numbers than the reference
 
@@ -135,7 +139,7 @@ class CandidateResult(msgspec.Struct, frozen=True, kw_only=True):
     why_alone: str  # as in EngineManifest
     accuracy: Accuracy | None  # None: not verified
     outputs: tuple[OutputRow, ...]
-    latency: Latency
+    latency: Latency | None  # None: not measured
     quantiles_s: tuple[float, ...]  # of the run times, evenly spaced from the fastest to the slowest
     gpu_nodes: int
     cpu_nodes: int

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from gpufn_builder import identity
+from gpufn_builder.checks.inaccurate_output import InaccurateOutput
 from gpufn_builder.identity import Target
 from gpufn_builder.processes import output_tail, process
 from gpufn_builder.processes.candidates import run_candidate
@@ -73,6 +74,12 @@ def test_what_it_refuses_is_told_with_its_node(tmp_path: Path) -> None:
     with pytest.raises(BuildFailed, match=r"^the shape") as failure:
         _run(tmp_path, "refuse")
     assert (failure.value.stage, failure.value.node) == ("compile", "conv1")
+
+
+def test_an_output_that_is_too_far_from_the_reference_comes_back_with_its_case(tmp_path: Path) -> None:
+    with pytest.raises(InaccurateOutput) as failure:
+        _run(tmp_path, "be inaccurate")
+    assert (failure.value.stage, failure.value.node, failure.value.case) == ("verify", "y", "sample 3")
 
 
 @pytest.mark.parametrize(

@@ -91,12 +91,11 @@ def template(modules: list[str]) -> None:
     if "refuses" in modules:
         print(json.dumps({"modules": modules, "error": "importing other started 4 threads"}), flush=True)
         return
+    answer = {"modules": [*modules, "numpy"] if "brings_numpy" in modules else modules}
     if "slow" in modules:
         with open("slow") as fifo:  # in the templates' folder; the test writes the rest of the answer
-            print(json.dumps({"modules": modules, **json.load(fifo)}), flush=True)
-    brought = ["numpy"] if "brings_numpy" in modules else []
-    if "slow" not in modules:
-        print(json.dumps({"modules": modules + brought}), flush=True)
+            answer |= json.load(fifo)
+    print(json.dumps(answer), flush=True)
     for line in sys.stdin:
         if line == "\n":
             continue

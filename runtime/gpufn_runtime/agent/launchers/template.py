@@ -4,8 +4,8 @@
 2. A template's first line reports its modules, or why it must not be forked and which module caused that. Templates
    without that module are created instead, and each launch reports the reason.
 3. `launch` sends a ForkRequest to the smallest template that has the worker's modules, imported with its `env`. An idle
-   template keeps one child forked in advance. If no template is ready that has one of the modules, but one imports them,
-   the launch waits for it: the template began earlier than the worker.
+   template keeps one child forked in advance. If no template with one of the modules is ready, but one imports them,
+   the launch waits: that template began earlier than the worker.
 4. If a fork fails or times out, the template is killed and the worker starts cold. If the template that a launch waits
    for fails, the worker starts as if there were none.
 5. After a few failures a Preload is given up. Failures to create a template are counted until a success; unexpected

@@ -77,7 +77,7 @@ def test_a_worker_waits_for_a_template_that_imports_what_the_worker_would_import
     importing: str, needed: str, ready: str | None, waits: bool
 ) -> None:
     best = None if ready is None else frozenset(ready.split())
-    assert is_worth_waiting_for(*sets(importing, needed), best) is waits
+    assert is_worth_waiting_for(frozenset(importing.split()), frozenset(needed.split()), best) is waits
 
 
 def test_the_empty_set_is_a_set_like_any_other() -> None:
