@@ -19,6 +19,7 @@ import msgspec
 
 from gpufn_builder import backend_choice, identity
 from gpufn_builder.identity import Target
+from gpufn_builder.measurement_pause import MeasurementPauses
 from gpufn_builder.processes.process import ChildProcess, disk_error, environment
 from gpufn_builder.processes.process_messages import (
     MODEL,
@@ -85,6 +86,7 @@ class BuildExecutor:
         self._timeout_s = timeout_s
         self._measuring = measuring
         self._process = process
+        self._pauses = MeasurementPauses()
         # Each build has a thread that waits for its process. The default pool has few threads, and others need them.
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="build")
 
@@ -139,7 +141,7 @@ class BuildExecutor:
             await self._store.fetch(spec.files, folder / MODEL)
             await self._store.fetch([spec.samples] if spec.samples else [], folder / SAMPLES)
             request = self._request(run, folder)
-            result = await self._in_process(request, folder, on_progress, run.on_held)
+            result = await self._in_process(run, request, folder, on_progress)
             for engine in result.engines:
                 await asyncio.to_thread(check, engine, request.candidates, folder)
             run.stages, run.error = result.stages, result.error
@@ -174,26 +176,28 @@ class BuildExecutor:
         )
 
     async def _in_process(
-        self, request: BuildRequest, folder: Path, on_progress: OnProgress, on_held: OnHeld | None
+        self, run: _ActiveBuild, request: BuildRequest, folder: Path, on_progress: OnProgress
     ) -> BuildResult:
         loop = asyncio.get_running_loop()
         environ = environment(self._environ, gpu=request.target.uuid)
         work = ChildProcess(self._process, request, folder, environ, name="the build")
 
-        def report_progress(progress: ProgressUpdate) -> None:
-            loop.call_soon_threadsafe(on_progress, progress)
+        with self._pauses.add(run.name, work, on_progress) as process:
 
-        def wait() -> BuildResult:
-            return work.wait(report_progress, BuildResult, request.timeout_s, grace_s=_GRACE_S, on_held=on_held)
+            def report_progress(progress: ProgressUpdate) -> None:
+                loop.call_soon_threadsafe(process.on_progress, progress)
 
-        waiting = loop.run_in_executor(self._threads, wait)
-        try:
-            return await asyncio.shield(waiting)
-        except asyncio.CancelledError:
-            work.end()
-            with contextlib.suppress(BuildFailed):
-                await waiting
-            raise
+            def wait() -> BuildResult:
+                return work.wait(report_progress, BuildResult, request.timeout_s, grace_s=_GRACE_S, on_held=run.on_held)
+
+            waiting = loop.run_in_executor(self._threads, wait)
+            try:
+                return await asyncio.shield(waiting)
+            except asyncio.CancelledError:
+                work.end()
+                with contextlib.suppress(BuildFailed):
+                    await waiting
+                raise
 
 
 class _ActiveBuild:
@@ -215,6 +219,11 @@ class _ActiveBuild:
                 self.rows[backend] = CandidateRow(backend=backend, reason="it is not installed here")
             else:
                 self.missing.append(identity.identity(build.model, target, backend, versions))
+
+    @property
+    def name(self) -> str:
+        model = self.build.model.files[0].name
+        return f"{model} of {self.build.function}" if self.build.function else model
 
     def add_engine(self, manifest: EngineManifest, row: CandidateRow) -> None:
         """Add an existing engine."""

@@ -37,7 +37,7 @@ MAX_ROUNDS: Final = 4  # each compiles two engines
 
 @dataclass(frozen=True)
 class Converted:
-    """What a model's engines are compiled from, and what the conversion was made from. `cases` by name."""
+    """The conversion of a model, and the arguments for another one. `cases` are by name."""
 
     model: NormalModel
     transformed: TransformedModel

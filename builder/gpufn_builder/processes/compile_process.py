@@ -3,7 +3,7 @@
 1. The compiler produces the engine's files.
 2. The engine runs every case and is compared with the reference. `row_independence` decides whether calls may share
    runs.
-3. The engine is measured at the shapes that it is tuned for, while no other build measures on the device.
+3. The engine is measured at the shapes that it is tuned for, while no other build of this builder measures.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from gpufn_builder.checks import golden, row_independence, verify
 from gpufn_builder.checks.measure import Measurement, measure
 from gpufn_builder.compilers.base import CompileJob, Compiler, Engine
 from gpufn_builder.onnx_model.tensors import Arrays
-from gpufn_builder.processes.measure_lock import alone_on
+from gpufn_builder.processes.measure_lock import measuring_alone
 from gpufn_builder.processes.process import ReportProgress, serve
-from gpufn_builder.processes.process_messages import THOROUGH, CandidateRequest, CandidateResult
+from gpufn_builder.processes.process_messages import THOROUGH, WAITS_TO_MEASURE, CandidateRequest, CandidateResult
 from gpufn_core.domain.engine import GOLDEN_FILE, Backend, BuildStage
 
 # Progress of a candidate at the start of each stage.
@@ -114,9 +114,7 @@ def _measure(
     def report(detail: str = "") -> None:
         report_progress(BuildStage.MEASURE, _BEGIN[BuildStage.MEASURE], detail)
 
-    with alone_on(
-        request.identity.device, Path(request.caches), lambda: report("waiting for the measurement of another build")
-    ):
+    with measuring_alone(Path(request.caches), lambda: report(WAITS_TO_MEASURE)):
         report()
         return measure(engine.bind(inputs), plan, clock, report)
 

@@ -1,10 +1,9 @@
-"""The lock of a device for measurements. Builds compile side by side, but measure one after the other."""
+"""The lock of a builder's node for measurements. Builds compile side by side, but measure one after the other."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import re
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,15 +15,16 @@ _POLL_S: Final = 0.2
 
 
 @contextlib.contextmanager
-def alone_on(
-    device: str, folder: Path, on_wait: Callable[[], None], sleep: Callable[[float], None] = time.sleep
+def measuring_alone(
+    folder: Path, on_wait: Callable[[], None], sleep: Callable[[float], None] = time.sleep
 ) -> Iterator[None]:
-    """Hold the lock of a DeviceKind, a file in `folder`. `on_wait()` is called again and again while another process
-    holds it: waiting is progress. The holder must make progress itself, or it is killed, and the kernel frees the lock.
+    """Hold the lock, a file in `folder`. It is one for all devices, because all builds need the CPU. `on_wait()` is
+    called again and again while another process holds it: waiting is progress. The holder must make progress itself, or
+    it is killed, and the kernel frees the lock.
 
     If the disk takes no file, the measurement runs without the lock.
     """
-    path = folder / f"measuring-{re.sub(r'[^a-z0-9.]+', '-', device.lower())}.lock"
+    path = folder / "measuring.lock"
     lock = None
     with contextlib.suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True)

@@ -8,8 +8,9 @@ forever. A process without progress for `timeout_s` is killed. The parent repeat
 so that its own parent sees progress too.
 
 A build's process leads a process group, which the processes of its candidates join, so that the whole group can be
-killed. All of them die with their parent. A process that a hostile model has taken over can leave the group (setsid)
-and clear its death signal: then it survives the build. `serve` is the child's side.
+killed, and paused while another build measures. All of them die with their parent, paused ones too. A process that a
+hostile model has taken over can leave the group (setsid) and clear its death signal: then it survives the build.
+`serve` is the child's side.
 
 A process that reads an untrusted model may be taken over by it. Its messages, files and output are not trusted to be
 well formed or finite. Whatever the process does, `wait` returns a result or raises BuildFailed.
@@ -20,6 +21,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import math
 import os
 import resource
 import select
@@ -105,6 +107,7 @@ class ChildProcess:
         self._result = folder / _RESULT
         self._lock = threading.Lock()
         self._is_alive = True
+        self._paused_until = -math.inf  # time.monotonic()
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / _REQUEST
         path.write_bytes(msgspec.json.encode(request))
@@ -186,6 +189,22 @@ class ChildProcess:
                 else:
                     signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
+    def pause(self) -> None:
+        """Stop the process group. The time until `resume` does not count as time without progress."""
+        self._paused_until = math.inf
+        self._signal_group(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        self._signal_group(signal.SIGCONT)
+        self._paused_until = time.monotonic()
+
+    def _signal_group(self, number: signal.Signals) -> None:
+        assert self._leads_group, "only a build's process is paused, with those of its candidates"
+        with self._lock:
+            if self._is_alive:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(self._process.pid, number)
+
     def _lines_while_active(self, timeout_s: float, on_held: Callable[[int], None] | None) -> Iterator[Line]:
         """Yield the lines of the pipe until the process has ended, and the last ProgressUpdate again for output. Raises
         _Stalled without progress for `timeout_s`, TimeoutError, DecodeError."""
@@ -195,8 +214,12 @@ class ChildProcess:
         poll.register(self._pidfd, select.POLLIN)
         rest = b""
         last: ProgressUpdate | None = None
-        line_at = active_at = began = time.monotonic()
+        line_at = active_at = polled_at = began = time.monotonic()
         while (now := time.monotonic()) < began + _LONGEST_S:
+            active_at = max(active_at, min(now, self._paused_until))
+            if (stopped_s := now - polled_at - _POLL_S) > _POLL_S:  # this process was paused, and so was the child
+                active_at += stopped_s
+            polled_at = now
             if now >= active_at + timeout_s:
                 raise _Stalled
             ready = dict(poll.poll(min(active_at + timeout_s - now, _POLL_S) * 1000))

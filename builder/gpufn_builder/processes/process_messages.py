@@ -19,6 +19,7 @@ from gpufn_core.spec.model_spec import ModelSpec, ShapeProfile, TensorSpec, Tole
 
 MODEL: Final = "model"  # folder of a build: the model's files
 SAMPLES: Final = "samples"  # separate folder, because users choose the file names, which may collide
+WAITS_TO_MEASURE: Final = "waiting for the measurement of another build"  # detail of a progress
 PUBLISH_BEGINS: Final = 0.95  # the build's progress at the end of its process
 
 

@@ -194,6 +194,23 @@ def test_the_same_progress_is_sent_again_before_any_timeout_and_not_more_often()
     assert sent == [(100.0, "one"), (100.25, "one"), (100.375, "other")]
 
 
+def test_a_pause_is_not_time_without_progress(tmp_path: Path) -> None:
+    work = ChildProcess(PROCESS, _request(tmp_path, "hang"), tmp_path, _environ(), name="it")
+    states: list[str] = []
+
+    def on_held(held_bytes: int) -> None:
+        """Each call is a poll of at most the timeout."""
+        states.append(Path(f"/proc/{work._process.pid}/stat").read_text().rpartition(")")[2].split()[0])
+        if len(states) == 4:
+            work.resume()
+
+    work.pause()
+    with pytest.raises(BuildFailed, match="made no progress"):
+        work.wait(lambda update: None, CandidateResult, timeout_s=0.2, on_held=on_held)
+    assert states[1:4] == ["T"] * 3
+    assert len(states) > 4
+
+
 def test_one_that_is_cancelled_ends_at_once(tmp_path: Path) -> None:
     work = ChildProcess(PROCESS, _request(tmp_path, "hang"), tmp_path, _environ(), name="it")
     begun = threading.Event()
