@@ -55,7 +55,7 @@ STEPS: Final = (
     Step("parking-10gb", "Park and resume 10 GB", 90, parking.large),
     Step("copies", "The copies behind parking: 0.1 and 1 GB to pinned memory and back", 45, copies.park_small),
     Step("copies-10gb", "The copies behind parking: 10 GB to pinned memory and back", 60, copies.park_large),
-    Step("loaders", "A safetensors file from the page cache to the GPU", 90, loaders.loaders),
+    Step("loaders", "A safetensors file to the GPU: plans and phases of the loader", 110, loaders.loaders),
     Step("overlap", "Copies while the GPU computes", 20, copies.overlap),
     Step("sharing-exclusive", "Functions use the GPU in turns", 120, sharing.exclusively),
 )

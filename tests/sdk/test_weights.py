@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from gpufn import weights
 from gpufn.weights import load_safetensors
 from gpufn_core.errors import ArtifactUnavailable
+from gpufn_core.weights.staging import Plan
 
 
 def _write(path: Path, tensors: dict[str, tuple[str, list[int], bytes]], extra: str = "") -> None:
@@ -25,7 +25,7 @@ def _write(path: Path, tensors: dict[str, tuple[str, list[int], bytes]], extra: 
 
 def test_tensors_have_their_types_shapes_and_contents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     torch = pytest.importorskip("torch")
-    monkeypatch.setattr(weights, "_CHUNK_BYTES", 8)
+    monkeypatch.setattr(Plan, "default", lambda threads: Plan(threads, chunk_bytes=8))
     floats = torch.arange(12, dtype=torch.float32)
     _write(
         tmp_path / "a.safetensors",
