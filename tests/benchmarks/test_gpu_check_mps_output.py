@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from gpu_check.checks import mps_output
+from gpu_check import mps_client, mps_session
+from gpu_check.checks import mps_memory, mps_output
 from gpu_check.machine import Gpu, Machine
+from measure import descendants
 from tests.conftest import ROOT
 from tests.runtime.agent.mps.machine import Machine as Programs
 
@@ -53,4 +55,23 @@ def test_where_no_server_starts_the_daemons_own_words_are_kept(programs: Program
     assert len(found.wrong) == 1
     assert "ACTIVE" in found.wrong[0]
     assert "library do not match" in "".join(found.said.values())
+    assert programs.rests()
+
+
+def test_the_clients_whose_memory_is_compared_end_before_the_daemon_quits(
+    programs: Programs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A daemon with connected clients waits for them: the step took 20 s longer."""
+    send, clients_at_quit = mps_session.ControlSession.send, list[str]()
+
+    def spy(session: mps_session.ControlSession, command: str, when: str = "") -> str:
+        if command == "quit":
+            commands = (Path(f"/proc/{pid}/cmdline").read_text() for pid in descendants(os.getpid()))
+            clients_at_quit.extend(each for each in commands if str(mps_client.__file__) in each)
+        return send(session, command, when)
+
+    monkeypatch.setattr(mps_session.ControlSession, "send", spy)
+    found = mps_memory.mps_memory(machine(programs))
+    assert len(found.tables[0].rows) == 2
+    assert clients_at_quit == []
     assert programs.rests()

@@ -40,25 +40,26 @@ def _measure(session: ControlSession, gpu: Gpu, folder: Path) -> Finding:
     rows: list[tuple[Any, ...]] = []
     wrong: list[str] = []
     said = {"NVML before a daemon": nvml_processes(gpu.uuid)}
-    with daemon_of(gpu, folder) as daemon, ExitStack() as clients:
-        clients.callback(record_logs, session, folder)
+    with daemon_of(gpu, folder) as daemon, ExitStack() as logs:
+        logs.callback(record_logs, session, folder)
         session.wait_until_it_answers(daemon)
         session.send(f"start_server -uid {os.getuid()}")
         server = session.wait_for("ACTIVE", START_TIMEOUT_S, "after start_server", daemon)
         if not server.isdigit():
             return Finding(summary="", said=session.said, wrong=["no server became ACTIVE: see the recorded answers"])
         said[f"NVML with the server {server}, without clients"] = nvml_processes(gpu.uuid)
-        for held_bytes in _HELD_BYTES:
-            limit = {"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": f"0={_LIMIT_BYTES >> 20}M"}
-            client = clients.enter_context(session.client(limit))
-            before, held, after = client.send("memory"), client.send(f"hold {held_bytes}"), client.send("memory")
-            rows.append((client.pid, held_bytes >> 20, *_mib(before), *_mib(after)))
-            wrong += _problems(client.pid, before, held, after, held_bytes)
-        pids = " and ".join(str(row[0]) for row in rows)
-        said[f"NVML with clients {pids} that hold {' and '.join(f'{each >> 20} MiB' for each in _HELD_BYTES)}"] = (
-            nvml_processes(gpu.uuid)
-        )
-        said["nvidia-smi with these clients"] = output_of(["nvidia-smi"])
+        with ExitStack() as clients:  # they end before `quit`, which waits for connected clients
+            for held_bytes in _HELD_BYTES:
+                limit = {"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": f"0={_LIMIT_BYTES >> 20}M"}
+                client = clients.enter_context(session.client(limit))
+                before, held, after = client.send("memory"), client.send(f"hold {held_bytes}"), client.send("memory")
+                rows.append((client.pid, held_bytes >> 20, *_mib(before), *_mib(after)))
+                wrong += _problems(client.pid, before, held, after, held_bytes)
+            pids = " and ".join(str(row[0]) for row in rows)
+            said[f"NVML with clients {pids} that hold {' and '.join(f'{each >> 20} MiB' for each in _HELD_BYTES)}"] = (
+                nvml_processes(gpu.uuid)
+            )
+            said["nvidia-smi with these clients"] = output_of(["nvidia-smi"])
         session.send("quit")
     return Finding(
         summary=f"{len(rows)} clients within {_LIMIT_BYTES >> 30} GiB each; NVML's answers are recorded",
