@@ -29,8 +29,8 @@ def admit(world: World, worker: WorkerView, reserved_bytes: int = 0) -> Admissio
     view, node = world.view(worker.key), world.nodes.get(worker.assignment.node)
     if not _wants_parking(world, worker) or node is None or node.report is None:
         return Admission()
-    if view.no_parking_reason:
-        return Admission(why=view.no_parking_reason)
+    if why := view.no_parking_reason or view.slower_resume:
+        return Admission(why=why)
     budget_bytes, expected_bytes = node.report.park_bytes, _expected(view, worker)
     if budget_bytes < max(expected_bytes, _MIN_BYTES):
         offered = f"{node.report.node} has {format_bytes(budget_bytes)} for parked workers"

@@ -295,7 +295,12 @@ class Allocator:
         return result
 
     def _find(self, need: Need, nodes: list[NodeReport], book: LeaseBook) -> Resumption | Placement | NoRoom:
-        return self._parked_of(need, book) or place(need.requirements, nodes, book, self._limits, starts=need.starts)
+        """Resume a parked worker, unless starts are measured to be faster and there is room for one; else place one."""
+        parked = self._parked_of(need, book)
+        if parked is not None and not need.view.slower_resume:
+            return parked
+        placement = place(need.requirements, nodes, book, self._limits, starts=need.starts)
+        return parked if parked is not None and isinstance(placement, NoRoom) else placement
 
     def _parked_of(self, need: Need, book: LeaseBook) -> Resumption | None:
         return next(

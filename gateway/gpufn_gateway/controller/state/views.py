@@ -26,6 +26,7 @@ _ARRIVALS_S = 6.0
 _AVERAGE_S = 60.0
 _COLD_STARTS_KEPT = 15
 _SERVICE_WEIGHT = 0.1  # weight of one call in the running average
+_COMPARABLE = 3  # starts of each kind that must be measured before their medians are compared
 _MIN_SAVED_S = 0.1  # by a resume: an unmeasured saving is worth something
 
 # A step reads the state of each worker 18 times, and looking up an enum member takes 70 ns in Python 3.11.
@@ -197,6 +198,14 @@ class RevisionView:
     def typical_start_s(self) -> float:
         """Median seconds of a cold start on the nodes that had one, without fetches."""
         return _median(self.start_s_by_node.values()) or 0.0
+
+    @property
+    def slower_resume(self) -> str:
+        """Describe that resumes take longer than cold starts, as measured for this revision; empty otherwise."""
+        if min(len(self.resumes), len(self.cold_starts)) < _COMPARABLE:
+            return ""
+        resume_s, start_s = statistics.median(self.resumes), statistics.median(self.cold_starts)
+        return f"its resumes take {resume_s:.1f} s, and its starts {start_s:.1f} s" if resume_s > start_s else ""
 
     @property
     def saved_by_resuming_s(self) -> float:

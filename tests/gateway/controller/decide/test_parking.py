@@ -292,6 +292,31 @@ def test_a_resume_is_what_the_next_worker_takes_while_one_is_parked() -> None:
     assert view.cold_start_s == 0.5
 
 
+def _measured(scene: Scene, worker: str, *, resume_s: float, start_s: float, count: int = 3) -> None:
+    for cold in (ColdStart(load_s=start_s), ColdStart(resume_s=resume_s)) * count:
+        scene.event(worker, WorkerEventKind.READY, cold_start=cold)
+
+
+@pytest.mark.parametrize(("resume_s", "count", "chosen"), [(3.0, 3, Start), (3.0, 2, Resume), (0.5, 3, Resume)])
+def test_a_parked_worker_resumes_unless_starts_were_measured_to_be_faster(
+    resume_s: float, count: int, chosen: type[Action]
+) -> None:
+    scene = Scene("f")
+    scene.add("w", "f")
+    scene.park("w")
+    _measured(scene, "w", resume_s=resume_s, start_s=2.0, count=count)
+    assert [type(action) for action in scene.after(1, {"f": 1})] == [chosen]
+
+
+def test_a_worker_whose_like_start_faster_than_they_resume_is_not_parked() -> None:
+    scene = Scene("f")
+    scene.add("w", "f")
+    _measured(scene, "w", resume_s=3.0, start_s=2.0)
+    (order,) = scene.after(11)
+    assert isinstance(order, Drain)
+    assert all(fact in order.reason for fact in ("not parked", "3.0 s", "2.0 s"))
+
+
 # --- the host's memory -----------------------------------------------------------------------------------------------
 
 
