@@ -4,7 +4,7 @@
 2. each plan of the loader, from the page cache, the least of three
 3. the default plan and one with more threads, with the file out of the page cache
 
-The phases are the times since the beginning of a load, in milliseconds. Those of threads are of the last thread.
+The phases are the times since the beginning of a load, in milliseconds. A phase of the threads ends with the last one.
 """
 
 from __future__ import annotations

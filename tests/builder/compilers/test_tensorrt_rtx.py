@@ -14,15 +14,21 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import onnx
 import pytest
-from onnx import ModelProto, NodeProto, ValueInfoProto
+from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto
 
-from gpufn_core.spec.model_spec import Precision, ShapeProfile, ShapeRange
+from gpufn_builder.checks.samples import Case
+from gpufn_builder.onnx_model.tensors import Arrays
+from gpufn_builder.precision.conversion import HALVES
+from gpufn_builder.precision.first_difference import find_first_difference
+from gpufn_core.errors import BuildFailed
+from gpufn_core.spec.model_spec import TOLERANCES, Precision, ShapeProfile, ShapeRange, TensorSpec
 from tests.builder import models
 from tests.builder.precision.test_transform import Prepared
 
@@ -148,3 +154,36 @@ def test_the_real_parser_and_builder_take_int8(name: str, environ: dict[str, str
     result = _compiled(tmp_path / "engine", environ, proto, profile)
     assert result["message"].startswith("TensorRT cannot load the engine that it built: "), result
     assert (tmp_path / "engine" / "engine.plan").stat().st_size > 1000
+
+
+@pytest.mark.parametrize("precision", [Precision.FP16, Precision.BF16, Precision.INT8])
+@pytest.mark.parametrize("make", [models.mlp, models.cnn])
+def test_the_real_parser_and_builder_take_all_values_as_outputs(
+    make: Callable[[], ModelProto], precision: Precision, environ: dict[str, str], tmp_path: Path
+) -> None:
+    """The graph that shows the first node of an engine that differs."""
+    prepared = Prepared(make(), tmp_path)
+    made = prepared.into_precision(precision)
+    assert made.conversion is not None
+    results = []
+
+    def compile_only(path: Path, outputs: Sequence[TensorSpec], case: Case) -> Arrays:
+        proto = onnx.load(path)
+        shape = tuple(each.dim_value for each in proto.graph.input[0].type.tensor_type.shape.dim)[1:]
+        profile = ShapeProfile({proto.graph.input[0].name: ShapeRange((1, *shape), (4, *shape), (8, *shape))})
+        results.append(_compiled(tmp_path / "engine", environ, proto, profile))
+        raise BuildFailed("no GPU")
+
+    (tmp_path / "engine").mkdir()
+    with pytest.raises(BuildFailed, match="no GPU"):
+        find_first_difference(
+            prepared.normal,
+            made.path,
+            made.conversion.values,
+            HALVES.get(precision, TensorProto.FLOAT),
+            case=prepared.cases[0],
+            limits=[TOLERANCES[precision]],
+            run_converted=compile_only,
+        )
+    (result,) = results
+    assert result["message"].startswith("TensorRT cannot load the engine that it built: "), result
