@@ -1,0 +1,1 @@
+"""The audit log: which principal did what, from where, with which result."""
