@@ -26,6 +26,8 @@ from gpufn_core.errors import BusUnavailable, PlatformError
 from gpufn_core.home import Home
 from gpufn_core.ids import new_ulid
 from gpufn_gateway.app import App
+from gpufn_gateway.audit.log import AuditLog
+from gpufn_gateway.audit.request_audit import RequestAudit
 from gpufn_gateway.auth.access import Access, NotProtected
 from gpufn_gateway.auth.quota_sync import QuotaSync
 from gpufn_gateway.buckets import Buckets
@@ -54,6 +56,7 @@ from gpufn_gateway.maps.maps import Maps
 from gpufn_gateway.oip.inference import Inference
 from gpufn_gateway.routes.apps import AppRoutes
 from gpufn_gateway.routes.artifacts import ArtifactRoutes
+from gpufn_gateway.routes.audit import AuditRoutes
 from gpufn_gateway.routes.builds import BuildRoutes
 from gpufn_gateway.routes.dead_letters import DeadLetterRoutes
 from gpufn_gateway.routes.engines import EngineRoutes
@@ -238,6 +241,7 @@ class _Gateway:
         self._disk = StoreSync(Path(store) if store else None, waits=services.settings.sync.waits)
         self._submissions = Submissions(bus, self._calls, self._disk, self._addresses)
         self._invoke = Invoke(self._calls, self._submissions)
+        self._audit = AuditLog(bus, services.clock)
         self._artifacts = Artifacts(bus)
         self._deploys = Deploys(
             bus=bus,
@@ -251,7 +255,8 @@ class _Gateway:
 
     def app(self) -> App:
         inference = Inference(self._calls, self._invoke, self._readers.for_calls)
-        return App(self._invoke, inference, self._services.access, self._routes(), self._disk)
+        audit = RequestAudit(self._audit, self._services.access)
+        return App(self._invoke, inference, self._services.access, self._routes(), self._disk, audit=audit)
 
     def _routes(self) -> list[Route]:
         services, bodies = self._services, self._readers.for_management
@@ -281,6 +286,7 @@ class _Gateway:
             *ScheduleRoutes(services.schedules, self._calls, bodies).routes(),
             *EngineRoutes(Engines(bus, buckets, registry, clock), bodies).routes(),
             *OipRoutes(registry, self._telemetry, self._why_not_ready).routes(),
+            *AuditRoutes(self._audit).routes(),
             *UsageRoutes(buckets.usage, registry, clock).routes(),
             *OperationRoutes(
                 registry=registry,
@@ -322,6 +328,7 @@ class _Gateway:
         shared_bodies, invoke, quotas = services.shared_bodies, self._invoke, self._quotas
         yield "ticks", tick(caller, fast_path, shared_bodies, invoke=invoke, quotas=quotas, server=server, clock=clock)
         yield "quota sync", self._quotas.run()
+        yield "audit log", self._audit.run()
         yield "controller", _run_controller(controller)
         yield "revision activation", RevisionActivation(registry, builds, self._deploys, clock, leads).run()
         yield "orphaned builds", OrphanedBuilds(bus, builds, registry, clock, leads).run()

@@ -20,6 +20,7 @@ from starlette.routing import Match, Route, Router
 from gpufn_core.errors import GatewayUnavailable, GpufnError
 from gpufn_core.spec import names
 from gpufn_gateway import problems
+from gpufn_gateway.audit.request_audit import REFUSALS, RequestAudit, is_audited
 from gpufn_gateway.auth.access import METHODS, OPEN_PATHS, Access
 from gpufn_gateway.http import request_id
 from gpufn_gateway.http.body_reader import ClientDisconnected, Receive, Scope, Send
@@ -48,12 +49,20 @@ _STOPPED: Final = (
 
 class App:
     def __init__(
-        self, invoke: Invoke, inference: Inference, access: Access, routes: Sequence[Route], disk: StoreSync
+        self,
+        invoke: Invoke,
+        inference: Inference,
+        access: Access,
+        routes: Sequence[Route],
+        disk: StoreSync,
+        *,
+        audit: RequestAudit,
     ) -> None:
         self._calls = {_INVOKE: invoke.serve, _SUBMIT: invoke.submit}
         self._inference = inference
         self._access = access
         self._disk = disk
+        self._audit = audit
         self._routes = routes
         self._router = Router(routes, redirect_slashes=False)
 
@@ -93,14 +102,47 @@ class App:
         scope["app"] = self  # makes Starlette raise its errors instead of responding
         if scope["method"] in _STORING:
             self._disk.check_room()
-        send_response = send if scope["method"] in _READING else self._send_after_sync(path, send)
+        if scope["method"] in _READING:
+            await self._run_route(scope, receive, send)
+            return
+        template = self._template_of(scope)
+        send = self._send_after_sync(path, send)
+        if is_audited(scope["method"], template):
+            await self._run_audited(template, scope, receive, send)
+        else:
+            await self._run_route(scope, receive, send)
+
+    async def _run_route(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            await self._router(scope, receive, send_response)
+            await self._router(scope, receive, send)
         except HTTPException as error:
             if error.status_code == 405:
                 raise _not_allowed(scope, self._methods_at(scope)) from None
             reason = "There is nothing at this path." if error.status_code == 404 else str(error.detail)
             raise RouteError(error.status_code, reason) from None
+
+    async def _run_audited(self, template: str, scope: Scope, receive: Receive, send: Send) -> None:
+        """Run a route whose effect is recorded before its response starts."""
+        self._audit.check_writable()
+
+        async def send_after_record(event: MutableMapping[str, Any]) -> None:
+            if event["type"] == "http.response.start":
+                await self._audit.record(scope, template, event["status"], "")
+            await send(event)
+
+        try:
+            await self._run_route(scope, receive, send_after_record)
+        except GpufnError as error:
+            problem = problems.problem_of(error)
+            if problem.status not in REFUSALS:
+                await self._audit.record(scope, template, problem.status, problem.info.code)
+            raise
+
+    def _template_of(self, scope: Scope) -> str:
+        """Return the path of the route that a request matches, as `/v1/keys/{id}`; "" if none does."""
+        matches = (route for route in self._routes if route.matches(scope)[0] is Match.FULL)
+        route = next(matches, None)
+        return "" if route is None else route.path_format
 
     def _send_after_sync(self, path: str, send: Send) -> Send:
         """Wrap `send` so that a successful response starts only after the data it reports is on disk."""
@@ -113,6 +155,16 @@ class App:
 
         return send_after_sync
 
+    def _shown_path(self, scope: Scope) -> str:
+        """Return the route of a refused request. The hot path has no routes."""
+        path: str = scope["path"]
+        for verb in self._calls:
+            if path.startswith(_FUNCTIONS) and path.endswith(verb):
+                return f"{_FUNCTIONS}{{fn}}{verb}"
+        if oip.parse_inference_path(path) is not None:
+            return "/v2/models/{model}/infer"
+        return self._template_of(scope) or "unknown"
+
     def _methods_at(self, scope: Scope) -> set[str]:
         """Return the methods of all routes that match this path; Starlette reports those of the first match only.
 
@@ -124,6 +176,8 @@ class App:
 
     async def _send_problem(self, error: Exception, scope: Scope, send: Send) -> None:
         problem = problems.problem_of(error)
+        if problem.status in REFUSALS:
+            self._audit.refuse(scope, self._shown_path(scope), problem.status, problem.info.code)
         try:
             await send_problem(send, _format_of(scope["path"]), problem)
         except RuntimeError:  # the response has started: the server closes the connection, so the client sees the cut

@@ -47,6 +47,7 @@ _ERRORS_BY_STATUS: dict[int, tuple[type[GpufnError], ...]] = {
         errors.FunctionStartFailed,
         errors.BusUnavailable,
         errors.ArtifactUnavailable,
+        errors.AuditLogUnavailable,
         errors.PlatformStopping,
         errors.GatewayUnavailable,
     ),

@@ -21,6 +21,7 @@
     └─ PlatformError           a fault of the platform
        ├─ ArtifactUnavailable  WorkerLost           DeviceFailed
        ├─ PlatformStopping     ProtocolMismatch     GatewayUnavailable
+       ├─ AuditLogUnavailable
        └─ BusUnavailable
           └─ StoreFull
 
@@ -290,6 +291,10 @@ class BusUnavailable(PlatformError, code="bus_unavailable"):
 
 class StoreFull(BusUnavailable, code="store_full"):
     """The disk of the message bus is full: nothing can be stored until there is room."""
+
+
+class AuditLogUnavailable(PlatformError, code="audit_log_unavailable"):
+    """The audit log cannot be written, so nothing may be changed: check the message bus and its disk."""
 
 
 class ArtifactUnavailable(PlatformError, code="artifact_unavailable"):

@@ -39,6 +39,7 @@ from gpufn_gateway.submitted.submit import Submissions
 from gpufn_gateway.telemetry import Telemetry
 from gpufn_platform.bus.storage.key_value import Entry
 from gpufn_platform.queue.call_request import CallRequest
+from tests.gateway.unaudited import Unaudited
 
 _TEST_TIMEOUT_S = 60
 CALL_LIMIT = 4096
@@ -212,6 +213,7 @@ class Gateway:
             self.access,
             routes,
             StoreSync(None, waits=False),
+            audit=Unaudited(),
         )
 
     async def spent(self, day: str) -> dict[str, Usage]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import io
 import socket
@@ -17,6 +18,8 @@ from gpufn_core.ids import digest_of
 from gpufn_core.protocol import subjects
 from gpufn_core.protocol.reports import ControllerReport
 from gpufn_gateway.app import App
+from gpufn_gateway.audit.log import AuditLog
+from gpufn_gateway.audit.request_audit import RequestAudit
 from gpufn_gateway.auth.access import Access
 from gpufn_gateway.auth.quota_sync import QuotaSync
 from gpufn_gateway.buckets import Buckets
@@ -35,6 +38,7 @@ from gpufn_gateway.maps.maps import Maps
 from gpufn_gateway.oip.inference import Inference
 from gpufn_gateway.routes.apps import AppRoutes
 from gpufn_gateway.routes.artifacts import ArtifactRoutes
+from gpufn_gateway.routes.audit import AuditRoutes
 from gpufn_gateway.routes.builds import BuildRoutes
 from gpufn_gateway.routes.dead_letters import DeadLetterRoutes
 from gpufn_gateway.routes.engines import EngineRoutes
@@ -109,6 +113,7 @@ class Whole:
             BodyReader(64 << 20, 30, what="a test", budget=BodyBudget(1 << 30)) if shared_bodies is not None else bodies
         )
         call_bodies = CallBodies(bodies, large, shared_bodies)
+        self.audit = AuditLog(bus, clock)
         self.quotas = QuotaSync.connect(bus, buckets.usage, self.registry.teams, name, clock)
         calls = Calls(
             bus=bus,
@@ -163,6 +168,7 @@ class Whole:
             *BuildRoutes(bus=bus, builds=self.builds, artifacts=self.artifacts, bodies=bodies).routes(),
             *EngineRoutes(Engines(bus, buckets, self.registry, self.clock), bodies).routes(),
             *OipRoutes(self.registry, telemetry, self.registry.why_not_ready).routes(),
+            *AuditRoutes(self.audit).routes(),
             *UsageRoutes(buckets.usage, self.registry, clock).routes(),
             *OperationRoutes(
                 registry=self.registry,
@@ -175,7 +181,9 @@ class Whole:
             ).routes(),
         ]
         invoke = Invoke(calls, submissions)
-        self.app = App(invoke, Inference(calls, invoke, call_bodies), self.access, routes, disk)
+        inference = Inference(calls, invoke, call_bodies)
+        audit = RequestAudit(self.audit, self.access)
+        self.app = App(invoke, inference, self.access, routes, disk, audit=audit)
         self.leads = True
         self.finishing = RevisionActivation(
             registry=self.registry, builds=self.builds, deploys=self.deploys, clock=clock, leads=lambda: self.leads
@@ -214,8 +222,10 @@ async def gateway_on(
         await whole.schedules.start()
         whole.caller.start()
         await whole.deploys.put_bundle(DIGEST, BUNDLE)
+        audit_log = asyncio.create_task(whole.audit.run())
         async with whole.http:
             yield whole
+        audit_log.cancel()
         whole.registry.stop()
         whole.builds.stop()
         whole.schedules.stop()

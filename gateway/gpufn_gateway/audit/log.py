@@ -17,7 +17,7 @@ from typing import Any, Final
 import msgspec
 
 from gpufn_core.domain.audit import START, AuditRecord
-from gpufn_core.errors import Conflict, PlatformError
+from gpufn_core.errors import AuditLogUnavailable, Conflict, PlatformError
 from gpufn_core.protocol import subjects
 from gpufn_gateway.audit.refusals import Refusals, Refused
 from gpufn_platform.bus.connection import Bus
@@ -31,10 +31,6 @@ _RETRY_S: Final = 0.5
 _MAX_WAITING: Final = 10_000  # records; beyond it, administrative requests are refused
 
 _decode = msgspec.json.Decoder(AuditRecord).decode
-
-
-class AuditLogUnavailable(PlatformError, code="audit_log_unavailable"):
-    """The audit log cannot be written, so nothing may be changed: check the message bus and its disk."""
 
 
 class AuditLog:

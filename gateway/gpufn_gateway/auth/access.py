@@ -101,6 +101,11 @@ class Access:
     def keys(self) -> list[ApiKey]:
         return sorted(self._keys.values(), key=lambda key: key.created_at)
 
+    def label_of(self, key_id: str) -> str:
+        """Return the label of a key, or "" if there is no such key."""
+        key = self._keys.get(key_id)
+        return "" if key is None else key.label
+
     def put(self, key: ApiKey) -> None:
         self._keys[key.id] = key
         limits = None if key.limits == _NO_LIMITS else key.limits

@@ -63,6 +63,7 @@ _STATE: Final = _query("state", "string", enum=[state.value for state in Invocat
 _ENV: Final = _query("env", "string", enum=["names", "values"])
 _TAIL: Final = _query("tail", "number", minimum=0, maximum=MAX_LOG_LINES)
 _SINCE_CHANGE: Final = _query("since", "number", minimum=0, maximum=MAX_CHANGE)
+_AFTER_RECORD: Final = _query("after", "integer", minimum=-MAX_LISTED)
 _KEY: Final = _query("key", "string")
 _DAYS: Final = tuple(_query(name, "string", format="date") for name in ("since", "until"))
 _PATH_SCHEMAS: Final[dict[str, Any]] = {
@@ -127,6 +128,7 @@ _OPERATIONS: Final[tuple[tuple[str, str, str, Sequence[int], Sequence[dict[str, 
     ("put", "/v1/secrets/{name}", "Set a secret", (200,), (), "NewSecret"),
     ("delete", "/v1/secrets/{name}", "Delete a secret", (204,), (), ""),
     ("post", "/v1/secrets/rotate", "Encrypt the secrets under a new master key", (200,), (), ""),
+    ("get", "/v1/audit", "Read the audit log", (200,), (_limit(), _AFTER_RECORD), ""),
     ("get", "/v1/teams", "List the teams", (200,), (), ""),
     ("put", "/v1/teams/{team}", "Set a team", (200,), (), "NewTeam"),
     ("delete", "/v1/teams/{team}", "Remove a team", (204,), (), ""),

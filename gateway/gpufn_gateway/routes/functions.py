@@ -22,6 +22,7 @@ from gpufn_core.spec.function_spec import FunctionSpec, spec_from_json
 from gpufn_core.spec.names import canonical
 from gpufn_core.spec.priority import Priority
 from gpufn_gateway.arguments.signature import MAX_DEPTH, depth_of
+from gpufn_gateway.audit.request_audit import add_details
 from gpufn_gateway.auth.access import DEPLOY, HI, READ
 from gpufn_gateway.builds.builds import Builds
 from gpufn_gateway.functions.deploys import DeployOptions, Deploys
@@ -96,6 +97,7 @@ class FunctionRoutes:
         if Priority.HI in (spec.priority, spec.schedule and spec.schedule.priority):
             principal.require(HI)
         bundle = checked_digest(body.bundle, "the bundle")
+        add_details(request.scope, function=spec.name, bundle=bundle)
         source = body.source and msgspec.structs.replace(body.source, key=principal.id)
         options = DeployOptions(body.check, source, body.replace, body.code, body.deploy_id or new_ulid())
         if spec.models:
@@ -143,10 +145,12 @@ class FunctionRoutes:
 
     async def rollback(self, request: Request) -> Response:
         body = await read_json(request, Rollback, self.bodies)
+        add_details(request.scope, revision=body.revision)
         return json_response(self._view(await self.deploys.rollback(self._function(request).name, body.revision)))
 
     async def scale(self, request: Request) -> Response:
         body = await read_json(request, Scale, self.bodies)
+        add_details(request.scope, min_workers=body.min_workers, max_workers=body.max_workers)
         name = self._function(request).name
         return json_response(self._view(await self.deploys.scale(name, body.min_workers, body.max_workers)))
 

@@ -17,6 +17,7 @@ from gpufn_core.protocol.codec import encode
 from gpufn_core.protocol.records import ApiKey, KeyLimits
 from gpufn_core.protocol.reports import NodeReport
 from gpufn_gateway import telemetry
+from gpufn_gateway.audit.request_audit import add_details
 from gpufn_gateway.auth.access import ADMIN, READ, Access, new_key, rotated
 from gpufn_gateway.auth.quotas import check as check_limits
 from gpufn_gateway.buckets import decode_key
@@ -111,6 +112,7 @@ class OperationRoutes:
             raise InvalidInput(
                 "the first key cannot expire: afterwards no other key could be created", field="expires_in_s"
             )
+        add_details(request.scope, key=key.id, scopes=",".join(key.scopes), expires_at=key.expires_at)
         await self.keys.create(key.id, encode(key))
         return json_response(_key_view(key) | {"key": secret}, 201)
 
@@ -138,6 +140,7 @@ class OperationRoutes:
         key_id = request.path_params["id"]
         limits = await read_json(request, KeyLimits, self.bodies)
         check_limits(limits)
+        add_details(request.scope, **msgspec.structs.asdict(limits))
         if all(key.id != key_id for key in self.access.keys):
             raise no_such_key()
 

@@ -10,6 +10,7 @@ from starlette.routing import Route
 
 from gpufn_core.protocol.records import ScheduleRecord
 from gpufn_core.spec.schedule import next_time
+from gpufn_gateway.audit.request_audit import add_details
 from gpufn_gateway.auth.access import READ
 from gpufn_gateway.calls.prepare import Calls, check_priority
 from gpufn_gateway.http.body_reader import BodyReader
@@ -53,6 +54,7 @@ class ScheduleRoutes:
         path = f"{body.function}.{body.method}" if body.method else body.function
         target = self._registry.resolve(path, principal)
         principal.require_invoke(target.name)
+        add_details(request.scope, function=target.name, cron=body.cron)
         check_priority(body.priority, target.revision.spec, principal)
         now = self._clock.time()
         record = await self._schedules.add(target, body.schedule(now), now)

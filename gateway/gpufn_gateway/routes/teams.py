@@ -11,6 +11,7 @@ from gpufn_core.errors import Conflict, InvalidInput, InvalidSpec
 from gpufn_core.protocol.codec import encode
 from gpufn_core.protocol.records import KeyLimits
 from gpufn_core.spec import names, patterns
+from gpufn_gateway.audit.request_audit import add_details
 from gpufn_gateway.auth import quotas
 from gpufn_gateway.auth.access import ADMIN
 from gpufn_gateway.functions.registry import Registry
@@ -47,6 +48,7 @@ class TeamRoutes:
             raise InvalidInput(error.message, field="team") from None
         body = await read_json(request, NewTeam, self._bodies)
         team = Team(name=name, owns=tuple(dict.fromkeys(body.owns)), weight=body.weight, limits=body.limits)
+        add_details(request.scope, owns=",".join(team.owns), weight=team.weight)
         _check(team)
         if (conflict := self._registry.teams.conflict(team)) is not None:
             other, pattern = conflict

@@ -62,6 +62,8 @@ _STORES = (
     subjects.ARGUMENT_FILES,
     subjects.RESULT_FILES,
 )
+# Appended to and read by gateways, and changed by nobody.
+_AUDIT = tuple(f"STREAM.{verb}" for verb in ("INFO", "CREATE", "UPDATE", "MSG.GET"))
 _API = "$JS.API."
 _P = subjects.PREFIX
 
@@ -121,6 +123,7 @@ _PERMISSIONS = {
             f"{_P}.>",
             *_inboxes(*ROLES),
             *(subject for stream in _STREAMS for subject in _everything_in(stream)),
+            *_api(subjects.AUDIT, *_AUDIT, "DIRECT.GET"),
             *(subject for bucket in _BUCKETS for subject in (f"$KV.{bucket}.>", *_everything_in(f"KV_{bucket}"))),
             *(subject for store in _STORES for subject in (f"$O.{store}.>", *_everything_in(f"OBJ_{store}"))),
         ],

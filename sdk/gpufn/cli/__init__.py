@@ -57,6 +57,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "secrets": ("gpufn.cli.operate.secrets:app", "Set, list and delete secrets, and rotate their master key."),
     "teams": ("gpufn.cli.operate.teams:app", "List, set and remove teams: who owns which functions."),
     "keys": ("gpufn.cli.operate.keys:app", "Create, rotate, limit, list and delete API keys."),
+    "audit": ("gpufn.cli.operate.audit:app", "Show, export and verify the audit log."),
     "simulate": ("gpufn_local.simulate:simulate", "Compare orders of calls on a GPU that functions share by time."),
     "doctor": ("gpufn_local.doctor:doctor", "Check this machine, and say what to do about each finding."),
     "version": ("gpufn.cli.version:version", "Show the versions of gpufn, Python and the dependencies."),

@@ -19,7 +19,7 @@ from gpufn.call.result_decoding import PLAIN
 from gpufn.client.call_api import CallApi
 from gpufn.client.http import JSON_BODY
 from gpufn.client.http_models import ModelRequests
-from gpufn.client.views import FunctionView, InvocationView, KeyView, ScheduleView, SecretView
+from gpufn.client.views import AuditPage, FunctionView, InvocationView, KeyView, ScheduleView, SecretView
 from gpufn.declare.argument_checks import check_list, check_seconds
 from gpufn_core.domain.team import Team, TeamLimits
 from gpufn_core.encoding.urls import function_path, segment
@@ -225,6 +225,11 @@ class Client(CallApi, ModelRequests):
     def delete_team(self, name: str) -> None:
         """Remove a team. Its functions stay and belong to no team."""
         self._request("DELETE", f"/v1/teams/{segment(name)}")
+
+    def audit(self, after: int = -100, limit: int = 100) -> AuditPage:
+        """Return records of the audit log after the number `after`; with a negative one, the last so many."""
+        params = {"after": str(after), "limit": str(limit)}
+        return self._json(AuditPage, "GET", "/v1/audit", params=params)
 
     def keys(self) -> list[KeyView]:
         """List the API keys, without their secrets."""

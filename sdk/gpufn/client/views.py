@@ -294,6 +294,21 @@ class KeyView(msgspec.Struct, frozen=True, kw_only=True):
     key: str | None = None
 
 
+class AuditHead(msgspec.Struct, frozen=True, kw_only=True):
+    """The last record of the audit log: its number, hash and time in UNIX seconds."""
+
+    seq: int
+    hash: str
+    at: float
+
+
+class AuditPage(msgspec.Struct, frozen=True, kw_only=True):
+    """Records of the audit log as stored: the JSON of an `AuditRecord` each. `head` is None for an empty log."""
+
+    records: tuple[msgspec.Raw, ...] = ()
+    head: AuditHead | None = None
+
+
 class SecretView(msgspec.Struct, frozen=True, kw_only=True):
     """A secret, without its value. `functions` are the functions that use it."""
 

@@ -76,8 +76,9 @@ class ChainCheck:
         if stored is not None and record.canonical() != stored:
             return Fault(record.seq, "its bytes are not those that gpufn writes")
         if self.last is None:
-            is_start = record.seq == 1
-            return Fault(1, "it claims a record before the first one") if is_start and record.previous != START else None
+            if record.seq == 1 and record.previous != START:
+                return Fault(1, "it claims a record before the first one")
+            return None
         if record.seq != self.last.seq + 1:
             return Fault(self.last.seq + 1, f"it is missing: record {record.seq} follows {self.last.seq}")
         if record.previous != self.last.hash:

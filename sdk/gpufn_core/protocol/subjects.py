@@ -21,6 +21,7 @@ LOGS = "GPUFN_LOGS"
 BUILD = "GPUFN_BUILD"  # work queue on disk: build jobs
 CHECKPOINTS = "GPUFN_CHECKPOINTS"  # the last checkpoint of each call
 WEBHOOKS = "GPUFN_WEBHOOKS"  # work queue on disk: ids of ended calls with a webhook to deliver
+AUDIT = "GPUFN_AUDIT"  # one subject: the audit log
 PROBE = "GPUFN_PROBE"  # one message in memory, which a gateway uses to check the server's settings
 
 SYNC_FILTER = f"{PREFIX}.inv.s.>"
@@ -32,6 +33,7 @@ LOGS_FILTER = f"{PREFIX}.log.>"
 BUILD_FILTER = f"{PREFIX}.bld.>"
 CHECKPOINTS_FILTER = f"{PREFIX}.ckp.>"
 WEBHOOKS_FILTER = f"{PREFIX}.hook.>"
+AUDIT_FILTER = f"{PREFIX}.audit"
 PROBE_FILTER = f"{PREFIX}.probe"
 WEBHOOK_CONSUMER = "H-webhooks"
 

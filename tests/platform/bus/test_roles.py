@@ -26,7 +26,7 @@ BUCKETS = (
     "teams", "usage", "webhook_secrets",
 )  # fmt: skip
 STORES = ("bundles", "engine_files", "models", "results", "arguments")
-QUEUES = ("ASYNC", "BUILD", "CHECKPOINTS", "DLQ", "LOGS", "PROBE", "RESULTS", "SYNC", "WEBHOOKS")
+QUEUES = ("ASYNC", "AUDIT", "BUILD", "CHECKPOINTS", "DLQ", "LOGS", "PROBE", "RESULTS", "SYNC", "WEBHOOKS")
 STREAMS = {
     **{f"GPUFN_{name}": "" for name in QUEUES},
     **{f"KV_gpufn_{name}": f"$KV.gpufn_{name}.>" for name in BUCKETS},
@@ -35,6 +35,7 @@ STREAMS = {
 }
 FILTERS = {
     "GPUFN_ASYNC": "gpufn.v1.inv.a.>",
+    "GPUFN_AUDIT": "gpufn.v1.audit",
     "GPUFN_BUILD": "gpufn.v1.bld.>",
     "GPUFN_CHECKPOINTS": "gpufn.v1.ckp.>",
     "GPUFN_DLQ": "gpufn.v1.dlq.>",

@@ -111,6 +111,16 @@ STREAMS: Mapping[str, dict[str, Any]] = {
         "max_age": 14 * _DAY,
         "duplicate_window": 2 * _MINUTE,
     },
+    subjects.AUDIT: {
+        **_RECORD,
+        "subjects": [subjects.AUDIT_FILTER],
+        "allow_direct": True,
+        "deny_delete": True,
+        "deny_purge": True,
+        "max_bytes": 1_024 * _MIB,
+        "max_age": 400 * _DAY,  # a year, and a month to export it
+        "duplicate_window": 10 * _MINUTE,
+    },
     subjects.LOGS: {
         **_RECORD,
         "subjects": [subjects.LOGS_FILTER],
