@@ -3,7 +3,7 @@
 Several gateways append. Each record is stored only if it follows the last stored one, which the server checks; after a
 lost race the record gets the next number and the hash of the winner. A gateway appends one record at a time, in order.
 
-The stream refuses deletion and purges. What is older than its `max_age` is removed by the server.
+The stream refuses deletion and purges. The server removes records older than its `max_age`.
 """
 
 from __future__ import annotations

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, MutableMapping
 from typing import Any, Final
 
+import msgspec
+
 from gpufn_core.domain.audit import LONGEST_TEXT
 from gpufn_core.errors import GpufnError
 from gpufn_gateway.audit.log import AuditLog
@@ -40,8 +42,8 @@ def is_audited(method: str, template: str) -> bool:
 
 def add_details(scope: Scope, **details: object) -> None:
     """Add what a request changes to its record: short values without secrets."""
-    shortened = {name: str(value)[:LONGEST_TEXT] for name, value in details.items() if value is not None}
-    scope.setdefault(_DETAILS, {}).update(shortened)
+    present = {name: value for name, value in details.items() if value is not None and value is not msgspec.UNSET}
+    scope.setdefault(_DETAILS, {}).update({name: str(value)[:LONGEST_TEXT] for name, value in present.items()})
 
 
 class RequestAudit:

@@ -63,7 +63,7 @@ _STATE: Final = _query("state", "string", enum=[state.value for state in Invocat
 _ENV: Final = _query("env", "string", enum=["names", "values"])
 _TAIL: Final = _query("tail", "number", minimum=0, maximum=MAX_LOG_LINES)
 _SINCE_CHANGE: Final = _query("since", "number", minimum=0, maximum=MAX_CHANGE)
-_AFTER_RECORD: Final = _query("after", "integer", minimum=-MAX_LISTED)
+_AFTER_RECORD: Final = _query("after", "number", minimum=-MAX_LISTED)
 _KEY: Final = _query("key", "string")
 _DAYS: Final = tuple(_query(name, "string", format="date") for name in ("since", "until"))
 _PATH_SCHEMAS: Final[dict[str, Any]] = {
