@@ -50,6 +50,7 @@ from gpufn_gateway.graceful_shutdown import GracefulShutdown
 from gpufn_gateway.http import request_id
 from gpufn_gateway.http.body_reader import BodyBudget
 from gpufn_gateway.http.body_readers import BodyReaders
+from gpufn_gateway.http.connection.address_rate import AddressRate
 from gpufn_gateway.http.connection.certificate import Certificate
 from gpufn_gateway.http.connection.server import Server, listen
 from gpufn_gateway.maps.maps import Maps
@@ -256,7 +257,16 @@ class _Gateway:
     def app(self) -> App:
         inference = Inference(self._calls, self._invoke, self._readers.for_calls)
         audit = RequestAudit(self._audit, self._services.access)
-        return App(self._invoke, inference, self._services.access, self._routes(), self._disk, audit=audit)
+        rate = self._services.settings.max_requests_per_address
+        return App(
+            self._invoke,
+            inference,
+            self._services.access,
+            self._routes(),
+            self._disk,
+            audit=audit,
+            address_rate=AddressRate(rate) if rate else None,
+        )
 
     def _routes(self) -> list[Route]:
         services, bodies = self._services, self._readers.for_management

@@ -1,6 +1,6 @@
 """The ASGI application: checks for every request, then the hot path or Starlette's router.
 
-1. Requests with too many headers or a method that is not allowed are rejected.
+1. Requests above the rate of their address, with too many headers, or with a method that is not allowed are rejected.
 2. Invoke and submit go straight to `Invoke`, inference goes to `Inference`.
 3. All other requests are authenticated, then routed.
 4. An exception before the response starts becomes a problem response in the format of the path's protocol. An
@@ -11,19 +11,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import MutableMapping, Sequence, Set
 from typing import Any, Final
 
 from starlette.exceptions import HTTPException
 from starlette.routing import Match, Route, Router
 
-from gpufn_core.errors import GatewayUnavailable, GpufnError
+from gpufn_core.errors import GatewayUnavailable, GpufnError, RateLimited
 from gpufn_core.spec import names
 from gpufn_gateway import problems
 from gpufn_gateway.audit.request_audit import REFUSALS, RequestAudit, is_audited
 from gpufn_gateway.auth.access import METHODS, OPEN_PATHS, Access
 from gpufn_gateway.http import request_id
 from gpufn_gateway.http.body_reader import ClientDisconnected, Receive, Scope, Send
+from gpufn_gateway.http.connection.address_rate import AddressRate
 from gpufn_gateway.http.connection.uvicorn_protocol import MAX_HEADERS
 from gpufn_gateway.http.responses import GPUFN_FORMAT, ResponseFormat, send_problem
 from gpufn_gateway.oip import inference as oip
@@ -57,12 +59,14 @@ class App:
         disk: StoreSync,
         *,
         audit: RequestAudit,
+        address_rate: AddressRate | None = None,
     ) -> None:
         self._calls = {_INVOKE: invoke.serve, _SUBMIT: invoke.submit}
         self._inference = inference
         self._access = access
         self._disk = disk
         self._audit = audit
+        self._address_rate = address_rate
         self._routes = routes
         self._router = Router(routes, redirect_slashes=False)
 
@@ -72,6 +76,8 @@ class App:
         path: str = scope["path"]
         request_id.current.set(scope.get(request_id.SCOPE_KEY, b"").decode())
         try:
+            if self._address_rate is not None:
+                self._check_rate(self._address_rate, scope)
             if len(scope["headers"]) > MAX_HEADERS:
                 raise RouteError(431, f"A request may have at most {MAX_HEADERS} headers.")
             if path.startswith(_FUNCTIONS) and (handler := self._calls.get(path[-_VERB_LENGTH:])) is not None:
@@ -93,6 +99,12 @@ class App:
             await self._send_problem(GatewayUnavailable(_STOPPED), scope, send)
         except Exception as error:
             await self._send_problem(error, scope, send)
+
+    def _check_rate(self, limit: AddressRate, scope: Scope) -> None:
+        """Raises RateLimited if the client's address has sent too many requests."""
+        client = scope.get("client")
+        if client and (wait_s := limit.wait_s(client[0], time.monotonic())):
+            raise RateLimited(f"Your address may send {limit.rate:g} requests per second.", retry_after_s=wait_s)
 
     async def _route(self, path: str, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["method"] not in METHODS:

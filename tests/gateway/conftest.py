@@ -28,6 +28,7 @@ from gpufn_gateway.calls.prepare import Calls
 from gpufn_gateway.calls.shared_bodies import GatewaySharedBodies
 from gpufn_gateway.functions.registry import Registry
 from gpufn_gateway.http.body_reader import BodyBudget, BodyReader
+from gpufn_gateway.http.connection.address_rate import AddressRate
 from gpufn_gateway.oip.inference import Inference
 from gpufn_gateway.routes.functions import FunctionRoutes
 from gpufn_gateway.routes.invocations import InvocationRoutes
@@ -155,7 +156,9 @@ class Gateway:
         loopback: bool = True,
         shared_bodies: GatewaySharedBodies | None = None,
         limit_bytes: int = CALL_LIMIT,
+        address_rate: AddressRate | None = None,
     ) -> None:
+        self.audit = Unaudited()
         self.clock = clock
         self.bus = StubBus()
         self.queue = StubQueue(clock)
@@ -213,7 +216,8 @@ class Gateway:
             self.access,
             routes,
             StoreSync(None, waits=False),
-            audit=Unaudited(),
+            audit=self.audit,
+            address_rate=address_rate,
         )
 
     async def spent(self, day: str) -> dict[str, Usage]:
