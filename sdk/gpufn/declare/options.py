@@ -250,7 +250,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         fields = msgspec.structs.asdict(self)
         del fields["declared_models"], fields["declared_image"], fields["declared_weights"], fields["app"]
         if self.app and home.app not in (self.app, DEFAULT):
-            raise InvalidSpec(f"{self.path} declares its app: it cannot be deployed to the app {home.app}")
+            raise InvalidSpec(f"the function declares the app {self.app}: it cannot be deployed to the app {home.app}")
         fields["name"] = full_name(home.env, self.app or home.app, self.name)
         return FunctionSpec(
             entry=entry or EntryPoint("", "", Packaging.SOURCE),

@@ -201,7 +201,8 @@ class Names:
 
 
 def shown(name: str) -> str:
-    """Return a name that a user wrote, shortened for a message."""
+    """Return a name that a user wrote, shortened for a message, without the `-` that clients put in front."""
+    name = name.removeprefix(f"{ANY}/")
     return repr(name if len(name) <= 130 else f"{name[:130]}...")
 
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 app = Group("audit", help="Show, export and verify the audit log.")
 
 _PAGE = 1000
+_LONGEST_OBJECT = 40  # columns; a digest is longer
 _decode = msgspec.json.Decoder(AuditRecord).decode
 
 
@@ -57,7 +58,7 @@ def list_records(principal: str | None, action: str | None, object_: str | None,
             record.label or record.principal or "-",
             record.address,
             record.action,
-            record.object or record.details.get("function", ""),
+            (record.object or record.details.get("function", ""))[:_LONGEST_OBJECT],
             f"{record.status} {record.code}".strip() + (f", {record.count} times" if record.count > 1 else ""),
         )
         for record in records
