@@ -1,6 +1,6 @@
 """Life cycle of a worker.
 
-1. arrange to end with the node's supervisor; confine the process (cgroup, limits)
+1. arrange to end with the node's supervisor; confine the process (cgroup, limits, sandbox)
 2. connect to the runner's socket and send Hello; with a part of a GPU: verify that the limits are enforced
 3. load the bundle's code; instantiate the class and run its @enter hooks: Ready, or StartFailed and, once the runner
    has hung up, exit code 3
@@ -63,6 +63,7 @@ from gpufn_core.protocol.launch import (
     WorkerConfig,
 )
 from gpufn_platform.process.supervisor_fifo import end_with_supervisor
+from gpufn_platform.sandbox.enter import enter
 from gpufn_platform.shared_bodies.bodies import SharedBodies
 from gpufn_runtime.worker import process
 from gpufn_runtime.worker.arguments import loader
@@ -199,6 +200,11 @@ class Worker:
             process.confine(self._config)
         except (OSError, ValueError) as error:
             return LoadError(f"cannot set the worker's limits: {error}")
+        if self._config.sandbox is not None:
+            try:
+                enter(self._config.sandbox)
+            except OSError as error:
+                return LoadError(f"cannot enter the sandbox: {error}")
         if self._config.secrets_socket:
             try:
                 self._receive_secrets()

@@ -1,7 +1,8 @@
 """Template process: heavy imports are done, so that workers can be forked from it in milliseconds.
 
-    1. import the worker's own modules and the requested ones, once. After each one check that this process can still be
-       forked (`fork_safety`). If not, report the module and exit: the agent starts a template without it
+    1. enter a sandbox. Import the worker's own modules and the requested ones, once. After each one check that this
+       process can still be forked (`fork_safety`). If not, report the module and exit: the agent starts a template
+       without it
     2. exit if a thread appears later
     3. send TemplateReady, then for each ForkRequest: fork twice, so that the worker is not our child, and send its pid
     4. the worker gets its own session, output and environment, and runs like one that started cold (`lifecycle`)
@@ -30,7 +31,16 @@ import msgspec
 import gpufn
 from gpufn_core.encoding import media, values
 from gpufn_core.protocol.frames import FrameReader, RunnerFrame
-from gpufn_core.protocol.launch import EXIT_START_FAILED, ForkReply, ForkRequest, TemplateReady, WorkerConfig
+from gpufn_core.protocol.launch import (
+    EXIT_START_FAILED,
+    SANDBOX_VARIABLE,
+    ForkReply,
+    ForkRequest,
+    Sandbox,
+    TemplateReady,
+    WorkerConfig,
+)
+from gpufn_platform.sandbox.enter import enter, prepare
 from gpufn_runtime.worker import lifecycle, process
 from gpufn_runtime.worker.arguments import loader
 from gpufn_runtime.worker.arguments.parameters import Parameters
@@ -44,6 +54,10 @@ _LONGEST_REQUEST = 1 << 16  # capacity of the request pipe
 
 
 def serve(modules: list[str]) -> int:
+    sandbox: Sandbox | None = None
+    if text := os.environ.pop(SANDBOX_VARIABLE, ""):
+        sandbox = msgspec.json.decode(text, type=Sandbox)
+        enter(sandbox)
     replies = os.dup(1)
     os.dup2(2, 1)
     try:
@@ -56,7 +70,7 @@ def serve(modules: list[str]) -> int:
     gc.collect()
     gc.freeze()  # a garbage collection in a child must not touch, and thereby copy, shared pages
     _send(replies, TemplateReady(tuple(sorted(loaded)), missing, resident_bytes()))
-    forks = _Forks(replies)
+    forks = _Forks(replies, sandbox)
     for line in _lines(0, when_idle=forks.fork_ahead):
         if not line:
             forks.may_fork_ahead = True
@@ -121,11 +135,13 @@ class _HasThreads(Exception):
 
 
 class _Forks:
-    """Forks workers, or uses the one forked ahead. `replies` is the descriptor for replies, which workers close."""
+    """Forks workers, or uses the one forked ahead. `replies` is the descriptor for replies, which workers close.
+    `sandbox` is that of this process."""
 
-    def __init__(self, replies: int) -> None:
+    def __init__(self, replies: int, sandbox: Sandbox | None) -> None:
         self.may_fork_ahead = False
         self._replies = replies
+        self._sandbox = sandbox
         self._ahead: tuple[int, socket.socket] | None = None  # pid, and socket on which it waits for its request
 
     def fork_ahead(self) -> None:
@@ -138,6 +154,8 @@ class _Forks:
                 parent_end.close()  # otherwise it would not detect our exit
                 os.close(self._replies)
                 _detach()
+                if self._sandbox is not None:
+                    prepare(self._sandbox)
                 prepare_decoders()  # copies the pages that a worker writes to, which speeds up its first call
                 line = child_end.recv(_LONGEST_REQUEST)
                 if not line:

@@ -24,6 +24,27 @@ class MpsLimits(msgspec.Struct, frozen=True):
     multiprocessors: int = 0
 
 
+class Sandbox(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The files and devices of a process that runs user code, besides the system's files (`gpufn_platform.sandbox`).
+
+    Paths are absolute. `shared` ones are readable in all sandboxes of the node. `hidden` paths may be inside readable
+    ones; readable and writable ones may be inside hidden ones. Each file system in memory, such as /tmp, holds
+    `memory_bytes`. With `shares_memory` the process sees the host's /dev/shm, as MPS requires. Without `namespaces` the
+    kernel only refuses the other files, instead of hiding them. Workers are forked from a template, and enter their own
+    sandbox inside its."""
+
+    shared: tuple[str, ...] = ()
+    readable: tuple[str, ...] = ()
+    writable: tuple[str, ...] = ()
+    hidden: tuple[str, ...] = ()
+    memory_bytes: int = 64 << 20
+    network: bool = True
+    gpus: bool = False  # with the devices of GPUs and of fast networks
+    shares_memory: bool = False
+    namespaces: bool = True
+    is_template: bool = False
+
+
 class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The content of `config.json`, which the agent writes to the worker's folder before the process starts."""
 
@@ -43,6 +64,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     memory_limit_bytes: int | None = None  # limit that the process sets on itself where no cgroup enforces one
     supervisor_fifo: str = ""  # the worker exits when no process holds it open for writing
     open_files: int | None = None  # soft limit to restore: the worker inherits the agent's limit, which was raised
+    sandbox: Sandbox | None = None  # the process enters it before it loads code
     gang: Gang | None = None  # set if the worker has a process on each of several nodes
     cgroup_procs: tuple[str, ...] = ()  # cgroup.procs files; the process writes 0 (itself) to them before it loads code
 
@@ -84,6 +106,7 @@ class CudaProof(msgspec.Struct, frozen=True):
 
 MAX_LINE_BYTES = 1 << 20  # limit of a line that a template, or a process in a container, sends to its agent
 
+SANDBOX_VARIABLE = "GPUFN_SANDBOX"  # environment variable of a template: its Sandbox as JSON
 PROVE_CUDA = "--prove-cuda"
 CONTAINED = "--contained"
 IN_CONTAINER = "/gpufn"  # the folder that has all files of gpufn in a container

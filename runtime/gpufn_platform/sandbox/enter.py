@@ -1,0 +1,70 @@
+"""Entry into a sandbox: namespaces, capabilities, Landlock, seccomp, in this order.
+
+A worker that is forked from a template enters its own sandbox inside the template's. So the template keeps the right
+to create namespaces, and Landlock must not limit its files if there are namespaces: that would forbid mounts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import functools
+import os
+import resource
+
+from gpufn_core.protocol.launch import Sandbox
+from gpufn_platform.sandbox import landlock, layout, namespaces, seccomp, system_calls
+
+_CAP_SETFCAP = 31
+_prepared: list[namespaces.Root] = []
+
+
+def prepare(template: Sandbox) -> None:
+    """Do what is the same for all sandboxes in the one of `template`, in a process that will enter one of them. It
+    takes most of the time of an entry. Raises OSError."""
+    if template.namespaces:
+        root = namespaces.Root()
+        root.add(layout.common_mounts(template, _list("/dev"), os.getpid()), 0)
+        _prepared.append(root)
+
+
+def enter(sandbox: Sandbox) -> None:
+    """Confine this process, which must have one thread. Raises OSError."""
+    if not (sandbox.network or sandbox.namespaces):
+        raise OSError(errno.EPERM, "a process without a network needs namespaces")
+    has_mounts_ahead = sandbox.is_template and sandbox.namespaces
+    program = _program(has_mounts_ahead)
+    if sandbox.gpus:
+        # Fast networks lock the memory that they transfer. Root may lock any until it drops its capabilities.
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_MEMLOCK, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    own = layout.own_paths(sandbox, _list("/dev"), os.getpid())
+    if sandbox.namespaces:
+        root = _prepared.pop() if _prepared else namespaces.Root()
+        root.add(layout.mounts(sandbox, own), sandbox.memory_bytes)
+        root.move_in(network=sandbox.network, shares_memory=sandbox.shares_memory)
+    # Root needs this capability to map its own id in a further namespace. It means nothing outside of ours.
+    keep = {_CAP_SETFCAP} if has_mounts_ahead and os.geteuid() == 0 else ()
+    system_calls.drop_capabilities(frozenset(keep))
+    system_calls.set_no_new_privileges()
+    landlock.restrict(None if has_mounts_ahead else layout.rules(sandbox, own, _list))
+    if program:
+        system_calls.set_seccomp_filter(program)
+
+
+def _program(may_set_up: bool) -> bytes:
+    """Return the seccomp program; empty if there is none for this machine."""
+    machine = os.uname().machine
+    if not seccomp.is_supported(machine):
+        return b""
+    seccomp.program(machine)  # in a template, so that its workers need not make it
+    return seccomp.program(machine, may_set_up=may_set_up)
+
+
+@functools.cache
+def _list(folder: str) -> tuple[str, ...]:
+    """Return the names in a folder. A template has listed those that its workers, inside its sandbox, cannot list."""
+    try:
+        return tuple(os.listdir(folder))
+    except OSError:
+        return ()

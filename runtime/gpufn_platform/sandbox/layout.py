@@ -1,0 +1,121 @@
+"""The files of a sandbox: the mounts that its root consists of, and the rules for Landlock. Pure.
+
+A sandbox has the host's paths, but only those that it needs. The paths of the system are the same for all sandboxes.
+"""
+
+from __future__ import annotations
+
+import enum
+import os
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Final, NamedTuple
+
+from gpufn_core.protocol.launch import Sandbox
+
+
+class Access(enum.Enum):
+    READ = "read"
+    OVERWRITE = "overwrite"  # read, and write existing files
+    BY_NAME = "by name"  # all but listing the names
+    ALL = "all"
+
+
+class Kind(enum.Enum):
+    READ_ONLY = "read-only"
+    WRITABLE = "writable"
+    MEMORY = "memory"  # a new, empty file system in memory
+    HIDDEN = "hidden"  # an empty folder that cannot be written to, or an empty file
+
+
+class Mount(NamedTuple):
+    path: str
+    kind: Kind
+
+
+# Absent ones are skipped.
+SYSTEM: Final = (
+    *("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/opt", "/nix", "/gnu", "/etc", "/sys"),
+    # Files that the ones above link to, and the sockets of the NVIDIA driver.
+    *("/run/systemd/resolve", "/run/resolvconf", "/run/NetworkManager", "/run/opengl-driver"),
+    *("/run/nvidia-persistenced", "/run/nvidia-fabricmanager", "/var/run", "/var/lib/ca-certificates"),
+)
+PROC: Final = "/proc"
+TMP: Final = "/tmp"  # noqa: S108
+SHARED_MEMORY: Final = "/dev/shm"  # noqa: S108
+TEMPORARY: Final = (TMP, "/var/tmp")  # noqa: S108
+# As in Docker's containers: the kernel's settings, and what tells about other users of the machine.
+_PROC_READ_ONLY: Final = tuple(f"/proc/{name}" for name in ("bus", "fs", "irq", "sys", "sysrq-trigger"))
+_HIDDEN: Final = (
+    *(
+        f"/proc/{name}"
+        for name in ("acpi", "asound", "kcore", "keys", "latency_stats", "sched_debug", "scsi", "timer_list")
+    ),
+    *("/sys/firmware", "/sys/kernel/debug", "/sys/kernel/security", "/sys/kernel/tracing"),
+    *("/etc/gshadow", "/etc/gshadow-", "/etc/shadow", "/etc/shadow-", "/etc/ssh", "/etc/ssl/private"),
+)
+_DEVICES: Final = ("full", "null", "random", "tty", "urandom", "zero", "ptmx", "pts", "fd", "stdin", "stdout", "stderr")
+# Devices that compute, and the network between them.
+_ACCELERATORS: Final = ("nvidia", "dri", "kfd", "infiniband", "gdrdrv", "dxg", "accel")
+
+
+def own_paths(sandbox: Sandbox, names: Iterable[str], pid: int) -> list[str]:
+    """Return the paths that a process may write to besides those in `sandbox`: devices, from the names in /dev, and its
+    own entries in /proc, where CUDA names its threads. A template may write to all entries, because its workers need
+    theirs."""
+    chosen = [name for name in names if name in _DEVICES or (sandbox.gpus and name.startswith(_ACCELERATORS))]
+    return [*(f"/dev/{name}" for name in sorted(chosen)), PROC if sandbox.is_template else f"{PROC}/{pid}"]
+
+
+def common_mounts(template: Sandbox, names: Iterable[str], pid: int) -> list[Mount]:
+    """Return the mounts that the process `pid` has in any sandbox of a worker that is forked from `template`."""
+    common = Sandbox(shared=template.shared)
+    return [mount for mount in mounts(common, own_paths(common, names, pid)) if mount.kind is not Kind.MEMORY]
+
+
+def mounts(sandbox: Sandbox, own: Iterable[str]) -> list[Mount]:
+    """Return the mounts, each after those that it is in. A writable path in a read-only one is writable."""
+    kinds: dict[str, Kind] = dict.fromkeys(
+        (*SYSTEM, PROC, *sandbox.shared, *sandbox.readable, *_PROC_READ_ONLY), Kind.READ_ONLY
+    )
+    kinds |= dict.fromkeys((*own, *sandbox.writable), Kind.WRITABLE)
+    kinds |= dict.fromkeys(TEMPORARY, Kind.MEMORY)
+    kinds[SHARED_MEMORY] = Kind.WRITABLE if sandbox.shares_memory else Kind.MEMORY
+    shown = [path for path, kind in kinds.items() if kind is not Kind.MEMORY]
+    for path in (*_HIDDEN, *sandbox.hidden):
+        if any(is_inside(path, other) for other in shown):
+            kinds.setdefault(path, Kind.HIDDEN)
+    return [Mount(path, kinds[path]) for path in sorted(kinds)]
+
+
+def rules(
+    sandbox: Sandbox, own: Iterable[str], list_folder: Callable[[str], Sequence[str]]
+) -> list[tuple[str, Access]]:
+    """Return the rules for Landlock. It knows no exceptions: without namespaces, each path next to a hidden one is
+    listed."""
+    found = [(PROC, Access.READ), *((path, Access.OVERWRITE if path == PROC else Access.ALL) for path in own)]
+    if sandbox.namespaces:  # there are no other files
+        writable = (*sandbox.writable, *TEMPORARY, SHARED_MEMORY)
+        return [*found, ("/", Access.READ), *((path, Access.ALL) for path in writable)]
+    hidden = {*_HIDDEN, *sandbox.hidden}.difference(sandbox.shared, sandbox.readable, sandbox.writable)
+    for access, paths in ((Access.READ, (*SYSTEM, *sandbox.shared, *sandbox.readable)), (Access.ALL, sandbox.writable)):
+        found += [(part, access) for path in paths for part in _without(path, hidden, list_folder)]
+    # Semaphores of other processes and the bodies of other workers are there too: their names are random.
+    return [*found, (SHARED_MEMORY, Access.BY_NAME)]
+
+
+def _without(path: str, hidden: Collection[str], list_folder: Callable[[str], Sequence[str]]) -> list[str]:
+    """Return paths that together contain `path` without `hidden`.
+
+    >>> _without("/opt", ["/opt/home"], {"/opt": ["home", "a", "b"]}.__getitem__)
+    ['/opt/a', '/opt/b']
+    """
+    if path in hidden:
+        return []
+    if not any(is_inside(each, path) for each in hidden):
+        return [path]
+    parts = (os.path.join(path, name) for name in list_folder(path))
+    return [part for each in parts for part in _without(each, hidden, list_folder)]
+
+
+def is_inside(path: str, folder: str) -> bool:
+    return path == folder or path.startswith(folder.rstrip("/") + "/")

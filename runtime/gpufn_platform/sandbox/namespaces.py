@@ -1,0 +1,126 @@
+"""Namespaces of a sandbox: a root that consists of its mounts, and optionally a network without interfaces.
+
+The process gets a user namespace of its own, in which it may mount. Its user and group stay the same.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterable
+
+from gpufn_platform.sandbox import layout
+from gpufn_platform.sandbox import system_calls as calls
+from gpufn_platform.sandbox.layout import Kind, Mount
+
+_ROOT_BYTES = 16 << 20  # only folders and links are stored there
+_MEMORY_FLAGS = calls.MS_NOSUID | calls.MS_NODEV
+_INNER_PLACE = "/.root"  # an empty folder in each root: the place for the root of a forked process
+
+
+class _Memory:
+    """A part of a root that is a file system in memory."""
+
+
+class Root:
+    """A root under construction, in new user and mount namespaces. The process must have one thread.
+
+    It is mounted over a folder of the present root. In a worker that is forked from a template this covers nothing, so
+    that mounts can be added later."""
+
+    def __init__(self) -> None:
+        """Enter the namespaces. Raises OSError."""
+        uid, gid = os.geteuid(), os.getegid()
+        self._place = _INNER_PLACE if os.path.isdir(_INNER_PLACE) else layout.TMP
+        self._is_mounted = False
+        self._read_only = [self._place]
+        self._added: list[Mount] = []
+        calls.unshare(calls.CLONE_NEWUSER | calls.CLONE_NEWNS)
+        _write("/proc/self/setgroups", "deny")
+        _write("/proc/self/uid_map", f"{uid} {uid} 1")
+        _write("/proc/self/gid_map", f"{gid} {gid} 1")
+        calls.mount("none", "/", None, calls.MS_REC | calls.MS_PRIVATE)
+
+    def add(self, mounts: Iterable[Mount], memory_bytes: int) -> None:
+        """Add the mounts that are still missing, each after the mounts that contain it. Each file system in memory
+        holds at most `memory_bytes`. Raises OSError."""
+        new: list[Mount] = []
+        for mount in mounts:
+            if mount not in self._added or any(layout.is_inside(mount.path, outer.path) for outer in new):
+                new.append(mount)
+        parts = {mount: part for mount in new if (part := _read(mount)) is not None}  # before the root covers any
+        if not self._is_mounted:
+            calls.mount("none", self._place, "tmpfs", _MEMORY_FLAGS, f"mode=755,size={_ROOT_BYTES}")
+            os.mkdir(self._place + _INNER_PLACE)
+            self._is_mounted = True
+        for mount, part in parts.items():
+            self._add(mount, part, memory_bytes)
+        self._added += new
+
+    def move_in(self, *, network: bool, shares_memory: bool) -> None:
+        """Make this the root. Raises OSError."""
+        folder = os.getcwd()
+        flags = (0 if network else calls.CLONE_NEWNET) | (0 if shares_memory else calls.CLONE_NEWIPC)
+        if flags:
+            calls.unshare(flags)
+        for target in self._read_only:
+            calls.set_mount_attributes(target, calls.MOUNT_READ_ONLY, recursive=False)
+        os.chdir(self._place)
+        calls.pivot_root(".", ".")  # the old root is now mounted over the new one
+        calls.unmount(".")
+        try:
+            os.chdir(folder)
+        except OSError:
+            os.chdir("/")
+
+    def _add(self, mount: Mount, part: str | int | _Memory, memory_bytes: int) -> None:
+        target = self._place + mount.path
+        if isinstance(part, str):
+            os.makedirs(os.path.dirname(target), exist_ok=True)
+            if not os.path.lexists(target):
+                os.symlink(part, target)
+        elif isinstance(part, int):
+            _attach(part, target)
+        else:
+            os.makedirs(target, exist_ok=True)
+            options = f"mode=1777,size={memory_bytes}" if mount.kind is Kind.MEMORY else "mode=755,size=1M"
+            calls.mount("none", target, "tmpfs", _MEMORY_FLAGS, options)
+            if mount.kind is Kind.HIDDEN:
+                self._read_only.append(target)
+
+
+def _read(mount: Mount) -> str | int | _Memory | None:
+    """Return what to create at the path: a link to a path, a copy of mounts, or memory. None if it is absent here."""
+    path, kind = mount
+    if kind is Kind.MEMORY:
+        return _Memory()
+    if os.path.islink(path):
+        return os.readlink(path)
+    if not os.path.exists(path):
+        return None
+    if kind is not Kind.HIDDEN:
+        return _clone(path, read_only=kind is Kind.READ_ONLY)
+    return _Memory() if os.path.isdir(path) else _clone("/dev/null", read_only=True)
+
+
+def _clone(path: str, *, read_only: bool) -> int:
+    source = calls.clone_mounts(path)
+    calls.set_mount_attributes(source, calls.MOUNT_NO_SUID | (calls.MOUNT_READ_ONLY if read_only else 0))
+    return source
+
+
+def _attach(source: int, target: str) -> None:
+    try:
+        is_folder = stat.S_ISDIR(os.fstat(source).st_mode)
+        if not os.path.exists(target):
+            os.makedirs(target if is_folder else os.path.dirname(target), exist_ok=True)
+            if not is_folder:
+                os.close(os.open(target, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600))
+        calls.attach_mounts(source, target)
+    finally:
+        os.close(source)
+
+
+def _write(path: str, text: str) -> None:
+    with open(path, "w") as file:
+        file.write(text)

@@ -1,0 +1,125 @@
+"""The seccomp filter: a BPF program that allows the system calls of Docker's default profile. Pure.
+
+Refused calls fail with EPERM. Calls that are newer than the table fail with ENOSYS, so that programs use older ones.
+The data is in `system_calls.txt`.
+"""
+
+from __future__ import annotations
+
+import functools
+import struct
+from collections.abc import Iterable, Iterator
+from importlib import resources
+from typing import Final
+
+_ARCHITECTURES: Final = {"x86_64": (1, 0xC000003E), "aarch64": (2, 0xC00000B7)}  # column, AUDIT_ARCH_*
+# Numbers of the calls with conditions on their arguments.
+_CLONE: Final = {"x86_64": 56, "aarch64": 220}
+_SOCKET: Final = {"x86_64": 41, "aarch64": 198}
+_PERSONALITY: Final = {"x86_64": 135, "aarch64": 92}
+_CLONE3: Final = 435
+# Calls that set up the sandbox of a worker: its template is allowed to make them.
+SETUP_CALLS: Final = {
+    "x86_64": {"unshare": 272, "mount": 165, "umount2": 166, "pivot_root": 155},
+    "aarch64": {"unshare": 97, "mount": 40, "umount2": 39, "pivot_root": 41},
+}
+_SETUP_CALLS_OF_BOTH: Final = (428, 429, 442)  # open_tree, move_mount, mount_setattr
+
+_NAMESPACES: Final = 0x7E020000  # CLONE_NEW*
+_PERSONALITIES: Final = (0, 8, 0x20000, 0x20008, 0xFFFFFFFF)
+_REFUSED_FAMILIES: Final = (38, 40)  # AF_ALG, AF_VSOCK
+
+_EPERM, _ENOSYS = 1, 38
+_ALLOW: Final = 0x7FFF0000
+_ERRNO: Final = 0x00050000
+_LOAD, _AND, _RETURN = 0x20, 0x54, 0x06
+_JUMP_EQUAL, _JUMP_GREATER, _JUMP_GREATER_OR_EQUAL = 0x15, 0x25, 0x35
+_NUMBER, _ARCHITECTURE, _FIRST_ARGUMENT = 0, 4, 16  # offsets in struct seccomp_data; both are little-endian
+
+_Step = tuple[int, int, int, int]  # code, steps to skip if true, if false, operand
+
+
+def is_supported(machine: str) -> bool:
+    return machine in _ARCHITECTURES
+
+
+@functools.cache
+def program(machine: str, *, may_set_up: bool = False) -> bytes:
+    """Return the program for `machine`, as `os.uname()` names it. `may_set_up`: allow SETUP_CALLS."""
+    _, architecture = _ARCHITECTURES[machine]
+    numbers = set(allowed_calls(machine).values())
+    newest = max(numbers)
+    if may_set_up:
+        numbers |= {*SETUP_CALLS[machine].values(), *_SETUP_CALLS_OF_BOTH}
+    steps: list[_Step] = [
+        (_LOAD, 0, 0, _ARCHITECTURE),
+        (_JUMP_EQUAL, 1, 0, architecture),
+        _error(_ENOSYS),
+        (_LOAD, 0, 0, _NUMBER),
+        *_if_equal(_CLONE3, [_error(_ENOSYS)]),
+        (_JUMP_GREATER, 0, 1, newest),
+        _error(_ENOSYS),
+        *_if_equal(
+            _CLONE[machine],
+            [
+                (_LOAD, 0, 0, _FIRST_ARGUMENT),
+                (_AND, 0, 0, _NAMESPACES),
+                (_JUMP_EQUAL, 1, 0, 0),
+                _error(_EPERM),
+                (_RETURN, 0, 0, _ALLOW),
+            ],
+        ),
+        *_if_equal(
+            _SOCKET[machine],
+            [
+                (_LOAD, 0, 0, _FIRST_ARGUMENT),
+                *(step for family in _REFUSED_FAMILIES for step in _if_equal(family, [_error(_EPERM)])),
+                (_RETURN, 0, 0, _ALLOW),
+            ],
+        ),
+        *_if_equal(
+            _PERSONALITY[machine],
+            [
+                (_LOAD, 0, 0, _FIRST_ARGUMENT),
+                *(step for each in _PERSONALITIES for step in _if_equal(each, [(_RETURN, 0, 0, _ALLOW)])),
+                _error(_EPERM),
+            ],
+        ),
+    ]
+    for first, last in _ranges(numbers):
+        steps += [
+            (_JUMP_GREATER_OR_EQUAL, 1, 0, first),
+            _error(_EPERM),
+            (_JUMP_GREATER, 1, 0, last),
+            (_RETURN, 0, 0, _ALLOW),
+        ]
+    steps.append(_error(_EPERM))
+    return b"".join(struct.pack("HBBI", *step) for step in steps)
+
+
+@functools.cache
+def allowed_calls(machine: str) -> dict[str, int]:
+    """Return the numbers of the calls that are allowed without conditions, by name."""
+    column, _ = _ARCHITECTURES[machine]
+    text = resources.files("gpufn_platform.sandbox").joinpath("system_calls.txt").read_text()
+    rows = [line.split() for line in text.splitlines() if not line.startswith("#")]
+    return {row[0]: int(row[column]) for row in rows if row[column] != "-"}
+
+
+def _error(number: int) -> _Step:
+    return _RETURN, 0, 0, _ERRNO | number
+
+
+def _if_equal(operand: int, steps: list[_Step]) -> list[_Step]:
+    return [(_JUMP_EQUAL, 0, len(steps), operand), *steps]
+
+
+def _ranges(numbers: Iterable[int]) -> Iterator[tuple[int, int]]:
+    """
+    >>> list(_ranges({5, 0, 1, 2}))
+    [(0, 2), (5, 5)]
+    """
+    numbers = set(numbers)
+    firsts = sorted(number for number in numbers if number - 1 not in numbers)
+    lasts = sorted(number for number in numbers if number + 1 not in numbers)
+    return zip(firsts, lasts, strict=True)

@@ -1,0 +1,94 @@
+"""The sandbox of a plain user, whose kernel allows no namespaces: Landlock, seccomp and no_new_privs alone."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gpufn_core.protocol.launch import Sandbox
+from gpufn_platform.sandbox import landlock, seccomp, system_calls
+from gpufn_platform.sandbox.enter import enter
+from tests.conftest import missing
+
+NOBODY = 65534
+
+
+def in_child(work: Callable[[], None]) -> str:
+    """What `work` raises in a child process that belongs to a plain user; "" if nothing."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            if os.geteuid() == 0:
+                os.setresgid(NOBODY, NOBODY, NOBODY)
+                os.setresuid(NOBODY, NOBODY, NOBODY)
+            work()
+        except BaseException as error:
+            os.write(writer, type(error).__name__.encode())
+        finally:
+            os._exit(0)
+    os.close(writer)
+    with open(reader, "rb") as pipe:
+        name = pipe.read().decode()
+    os.waitpid(child, 0)
+    return name
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder of the plain user, with a file that the sandbox hides and one that it shows."""
+    if system_calls.landlock_abi() < landlock.SCOPES_ABI:
+        missing("a kernel with Landlock's scopes")
+    seccomp.program(os.uname().machine)  # the plain user cannot read the list, if it is in root's home
+    for parent in (tmp_path, *tmp_path.parents[:2]):
+        parent.chmod(0o755)
+    for name in ("hidden", "own"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name).chmod(0o777)
+        (tmp_path / name / "file").write_text("x")
+        (tmp_path / name / "file").chmod(0o666)
+    return tmp_path
+
+
+def entering(folder: Path, work: Callable[[], object]) -> Callable[[], None]:
+    sandbox = Sandbox(writable=(os.fspath(folder / "own"),), hidden=(os.fspath(folder / "hidden"),), namespaces=False)
+
+    def enter_and_work() -> None:
+        enter(sandbox)
+        work()
+
+    return enter_and_work
+
+
+@pytest.mark.parametrize(
+    ("attempt", "error"),
+    [
+        (lambda folder: (folder / "own" / "file").write_text("y"), ""),
+        (lambda folder: (folder / "own" / "new").mkdir(), ""),
+        (lambda folder: Path("/usr").iterdir().__next__(), ""),
+        (lambda folder: (folder / "hidden" / "file").read_text(), "PermissionError"),
+        (os.listdir, "PermissionError"),
+        (lambda folder: os.kill(os.getppid(), 0), "PermissionError"),
+        (lambda folder: Path("/proc/self/oom_score_adj").read_text(), ""),
+    ],
+)
+def test_a_plain_user_without_namespaces(folder: Path, attempt: Callable[[Path], object], error: str) -> None:
+    assert in_child(entering(folder, lambda: attempt(folder))) == error
+
+
+def test_a_worker_in_the_sandbox_of_a_template_loses_what_only_the_template_may_use(folder: Path) -> None:
+    template = Sandbox(writable=(os.fspath(folder),), namespaces=False, is_template=True)
+
+    def enter_both() -> None:
+        enter(template)
+        (folder / "hidden" / "file").read_text()
+        entering(folder, (folder / "hidden" / "file").read_text)()
+
+    assert in_child(enter_both) == "PermissionError"
+
+
+def test_a_worker_without_a_network_does_not_run_where_there_are_no_namespaces(folder: Path) -> None:
+    assert in_child(lambda: enter(Sandbox(namespaces=False, network=False))) == "PermissionError"

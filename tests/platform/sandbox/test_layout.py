@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+import pytest
+
+from gpufn_core.protocol.launch import Sandbox
+from gpufn_platform.sandbox import layout
+from gpufn_platform.sandbox.layout import Access, Kind, Mount
+
+HOME = "/var/lib/gpufn"
+SANDBOX = Sandbox(
+    shared=("/srv/python",), readable=(f"{HOME}/cache/a",), writable=(f"{HOME}/run/w/1/tmp",), hidden=(HOME,)
+)
+
+
+def kind_of(path: str, sandbox: Sandbox = SANDBOX) -> Kind | None:
+    return dict(layout.mounts(sandbox, ["/dev/null"])).get(path)
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [
+        ("/usr", Kind.READ_ONLY),
+        ("/srv/python", Kind.READ_ONLY),
+        (f"{HOME}/run/w/1/tmp", Kind.WRITABLE),
+        ("/dev/null", Kind.WRITABLE),
+        ("/proc/sys", Kind.READ_ONLY),
+        ("/etc/shadow", Kind.HIDDEN),
+        ("/tmp", Kind.MEMORY),
+        ("/dev/shm", Kind.MEMORY),
+        (HOME, None),
+        ("/root", None),
+        ("/home", None),
+    ],
+)
+def test_a_sandbox_has_what_it_needs_and_nothing_else(path: str, kind: Kind | None) -> None:
+    assert kind_of(path) == kind
+
+
+def test_a_hidden_folder_inside_a_readable_one_is_hidden() -> None:
+    assert kind_of(HOME, Sandbox(shared=("/var",), hidden=(HOME,))) is Kind.HIDDEN
+
+
+def test_a_path_that_is_both_listed_and_hidden_is_visible() -> None:
+    assert kind_of(HOME, Sandbox(shared=("/var",), writable=(HOME,), hidden=(HOME,))) is Kind.WRITABLE
+
+
+def test_a_worker_that_shares_memory_sees_the_hosts() -> None:
+    assert kind_of("/dev/shm", Sandbox(shares_memory=True)) is Kind.WRITABLE
+
+
+def test_each_mount_comes_after_those_that_it_is_in() -> None:
+    paths = [mount.path for mount in layout.mounts(SANDBOX, [])]
+    for place, path in enumerate(paths):
+        assert not any(layout.is_inside(earlier, path) for earlier in paths[:place])
+
+
+def test_all_mounts_of_a_template_that_its_workers_share_are_theirs_too() -> None:
+    template = Sandbox(shared=SANDBOX.shared, writable=("/x",), gpus=True, is_template=True)
+    common = layout.common_mounts(template, ["null", "nvidia0"], 7)
+    assert Mount("/srv/python", Kind.READ_ONLY) in common
+    assert set(common) <= set(layout.mounts(SANDBOX, ["/dev/null", "/proc/7"]))
+
+
+@pytest.mark.parametrize(
+    ("name", "gpus", "is_there"),
+    [
+        ("null", False, True),
+        ("nvidia0", True, True),
+        ("nvidia-uvm", True, True),
+        ("nvidia0", False, False),
+        ("sda", True, False),
+        ("mem", True, False),
+    ],
+)
+def test_devices_are_those_that_compute_in_a_sandbox_with_gpus(name: str, gpus: bool, is_there: bool) -> None:
+    assert (f"/dev/{name}" in layout.own_paths(Sandbox(gpus=gpus), [name], 7)) == is_there
+
+
+@pytest.mark.parametrize(("is_template", "entries"), [(False, "/proc/7"), (True, "/proc")])
+def test_a_worker_may_write_to_its_own_entries_in_proc_only(is_template: bool, entries: str) -> None:
+    own = layout.own_paths(Sandbox(is_template=is_template), [], 7)
+    kinds = dict(layout.mounts(Sandbox(), own))
+    assert (own, kinds[entries], kinds["/proc/sys"]) == ([entries], Kind.WRITABLE, Kind.READ_ONLY)
+
+
+def test_without_namespaces_the_paths_beside_a_hidden_one_are_allowed_one_by_one() -> None:
+    folders = {"/opt": ["home", "a"], "/etc": ["hosts", "shadow"]}
+    sandbox = Sandbox(hidden=("/opt/home",), writable=("/opt/home/tmp",), namespaces=False)
+    rules = layout.rules(sandbox, [], lambda path: folders.get(path, []))
+    allowed = {path for path, _ in rules}
+    assert {"/opt/a", "/etc/hosts", "/usr"} <= allowed
+    assert allowed.isdisjoint({"/", "/opt", "/opt/home", "/etc", "/etc/shadow", "/tmp"})
+    assert ("/opt/home/tmp", Access.ALL) in rules
+    assert ("/dev/shm", Access.BY_NAME) in rules

@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+import struct
+
+import pytest
+
+from gpufn_platform.sandbox import seccomp
+
+ALLOWED, EPERM, ENOSYS = 0x7FFF0000, 0x00050001, 0x00050026
+X86_64, I386 = 0xC000003E, 0x40000003
+CLONE, CLONE3, SOCKET, UNSHARE, MOUNT, BPF, READ, OPENAT = 56, 435, 41, 272, 165, 321, 0, 257
+
+
+def run(program: bytes, number: int, *arguments: int, architecture: int = X86_64) -> int:
+    """Run a BPF program as the kernel does, for one system call."""
+    data = struct.pack("iIQ6Q", number, architecture, 0, *arguments, *[0] * (6 - len(arguments)))
+    steps = [struct.unpack_from("HBBI", program, offset) for offset in range(0, len(program), 8)]
+    at, value = 0, 0
+    while True:
+        code, if_true, if_false, operand = steps[at]
+        at += 1
+        if code == 0x20:
+            (value,) = struct.unpack_from("I", data, operand)
+        elif code == 0x54:
+            value &= operand
+        elif code == 0x06:
+            return int(operand)
+        else:
+            holds = {0x15: value == operand, 0x25: value > operand, 0x35: value >= operand}[code]
+            at += if_true if holds else if_false
+
+
+@pytest.mark.parametrize(
+    ("number", "arguments", "result"),
+    [
+        (READ, (), ALLOWED),
+        (OPENAT, (), ALLOWED),
+        (MOUNT, (), EPERM),
+        (UNSHARE, (), EPERM),
+        (BPF, (), EPERM),
+        (CLONE, (0x11,), ALLOWED),  # a fork
+        (CLONE, (0x10000011,), EPERM),  # CLONE_NEWUSER
+        (CLONE3, (), ENOSYS),  # the C library uses clone instead
+        (SOCKET, (2,), ALLOWED),
+        (SOCKET, (38,), EPERM),  # AF_ALG
+        (SOCKET, (40,), EPERM),  # AF_VSOCK
+        (9_999, (), ENOSYS),
+        (0x40000000, (), ENOSYS),  # `read` of the x32 ABI
+    ],
+)
+def test_the_filter_decides_as_dockers_profile(number: int, arguments: tuple[int, ...], result: int) -> None:
+    assert run(seccomp.program("x86_64"), number, *arguments) == result
+
+
+def test_calls_of_another_architecture_do_not_exist() -> None:
+    assert run(seccomp.program("x86_64"), READ, architecture=I386) == ENOSYS
+
+
+def test_a_template_may_set_up_the_sandboxes_of_its_workers() -> None:
+    program = seccomp.program("x86_64", may_set_up=True)
+    assert [run(program, number) for number in (UNSHARE, MOUNT, BPF)] == [ALLOWED, ALLOWED, EPERM]
+
+
+@pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
+def test_each_call_of_the_list_is_allowed_and_the_program_is_short_enough(machine: str) -> None:
+    program = seccomp.program(machine)
+    architecture = {"x86_64": X86_64, "aarch64": 0xC00000B7}[machine]
+    numbers = seccomp.allowed_calls(machine)
+    assert {run(program, number, architecture=architecture) for number in numbers.values()} == {ALLOWED}
+    assert len(program) // 8 <= 4096  # BPF_MAXINSNS
