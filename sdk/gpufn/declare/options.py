@@ -9,7 +9,7 @@ import difflib
 import inspect
 import re
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal, TypedDict
+from typing import Annotated, Any, Literal, TypedDict, TypeVar
 
 import msgspec
 
@@ -20,6 +20,7 @@ from gpufn_core.domain.device import Share
 from gpufn_core.errors import InvalidSpec
 from gpufn_core.spec.function_spec import Batch, EntryPoint, FunctionSpec, MethodSpec, Packaging, Retry, ScalingPolicy
 from gpufn_core.spec.image_spec import ImageSpec
+from gpufn_core.spec.isolation import Isolation, Network
 from gpufn_core.spec.model_spec import ModelSpec
 from gpufn_core.spec.names import DEFAULT, HOME, Home, check_group, full_name
 from gpufn_core.spec.priority import Priority
@@ -28,6 +29,7 @@ from gpufn_core.spec.schedule import Schedule
 from gpufn_core.spec.units import parse_bytes
 from gpufn_core.spec.weights_spec import WeightsSpec
 
+_Choice = TypeVar("_Choice", Isolation, Network)
 _GPU = re.compile(r"(?P<name>[A-Za-z0-9][A-Za-z0-9 ._-]*)(?::(?P<count>\d{1,3}))?")
 # Planned options. They are refused with a reason, so that no program silently relies on them.
 _NOT_YET = {
@@ -119,6 +121,16 @@ class PlainOptions(TypedDict, total=False):
     ]
     image: Annotated[Image | None, "an `Image`: workers run in containers with its Python, packages and files"]
     egress: Annotated[bool, "whether workers in containers can reach the network"]
+    network: Annotated[
+        Literal["full", "egress", "none"] | None,
+        'the network of the workers: `"full"`: that of the node; `"egress"`: other machines only, in containers; '
+        '`"none"`. Default: `"full"`, in containers `"none"`',
+    ]
+    isolation: Annotated[
+        Literal["process", "sandbox", "container"] | None,
+        '`"process"`: no isolation; `"sandbox"`: a process in a complete sandbox; `"container"`. '
+        "Default: a sandbox with the parts that the node has, or a container with `image`",
+    ]
     min_workers: Annotated[int, "the minimum number of workers, with or without calls"]
     max_workers: Annotated[int, "the maximum number of workers"]
     buffer_workers: Annotated[int, "the number of spare workers while there are calls"]
@@ -222,6 +234,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     env: dict[str, str] = {}
     secrets: tuple[str, ...] = ()
     egress: bool = _SPEC_DEFAULTS["egress"]
+    isolation: Isolation | msgspec.UnsetType = msgspec.UNSET
+    network: Network | msgspec.UnsetType = msgspec.UNSET
     pickle: bool = _SPEC_DEFAULTS["pickle"]
     declared_models: dict[str, Model] = {}
     declared_image: Image | None = None
@@ -281,6 +295,8 @@ def settings_from(options: Mapping[str, Any], default_name: str) -> Settings:
         "env": _env(options.get("env")),
         "secrets": _secrets(options.get("secrets")),
         "egress": options.get("egress", False),
+        "isolation": _choice(Isolation, "isolation", options.get("isolation")),
+        "network": _choice(Network, "network", options.get("network")),
         "pickle": options.get("pickle", False),
         "schedule": Schedule(schedule) if isinstance(schedule, str) else schedule,
         "webhook": options.get("webhook"),
@@ -377,6 +393,15 @@ def _priority(priority: Any) -> Priority:
     if priority not in tuple(Priority):
         raise InvalidSpec(f"priority is 'hi', 'normal' or 'low', not {priority!r}")
     return Priority(priority)
+
+
+def _choice(kind: type[_Choice], option: str, choice: Any) -> _Choice | msgspec.UnsetType:
+    if choice is None:
+        return msgspec.UNSET
+    if choice not in tuple(kind):
+        *first, last = (repr(each.value) for each in kind)
+        raise InvalidSpec(f"{option} is {', '.join(first)} or {last}, not {choice!r}")
+    return kind(choice)
 
 
 def _env(env: Any) -> dict[str, str]:

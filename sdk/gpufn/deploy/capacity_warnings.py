@@ -9,7 +9,13 @@ from gpufn_core.spec.resources import Resources
 from gpufn_core.spec.units import format_bytes
 
 
-def unmet_requirement(resources: Resources, nodes: Iterable[dict[str, Any]], *, in_container: bool = False) -> str:
+def unmet_requirement(
+    resources: Resources,
+    nodes: Iterable[dict[str, Any]],
+    *,
+    in_container: bool = False,
+    needs: Iterable[str] = (),
+) -> str:
     """Describe the requirement that no node meets. Return "" if a node fits a worker, or no node has reported yet.
 
     >>> node = {"devices": [{"type": "cpu", "kind": "EPYC", "memory_bytes": 8 << 30}]}
@@ -27,6 +33,11 @@ def unmet_requirement(resources: Resources, nodes: Iterable[dict[str, Any]], *, 
     'a worker needs 2 nodes at the same time, and 1 of the 2 nodes can run a part of it'
     """
     nodes = list(nodes)
+    for need in () if in_container else needs:
+        troubles = [node.get("isolation_trouble", {}).get(need, "") for node in nodes]
+        if nodes and all(troubles):
+            option = "network" if need == "none" else "isolation"
+            return f"no node offers {option}={need!r} ({troubles[0]})"
     return _unmet_by_each(resources, nodes, in_container=in_container) or _unmet_number_of_nodes(resources, nodes)
 
 

@@ -228,7 +228,7 @@ def deploy(
         return Deployment(name, before.active, before, is_new=False, startup_timeout_s=timeout_s)
     lacking = ""
     with contextlib.suppress(Forbidden):  # a key that may only deploy
-        lacking = unmet_requirement(spec.resources, api.nodes(), in_container=spec.image is not None)
+        lacking = unmet_requirement(spec.resources, api.nodes(), in_container=spec.in_container, needs=spec.node_needs)
     api.put_bundle(digest, deployable.data)
     upload(api, deployable.paths, on_progress)
     created = api.create_revision(

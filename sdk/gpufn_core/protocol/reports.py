@@ -123,6 +123,7 @@ class NodeReport(msgspec.Struct, frozen=True):
     platform: str = ""
     container_trouble: str = ""  # why the node cannot start containers
     gpu_container_trouble: str = ""  # why its containers cannot have GPUs
+    isolation_trouble: dict[str, str] = {}  # why it does not offer a tier, or workers without a network (`none`)
     contains_all: bool = False  # functions without an image run in containers too
     weights: WeightsReport = WeightsReport()
     address: str = ""  # where other nodes reach this one

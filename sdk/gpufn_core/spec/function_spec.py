@@ -15,6 +15,7 @@ import msgspec
 
 from gpufn_core.errors import InvalidInput, InvalidSpec
 from gpufn_core.spec.image_spec import ImageSpec
+from gpufn_core.spec.isolation import AS_PROCESS, Isolation, Network, contradiction
 from gpufn_core.spec.model_spec import ModelSpec
 from gpufn_core.spec.names import RESERVED_NAMES, is_function_name, parts_of
 from gpufn_core.spec.priority import Priority
@@ -244,6 +245,9 @@ class FunctionSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     image: ImageSpec | None = None  # the image of its workers' containers
     egress: bool = False  # whether its containers can reach the network
     pickle: bool = False  # whether its workers accept and return pickles, which can run code (decision 0030)
+    # Unset ones are not stored, so that nodes of an older release read specs that do not use them.
+    isolation: Isolation | msgspec.UnsetType = msgspec.UNSET  # unset: the node's default
+    network: Network | msgspec.UnsetType = msgspec.UNSET  # unset: full, or none in a container without `egress`
     modules: tuple[str, ...] = ()  # third-party modules that importing it loads; template processes preload them
 
     def __post_init__(self) -> None:
@@ -270,6 +274,7 @@ class FunctionSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         self._check_models()
         self._check_weights()
         self._check_image()
+        self._check_isolation()
         if self.resources.nodes > 1:
             self._check_gang()
 
@@ -292,6 +297,8 @@ class FunctionSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
             "batch": "its ranks run the same calls in the same order, one at a time" if self.batch else "",
             "models": "its engines are for one device: load the model in the function" if self.models else "",
             "image": "other nodes cannot reach a container" if self.image else "",
+            "isolation": "other nodes cannot reach a container" if self.in_container and not self.image else "",
+            "network": "its ranks connect to each other" if self.network is Network.NONE else "",
             "park_timeout": "a gang does not park" if self.scaling.park_timeout_s else "",
         }
         for option, reason in reasons.items():
@@ -354,6 +361,12 @@ class FunctionSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
                 f"yours is {self.python}, its image's {image.python}"
             )
 
+    def _check_isolation(self) -> None:
+        isolation = None if self.isolation is msgspec.UNSET else self.isolation
+        network = None if self.network is msgspec.UNSET else self.network
+        if reason := contradiction(isolation, network, has_image=self.image is not None, egress=self.egress):
+            raise InvalidSpec(f"{self.name}: {reason}")
+
     def _check_env(self) -> None:
         for name, value in self.env.items():
             if ENV_NAME.fullmatch(name) is None:
@@ -388,6 +401,17 @@ class FunctionSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
                 raise InvalidSpec(f"{self.name}: {name[:120]!r} is not the name of a module")
         if len(self.modules) > MAX_MODULES:
             raise InvalidSpec(f"{self.name}: {len(self.modules)} modules are more than the {MAX_MODULES} allowed")
+
+    @property
+    def in_container(self) -> bool:
+        """Whether its workers run in containers on every node."""
+        return self.image is not None or self.isolation is Isolation.CONTAINER
+
+    @property
+    def node_needs(self) -> frozenset[str]:
+        """The requirements that a node must offer: a tier by name, and `none` for workers without a network."""
+        tier = {self.isolation.value} if self.isolation in AS_PROCESS else set()
+        return frozenset(tier | ({Network.NONE.value} if self.network is Network.NONE else set()))
 
     @property
     def parallel_calls(self) -> int:

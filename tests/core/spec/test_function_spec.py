@@ -22,6 +22,7 @@ from gpufn_core.spec.function_spec import (
     spec_from_json,
 )
 from gpufn_core.spec.image_spec import ImageSpec
+from gpufn_core.spec.isolation import Isolation, Network
 from gpufn_core.spec.model_spec import ModelFile, ModelSpec
 from gpufn_core.spec.names import SPELLED_NAME, function_name, is_function_name
 from gpufn_core.spec.resources import Resources
@@ -145,3 +146,27 @@ def test_a_number_of_nodes_is_from_1_to_64_and_their_gpus_are_exclusive(fields: 
 def test_a_gang_is_not_parked() -> None:
     one, two = (spec(resources=Resources(gpu=("L4",), nodes=nodes)).park_timeout_s for nodes in (1, 2))
     assert (one > 0, two) == (True, 0.0)
+
+
+def test_options_that_are_not_used_are_not_stored_so_that_older_nodes_read_the_spec() -> None:
+    stored = msgspec.json.decode(msgspec.json.encode(spec()))
+    assert stored.keys().isdisjoint({"isolation", "network"})
+    offline = spec(network=Network.NONE, isolation=Isolation.SANDBOX)
+    assert spec_from_json(msgspec.json.encode(offline)) == offline
+
+
+@pytest.mark.parametrize(
+    ("options", "in_container", "needs"),
+    [
+        ({}, False, set()),
+        ({"isolation": Isolation.CONTAINER, "network": Network.EGRESS}, True, set()),
+        ({"image": ImageSpec(base="x"), "network": Network.NONE}, True, {"none"}),
+        ({"isolation": Isolation.SANDBOX, "network": Network.NONE}, False, {"sandbox", "none"}),
+        ({"isolation": Isolation.PROCESS}, False, {"process"}),
+    ],
+)
+def test_a_node_must_offer_what_the_function_chose(
+    options: dict[str, Any], in_container: bool, needs: set[str]
+) -> None:
+    chosen = spec(**options)
+    assert (chosen.in_container, set(chosen.node_needs)) == (in_container, needs)

@@ -268,6 +268,18 @@ def test_what_no_node_has_is_said(resources: Resources, nodes: list[dict[str, An
 @pytest.mark.parametrize(
     ("troubles", "lacks"),
     [
+        ([{}, {"sandbox": "no Landlock"}], ""),
+        ([{"sandbox": "no Landlock"}], "no node offers isolation='sandbox' (no Landlock)"),
+    ],
+)
+def test_an_isolation_that_no_node_offers_is_named(troubles: list[dict[str, str]], lacks: str) -> None:
+    nodes = [_NODE | {"isolation_trouble": trouble} for trouble in troubles]
+    assert unmet_requirement(Resources(), nodes, needs=["sandbox"]) == lacks
+
+
+@pytest.mark.parametrize(
+    ("troubles", "lacks"),
+    [
         (["Docker does not answer"], "no node can start containers, which its image needs (Docker does not answer)"),
         (["no docker", "Docker does not answer"], "no node can start containers, which its image needs (no docker)"),
         (["Docker does not answer", ""], ""),

@@ -11,6 +11,7 @@ from gpufn_core.domain.engine import CPU_KIND
 from gpufn_core.domain.revision import Revision
 from gpufn_core.domain.team import NO_TEAM
 from gpufn_core.protocol.reports import NodeReport
+from gpufn_core.spec.isolation import AS_PROCESS
 from gpufn_core.spec.resources import Resources
 from gpufn_gateway.controller.placement.gpus import matching_gpus
 
@@ -26,10 +27,12 @@ class Requirements(msgspec.Struct, frozen=True):
     engine_kinds: frozenset[str] | None = None
     in_container: bool = False
     team: str = NO_TEAM
+    needs: frozenset[str] = frozenset()  # `FunctionSpec.node_needs`
 
     @classmethod
     def from_revision(cls, revision: Revision, team: str = NO_TEAM) -> Requirements:
-        return cls(revision.spec.resources, revision.device_kinds, revision.spec.image is not None, team)
+        spec = revision.spec
+        return cls(spec.resources, revision.device_kinds, spec.in_container, team, spec.node_needs)
 
     @property
     def domain(self) -> str:
@@ -41,10 +44,10 @@ class Requirements(msgspec.Struct, frozen=True):
     def any_size_key(self) -> Hashable:
         """A key that is equal for all that differ in sizes and trust domains only."""
         wants = self.resources
-        return wants.gpu, wants.share, wants.gpu_count, wants.nodes, self.engine_kinds, self.in_container
+        return wants.gpu, wants.share, wants.gpu_count, wants.nodes, self.engine_kinds, self.in_container, self.needs
 
     def request(self, kind: str | None) -> Request:
-        return Request(self.resources, self.engine_kinds, self.in_container, self.team, kind)
+        return Request(self.resources, self.engine_kinds, self.in_container, self.team, self.needs, kind)
 
 
 class Request(Requirements, frozen=True):
@@ -53,7 +56,12 @@ class Request(Requirements, frozen=True):
     kind: str | None = None
 
     def is_contained(self, report: NodeReport) -> bool:
-        return self.in_container or report.contains_all
+        return self.in_container or (report.contains_all and self.needs.isdisjoint(AS_PROCESS))
+
+    def isolation_trouble(self, report: NodeReport) -> str:
+        """Return why the node does not offer the isolation; "" if it does."""
+        needs = () if self.is_contained(report) else sorted(self.needs)
+        return next((trouble for need in needs if (trouble := report.isolation_trouble.get(need))), "")
 
     @property
     def memory_bytes(self) -> int:
@@ -62,7 +70,8 @@ class Request(Requirements, frozen=True):
     @property
     def offer_key(self) -> tuple[object, ...]:
         """A key: requests with the same key look at the same GPUs, and differ in sizes and trust domains only."""
-        return self.kind, self.engine_kinds, self.in_container, self.resources.share, self.resources.gpu_count
+        wants = self.resources
+        return self.kind, self.engine_kinds, self.in_container, self.needs, wants.share, wants.gpu_count
 
     def gpus(self, report: NodeReport) -> tuple[Device, ...]:
         """Return the GPUs of the kind that have engines."""
@@ -74,6 +83,8 @@ class Request(Requirements, frozen=True):
     def can_run_on(self, report: NodeReport) -> bool:
         """Return whether the node is able to run it, however full it is, GPUs aside."""
         if self.is_contained(report) and (report.container_trouble or (self.kind and report.gpu_container_trouble)):
+            return False
+        if self.isolation_trouble(report):
             return False
         return self.kind is not None or self.engine_kinds is None or CPU_KIND in self.engine_kinds
 

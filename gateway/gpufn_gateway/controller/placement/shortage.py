@@ -56,6 +56,7 @@ class Cause(enum.Enum):
 
     NO_GANG = "{it} cannot be a node of a gang: {detail}"
     NO_CONTAINERS = "{it} cannot start containers: {detail}"
+    NO_ISOLATION = "{it} cannot isolate its workers: {detail}"
     NO_GPU_CONTAINERS = "{its} containers cannot have GPUs: {detail}"
     NO_ENGINE = "there is no engine for {detail}: deploy again to have one built"
     NO_CPU_ENGINE = "there is no engine for the CPU"
@@ -97,6 +98,8 @@ def shortage(  # noqa: PLR0911, PLR0912 - one line per cause
         return Shortage(Cause.NO_GANG, no_gang)
     if request.is_contained(report) and report.container_trouble:
         return Shortage(Cause.NO_CONTAINERS, report.container_trouble)
+    if trouble := request.isolation_trouble(report):
+        return Shortage(Cause.NO_ISOLATION, trouble)
     if request.kind is None and request.engine_kinds is not None and CPU_KIND not in request.engine_kinds:
         return Shortage(Cause.NO_CPU_ENGINE)
     if kinds := _kinds_without_engine(request, report):

@@ -244,7 +244,8 @@ class RevisionView:
 
 def _for_placement(report: NodeReport) -> tuple[object, ...]:
     """Return all that placement reads. Placement caches results by the identity of the report object."""
-    trouble = report.container_trouble, report.gpu_container_trouble
+    isolation = tuple(report.isolation_trouble.items())
+    trouble = report.container_trouble, report.gpu_container_trouble, isolation
     return report.devices, report.links, report.facts, trouble, report.contains_all, report.address
 
 

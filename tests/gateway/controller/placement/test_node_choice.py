@@ -211,3 +211,23 @@ def test_copies_of_a_lease_book_share_what_was_noted_about_a_node() -> None:
     trial = book.copy()
     trial.release("w1")
     assert trial.used("a") is not book.used("a")
+
+
+@pytest.mark.parametrize(
+    ("needs", "trouble", "contains_all", "fits"),
+    [
+        ({"sandbox"}, {}, False, True),
+        ({"sandbox"}, {"sandbox": "no Landlock"}, False, False),
+        ({"none"}, {"none": "no namespaces"}, False, False),
+        ({"none"}, {"none": "no namespaces"}, True, True),  # its container has no network
+        ({"process"}, {"process": "GPUFN_ISOLATION=strict"}, True, False),
+        (set(), {"sandbox": "no Landlock"}, False, True),
+    ],
+)
+def test_a_node_that_does_not_offer_the_isolation_is_refused_with_its_reason(
+    needs: set[str], trouble: dict[str, str], contains_all: bool, fits: bool
+) -> None:
+    nodes = [msgspec.structs.replace(node("a"), isolation_trouble=trouble, contains_all=contains_all)]
+    assert isinstance(place(Resources(), nodes, LeaseBook(), needs=frozenset(needs)), Placement) == fits
+    if not fits:
+        assert next(iter(trouble.values())) in why_no_room(Resources(), nodes, LeaseBook(), needs=frozenset(needs))
