@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -105,13 +105,15 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _run_folders() -> Iterator[None]:
-    """Where homes that are too deep for sockets have their run folders: gone with the tests."""
+def _run_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Where homes that are too deep for sockets have their run folders: gone with the tests. Workers may write to the
+    tests' own folders, because files there tell a test what a worker has done."""
     with (
         tempfile.TemporaryDirectory(prefix="gpufn-", ignore_cleanup_errors=True) as folder,
         pytest.MonkeyPatch.context() as environ,
     ):
         environ.setenv("XDG_RUNTIME_DIR", folder)
+        environ.setenv("GPUFN_SANDBOX_FOLDERS", f"{tmp_path_factory.getbasetemp()}:rw")
         yield
 
 
@@ -173,13 +175,15 @@ def http_client(url: str = "", *, timeout_s: float = 60.0) -> httpx.Client:
 
 
 @contextlib.contextmanager
-def running_platform(home: Path, *options: str, environ: Mapping[str, str] = {}) -> Iterator[Platform]:
-    """`gpufn up` on a free port with QUICK settings, stopped at the end."""
+def running_platform(
+    home: Path, *options: str, environ: Mapping[str, str] = {}, wrapper: Sequence[str] = ()
+) -> Iterator[Platform]:
+    """`gpufn up` on a free port with QUICK settings, stopped at the end. `wrapper` is a command that runs it."""
     home.mkdir(parents=True, exist_ok=True)
     log = home / "up.log"
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [sys.executable, "-m", "gpufn", "up", "--port", "0", *options],
+            [*wrapper, sys.executable, "-m", "gpufn", "up", "--port", "0", *options],
             env=os.environ | {"GPUFN_HOME": str(home), **QUICK, **environ},
             stdin=subprocess.DEVNULL,
             stdout=output,

@@ -27,6 +27,18 @@ from gpufn_local.instance_lock import Instance
 
 _MARKS = {"ok": "ok  ", "note": "note", "bad": "BAD "}
 _COLOURS = {"ok": 32, "note": 33, "bad": 31}
+_NAMESPACES_FIX = (
+    "allow user namespaces: a container needs another seccomp profile; on Ubuntu, "
+    "sysctl kernel.apparmor_restrict_unprivileged_userns=0"
+)
+_NEWER_KERNEL = "use a newer kernel, or one with Landlock in its `lsm=` list"
+_SANDBOX_FIXES = {
+    "namespaces": _NAMESPACES_FIX,
+    "network": _NAMESPACES_FIX,
+    "files": _NEWER_KERNEL,
+    "signals": _NEWER_KERNEL,
+    "seccomp": "use a machine with x86_64 or aarch64",
+}
 _MIN_FREE_BYTES = 1 << 30
 
 
@@ -166,6 +178,26 @@ def _gpu() -> Iterator[Finding]:
         yield Finding("GPU", "ok", f"{len(list(Path('/dev').glob('nvidia[0-9]*')))} visible")
 
 
+def _sandbox() -> Iterator[Finding]:
+    from gpufn_platform.sandbox.support import probe  # noqa: PLC0415
+    from gpufn_runtime.agent.isolation import policy  # noqa: PLC0415
+
+    try:
+        isolation = policy.isolation(os.environ.get("GPUFN_ISOLATION", ""))
+    except GpufnError as error:
+        yield Finding("sandbox", "bad", error.message, "set GPUFN_ISOLATION to auto, strict or off")
+        return
+    if isolation is policy.Isolation.OFF:
+        yield Finding("sandbox", "note", "GPUFN_ISOLATION=off: workers can read GPUFN_HOME", "unset GPUFN_ISOLATION")
+        return
+    missing = probe().missing()
+    if not missing:
+        yield Finding("sandbox", "ok", "all parts work: namespaces, network, files, signals, system calls")
+    for part, reason in missing.items():
+        state = "bad" if isolation is policy.Isolation.STRICT else "note"
+        yield Finding("sandbox", state, f"workers run without {part}: {reason}", _SANDBOX_FIXES[part])
+
+
 def _clock() -> Iterator[Finding]:
     """Report the clock skew of this machine, as its agents report it to the gateway."""
     from gpufn.client.client import Client  # noqa: PLC0415
@@ -184,4 +216,13 @@ def _clock() -> Iterator[Finding]:
         yield Finding("clock", state, f"node {node['node']}: {clock_skew.describe(skew_s)}", do)
 
 
-CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (_python, _nats_server, _home, _gateway, _bus, _clock, _gpu)
+CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (
+    _python,
+    _nats_server,
+    _home,
+    _sandbox,
+    _gateway,
+    _bus,
+    _clock,
+    _gpu,
+)

@@ -38,7 +38,9 @@ from gpufn_platform.process import grace_period, supervisor_fifo
 from gpufn_platform.process.private_files import create_private
 from gpufn_platform.process.proc_hardening import hide_environment
 from gpufn_platform.process.settings import InvalidSetting, node_name, number, sync_setting
+from gpufn_platform.sandbox.support import probe
 from gpufn_platform.secrets.master_key import KEY, MasterKey
+from gpufn_runtime.agent.isolation import policy
 
 _NOTIFY_FD = "GPUFN_UP_NOTIFY_FD"  # file descriptor on which a detached `up` reports whether it started
 _READY_TIMEOUT_S = 60.0
@@ -276,6 +278,7 @@ class _Platform:
         self._address, self._nats, self._listen = address, nats, listen
         self._bus_tls = BusTls.from_env(os.environ)
         self._node = node_name(os.environ)
+        self._isolation = _isolation()  # before the credentials: a process that hides them cannot find out
         self._credentials = _take_from_environment(*CREDENTIALS)
         self._master_key = _take_from_environment(KEY)
         self._sync = sync_setting(os.environ)
@@ -372,7 +375,7 @@ class _Platform:
             _say(f"cannot write {self.home.up_file}: {error.strerror}")
         if ready and not self._announced:
             self._announced = True
-            _announce(self.home, record)
+            _announce(self.home, record, self._isolation)
             _notify(_Started(url=self._address.url))
 
     def _nats_url(self, role: str) -> str:
@@ -391,9 +394,15 @@ def _take_from_environment(*names: str) -> dict[str, str]:
     return {name: os.environ.pop(name) for name in names if name in os.environ}
 
 
-def _announce(home: Home, record: UpRecord) -> None:
+def _announce(home: Home, record: UpRecord, isolation: str) -> None:
     say(f"gpufn is up at {record.url}")
-    fields = [("bus", record.nats_url), ("node", record.node), ("state", home.root), ("logs", home.logs)]
+    fields = [
+        ("bus", record.nats_url),
+        ("node", record.node),
+        ("workers", isolation),
+        ("state", home.root),
+        ("logs", home.logs),
+    ]
     if (home.nats / "join").exists():
         fields.append(("join", f"{home.nats / 'join'}: settings for the other machines"))
     print_fields(fields)
@@ -427,7 +436,12 @@ def _detached(home: Home, host: str, port: int) -> None:
         process.wait()
         raise PlatformError(started.error)
     if (running := Instance.running(home)) is not None:
-        _announce(home, running.record)
+        _announce(home, running.record, _isolation())
+
+
+def _isolation() -> str:
+    """Describe how worker processes are isolated. Raises InvalidSetting."""
+    return policy.describe(policy.isolation(os.environ.get("GPUFN_ISOLATION", "")), probe())
 
 
 def _notify(started: _Started) -> None:

@@ -32,6 +32,7 @@ from gpufn_platform.process.file_lock import lock_file
 from gpufn_platform.process.proc_hardening import hide_environment
 from gpufn_platform.process.settings import EXIT_CONFIGURATION, InvalidSetting
 from gpufn_platform.process.watchdog import notify_watchdog
+from gpufn_platform.sandbox.support import Support, probe
 from gpufn_platform.secrets.master_key import KEY, MasterKey
 from gpufn_runtime.agent.cache.bundles import BundleCache
 from gpufn_runtime.agent.cache.engines import EngineCache
@@ -46,6 +47,8 @@ from gpufn_runtime.agent.devices.failed_gpus import FailedGpus
 from gpufn_runtime.agent.devices.nvml import NvmlInventory
 from gpufn_runtime.agent.devices.power_limits import PowerLimits
 from gpufn_runtime.agent.devices.watch import DeviceWatch
+from gpufn_runtime.agent.isolation import gpu_devices, policy
+from gpufn_runtime.agent.isolation.sandboxes import Sandboxes, python_folders
 from gpufn_runtime.agent.launchers.choose import LauncherByImage
 from gpufn_runtime.agent.launchers.containers.launcher import ContainerLauncher, LogImageLine
 from gpufn_runtime.agent.launchers.process import ProcessLauncher
@@ -75,15 +78,17 @@ def main() -> int:
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format=line)
     try:
         settings = AgentSettings.from_env()
+        support = probe()  # it forks, and a process that hides its environment cannot create a user namespace
         hide_environment("GPUFN_NATS_URL", KEY, *CREDENTIALS)
         open_files = fd_limit.raise_to_hard_limit()
         lock = _lock(settings.home)
+        policy.check(settings.isolation, support)
     except GpufnError as error:
         sys.stderr.write(f"{error.message}\n")  # the supervisor shows a process's last line
         return EXIT_CONFIGURATION
     code = 0
     try:
-        asyncio.run(_serve(settings, open_files))
+        asyncio.run(_serve(settings, open_files, support))
     except* (Conflict, BusUnavailable, InvalidSetting) as errors:  # may come from a background task
         for problem in errors.exceptions:
             log.error("%s", problem)
@@ -93,7 +98,7 @@ def main() -> int:
     return code
 
 
-async def _serve(settings: AgentSettings, open_files: int) -> None:
+async def _serve(settings: AgentSettings, open_files: int, support: Support) -> None:
     notify_watchdog()
     stop, force_stop = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -109,7 +114,7 @@ async def _serve(settings: AgentSettings, open_files: int) -> None:
     try:
         await claim_node(bus, "agent", settings.node, settings.home)
         if await _wait_for_gateway(bus, stop):
-            await _run_agent(settings, bus, stop, force_stop, open_files)
+            await _run_agent(settings, bus, stop, force_stop, open_files=open_files, support=support)
     finally:
         await bus.close()
 
@@ -129,7 +134,13 @@ async def _wait_for_gateway(bus: Bus, stop: asyncio.Event) -> bool:
 
 
 async def _run_agent(
-    settings: AgentSettings, bus: Bus, stop: asyncio.Event, force_stop: asyncio.Event, open_files: int
+    settings: AgentSettings,
+    bus: Bus,
+    stop: asyncio.Event,
+    force_stop: asyncio.Event,
+    *,
+    open_files: int,
+    support: Support,
 ) -> None:
     async def fetch(digest: Digest) -> bytes:
         return await object_store.get(bus, subjects.BUNDLES, digest)
@@ -149,7 +160,15 @@ async def _run_agent(
     home, clock = settings.home, SystemClock()
     secrets = StoredSecrets(KeyValue(bus, subjects.SECRETS), MasterKey.from_env(os.environ, home))
     await secrets.check()
-    templates = TemplateLauncher(ProcessLauncher(), scratch=home.run / "templates", limit=settings.templates)
+    groups = MemoryGroups.find()
+    sandboxes = _sandboxes(settings, support, groups)
+    templates = TemplateLauncher(
+        ProcessLauncher(),
+        scratch=home.run / "templates",
+        limit=settings.templates,
+        sandbox_of=None if sandboxes is None else sandboxes.template,
+        imports_with_env=settings.isolation is not policy.Isolation.STRICT,
+    )
     shares = _shares(settings, clock)
     proofs = CudaProofs()
     devices = _devices(settings, shares, proofs)
@@ -171,7 +190,7 @@ async def _run_agent(
         weights=WeightsCache(home.weights, WeightsFetch(read_weights, os.environ, clock), settings.weights_bytes),
         secrets=secrets,
         launcher=LauncherByImage(templates, containers),
-        groups=MemoryGroups.find(),
+        groups=groups,
         devices=devices,
         shares=shares,
         clock=clock,
@@ -179,6 +198,8 @@ async def _run_agent(
         default_image=settings.default_image,
         open_files=open_files,
         supervisor_fifo=settings.supervisor_fifo,
+        sandboxes=sandboxes,
+        isolation_trouble=policy.trouble(settings.isolation, support),
         park_bytes=settings.park_bytes,
         grace_s=settings.grace_s,
         address=settings.address or address_towards(settings.nats_url),
@@ -193,6 +214,32 @@ async def _run_agent(
         for task in background:
             task.cancel()
     power_limits.restore()  # not after an error: workers live on, and the next agent restores the limits first
+
+
+def _sandboxes(settings: AgentSettings, support: Support, groups: MemoryGroups) -> Sandboxes | None:
+    """Return None if worker processes are not confined."""
+    is_complete = settings.isolation is not policy.Isolation.OFF and not support.missing()
+    log.log(
+        logging.INFO if is_complete else logging.WARNING,
+        "worker processes run %s",
+        policy.describe(settings.isolation, support),
+    )
+    if settings.isolation is policy.Isolation.OFF:
+        return None
+    home = settings.home
+    home.claim_shared_bodies()
+    for folder in (home.engines, home.weights, home.mps):
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    gpu_devices.create()
+    libraries = filter(os.path.isdir, os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep))
+    packages = map(os.path.dirname, worker_packages())
+    return Sandboxes(
+        home,
+        python_folders([*sys.path, *packages, *libraries], (sys.prefix, sys.base_prefix)),
+        folders=settings.sandbox_folders,
+        cgroups=groups.base,
+        namespaces=not support.namespaces,
+    )
 
 
 def _containers(settings: AgentSettings, log_line: LogImageLine, *, has_gpus: bool) -> ContainerLauncher | None:

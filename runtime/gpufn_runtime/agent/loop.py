@@ -46,6 +46,7 @@ from gpufn_runtime.agent.decide import reconcile
 from gpufn_runtime.agent.decide.fleet import Fleet, Phase
 from gpufn_runtime.agent.decide.reconcile import DeleteAssignment, Drain, Kill, Launch, Refuse, Stop
 from gpufn_runtime.agent.devices.watch import DeviceWatch
+from gpufn_runtime.agent.isolation.sandboxes import Sandboxes
 from gpufn_runtime.agent.mps.base import GpuShares
 from gpufn_runtime.agent.reports import Readiness, Reports
 from gpufn_runtime.agent.workers import processes, worker_folder
@@ -104,6 +105,8 @@ class Agent:
         default_image: ImageSpec | None = None,
         open_files: int | None = None,
         supervisor_fifo: str = "",
+        sandboxes: Sandboxes | None = None,
+        isolation_trouble: dict[str, str] | None = None,
         park_bytes: int | None = None,
         address: str = "",
         grace_s: float = GRACE_S,
@@ -141,10 +144,11 @@ class Agent:
             clock_check=self._clock_check,
             weights=weights.report,
             contains_all=default_image is not None,
+            isolation_trouble=isolation_trouble or {},
             address=address,
             park_bytes=devices.pool.memory_bytes // _PARKED_DIVISOR if park_bytes is None else park_bytes,
         )
-        configs = WorkerConfigs(home, devices, default_image, open_files, supervisor_fifo)
+        configs = WorkerConfigs(home, devices, default_image, open_files, supervisor_fifo, sandboxes=sandboxes)
         self._prefetch = Prefetch(
             functions=functions,
             revisions=revisions,

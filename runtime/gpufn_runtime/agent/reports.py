@@ -64,6 +64,7 @@ class Reports:
         clock_check: ClockCheck,
         weights: Callable[[], WeightsReport],
         contains_all: bool,
+        isolation_trouble: dict[str, str],
         address: str,
         park_bytes: int,
     ) -> None:
@@ -76,6 +77,7 @@ class Reports:
         self._clock_check = clock_check
         self._weights = weights
         self._contains_all = contains_all
+        self._isolation_trouble = isolation_trouble
         self._address = address
         self._park_bytes = park_bytes
         self._unsent: collections.deque[WorkerEvent] = collections.deque(maxlen=_MAX_UNSENT_EVENTS)
@@ -97,6 +99,7 @@ class Reports:
             park_bytes=self._park_bytes,
             weights=self._weights(),
             contains_all=self._contains_all,
+            isolation_trouble=self._isolation_trouble,
             address=self._address,
             clock_skew_s=self._clock_check.skew_s,
             hostname=platform.node(),

@@ -25,6 +25,9 @@ from gpufn_platform.process.settings import (
 )
 from gpufn_runtime.agent.devices.declared import parse_devices
 from gpufn_runtime.agent.devices.power_limits import parse_power_limits
+from gpufn_runtime.agent.isolation import policy
+from gpufn_runtime.agent.isolation.policy import Isolation
+from gpufn_runtime.agent.isolation.sandboxes import Folder
 
 _MAX_TEMPLATES = 1000
 _ADDRESS = re.compile(r"[A-Za-z0-9.-]{0,253}|[0-9A-Fa-f:]{2,45}")
@@ -49,6 +52,10 @@ class AgentSettings:
     GPUFN_GPU_POWER_LIMIT  power limit of GPUs in watts, such as 300, or by kind, such as H100=500,L4=60. The agent sets
                           it, which needs root, and restores the old one when it stops. Default: none
     GPUFN_LAUNCHER        where functions without an image run: process or docker. Default: process
+    GPUFN_ISOLATION       sandbox of worker processes. auto: with the parts that the kernel allows; strict: with all
+                          parts, or the agent does not start; off: none, for debugging. Default: auto
+    GPUFN_SANDBOX_FOLDERS  folders that all workers in sandboxes may read, such as /data,/scratch:rw; with :rw they may
+                          also write. Default: none
     GPUFN_BASE_IMAGE      base image for a version of Python. Default: python:{python}-slim
     GPUFN_BUILD_NETWORK   Docker network for image builds. Default: Docker's own
     GPUFN_SUPERVISOR_FIFO  FIFO that the agent's supervisor holds open for writing; workers end when it closes. Set by
@@ -68,6 +75,8 @@ class AgentSettings:
     mps_exclusive: bool = False
     gpu_power_limits: Mapping[str, float] = field(default_factory=dict)
     default_image: ImageSpec | None = None
+    isolation: Isolation = Isolation.AUTO
+    sandbox_folders: tuple[Folder, ...] = ()
     base_image: str = "python:{python}-slim"
     build_network: str = ""
     docker_host: str = "unix:///var/run/docker.sock"
@@ -92,6 +101,8 @@ class AgentSettings:
             mps_exclusive=yes_or_no("GPUFN_MPS_EXCLUSIVE", environ.get("GPUFN_MPS_EXCLUSIVE") or "no"),
             gpu_power_limits=parse_power_limits(environ.get("GPUFN_GPU_POWER_LIMIT", "")),
             default_image=_default_image(environ.get("GPUFN_LAUNCHER") or "process"),
+            isolation=policy.isolation(environ.get("GPUFN_ISOLATION", "")),
+            sandbox_folders=policy.folders(environ.get("GPUFN_SANDBOX_FOLDERS", "")),
             base_image=_base_image(environ.get("GPUFN_BASE_IMAGE") or cls.base_image),
             build_network=environ.get("GPUFN_BUILD_NETWORK", ""),
             docker_host=environ.get("GPUFN_DOCKER_HOST") or environ.get("DOCKER_HOST") or cls.docker_host,

@@ -24,6 +24,7 @@ from gpufn_core.errors import ArtifactUnavailable, GpufnError, RevisionNotFound
 from gpufn_core.protocol import subjects
 from gpufn_core.spec.function_spec import MAX_MODULES, FunctionSpec, Packaging, is_module_name
 from gpufn_core.spec.image_spec import ImageSpec
+from gpufn_core.spec.isolation import Network
 from gpufn_platform.bus.storage.key_value import Entry, KeyValue, Watch
 from gpufn_runtime.agent.cache.bundles import BundleCache
 from gpufn_runtime.agent.cache.engines import EngineCache
@@ -199,7 +200,13 @@ class Prefetch:
         ]
         self._launcher.set_uses(
             [
-                Use(self.modules(each), self._used_at(each), each.spec.env, has_gpu=bool(each.spec.resources.gpu))
+                Use(
+                    self.modules(each),
+                    self._used_at(each),
+                    each.spec.env,
+                    has_gpu=bool(each.spec.resources.gpu),
+                    offline=each.spec.network is Network.NONE,
+                )
                 for each in as_processes
             ],
             [use for revision in current if (use := self._container_use(revision)) is not None],

@@ -1,13 +1,14 @@
 """Choice of templates: which ones to keep in memory, and which one a worker forks from. Pure.
 
 A template is identified by its Preload. A worker may fork from any template that has not read another function's
-variables and that sees GPUs if the worker has one. Modules that the template lacks are imported by the worker.
+variables, that sees GPUs if the worker has one, and that has a network if the worker has one. Modules that the template
+lacks are imported by the worker.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from gpufn_core.spec.image_spec import ImageSpec
@@ -15,6 +16,10 @@ from gpufn_runtime.agent.launchers.containers.sandbox import Limits
 
 READY_TIMEOUT_S: Final = 120.0  # for the imports: torch from a cold disk takes 20 s and more
 MAX_FAILURES: Final = 3  # per template, until it is given up: a few failures may be bad luck
+
+# Variables with which a function chooses what an interpreter, or a program that it starts, loads: its own code. A
+# template sees the files of all workers.
+_LOADER_VARIABLES: Final = ("PYTHON", "LD_", "GCONV_PATH", "PATH")
 
 ModuleSet = frozenset[str]
 
@@ -27,6 +32,7 @@ class Preload:
     modules: ModuleSet = frozenset()
     env: frozenset[tuple[str, str]] = field(default=frozenset(), repr=False)
     sees_gpus: bool = False
+    offline: bool = False  # it has no network, and neither have its workers
 
     def __str__(self) -> str:
         """Return the modules only: variables may be secrets."""
@@ -37,11 +43,12 @@ class Preload:
 
     def has_context_of(self, other: Preload) -> bool:
         """Return whether both import their modules in the same environment."""
-        return (self.env, self.sees_gpus) == (other.env, other.sees_gpus)
+        return (self.env, self.sees_gpus, self.offline) == (other.env, other.sees_gpus, other.offline)
 
-    def serves(self, env: Mapping[str, str], *, has_gpu: bool) -> bool:
+    def serves(self, env: Mapping[str, str], *, has_gpu: bool, offline: bool) -> bool:
         """Return whether a worker may fork from it. A template without modules has read no variables."""
-        return not self.modules or (self.env == frozenset(env.items()) and self.sees_gpus == has_gpu)
+        context = Preload(self.modules, frozenset(env.items()), has_gpu, offline)
+        return not self.modules or self.has_context_of(context)
 
 
 EMPTY = Preload()
@@ -49,16 +56,25 @@ EMPTY = Preload()
 
 @dataclass(frozen=True)
 class Use:
-    """A revision's modules and `env`, its last launch or deploy (unix seconds), and whether its workers have a GPU."""
+    """A revision's modules and `env`, its last launch or deploy (unix seconds), and whether its workers have a GPU, or
+    no network."""
 
     modules: ModuleSet
     last_used_at: float
     env: Mapping[str, str] = field(default_factory=dict, repr=False)
     has_gpu: bool = False
+    offline: bool = False
 
     @property
     def preload(self) -> Preload:
-        return Preload(self.modules, frozenset(self.env.items()), self.has_gpu) if self.modules else EMPTY
+        if not self.modules or any(name.startswith(_LOADER_VARIABLES) for name in self.env):
+            return EMPTY
+        return Preload(self.modules, frozenset(self.env.items()), self.has_gpu, self.offline)
+
+
+def without_env(use: Use) -> Use:
+    """Return `use` for a node whose templates do not import modules with a function's variables."""
+    return replace(use, modules=frozenset()) if use.env else use
 
 
 @dataclass(frozen=True)

@@ -26,13 +26,21 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import msgspec
 
 from gpufn_core.encoding.msgspec_errors import DECODE_ERRORS
 from gpufn_core.errors import PlatformError
-from gpufn_core.protocol.launch import MAX_LINE_BYTES, ForkReply, ForkRequest, TemplateReady
+from gpufn_core.protocol.launch import (
+    MAX_LINE_BYTES,
+    SANDBOX_VARIABLE,
+    ForkReply,
+    ForkRequest,
+    Sandbox,
+    TemplateReady,
+)
+from gpufn_core.spec.isolation import Network
 from gpufn_runtime.agent.decide import template_choice
 from gpufn_runtime.agent.decide.template_choice import Preload, Use
 from gpufn_runtime.agent.launchers.base import Launched, Launcher, LaunchOrder
@@ -81,8 +89,11 @@ class Template:
         self._loop.add_reader(self._replies.fileno(), self._on_readable)
 
     @classmethod
-    def start(cls, command: Sequence[str], preload: Preload, scratch: Path) -> Template:
+    def start(cls, command: Sequence[str], preload: Preload, scratch: Path, sandbox: Sandbox | None = None) -> Template:
         scratch.mkdir(parents=True, exist_ok=True, mode=0o700)
+        environment = template_environment(scratch, dict(preload.env), sees_gpus=preload.sees_gpus)
+        if sandbox is not None:
+            environment[SANDBOX_VARIABLE] = msgspec.json.encode(sandbox).decode()
         try:
             process = subprocess.Popen(  # noqa: S603
                 [*command, "--template", *sorted(preload.modules)],
@@ -90,7 +101,7 @@ class Template:
                 stdout=subprocess.PIPE,
                 bufsize=0,
                 cwd=scratch,
-                env=template_environment(scratch, dict(preload.env), sees_gpus=preload.sees_gpus),
+                env=environment,
                 start_new_session=True,  # Ctrl-C in the terminal must reach the agent only
             )
         except (OSError, ValueError) as error:
@@ -188,8 +199,14 @@ class _Importing:
     finished: asyncio.Event = field(default_factory=asyncio.Event)
 
 
+class SandboxOf(Protocol):
+    def __call__(self, scratch: Path, *, offline: bool) -> Sandbox: ...
+
+
 class TemplateLauncher:
-    """Forks workers from templates. `cold` starts the workers that no template can."""
+    """Forks workers from templates. `cold` starts the workers that no template can. `sandbox_of` returns the sandbox of
+    the templates that use a folder as scratch space; None does not confine them. Without `imports_with_env` no template
+    imports modules with a function's variables, which may make a module run code of the function."""
 
     def __init__(
         self,
@@ -199,8 +216,12 @@ class TemplateLauncher:
         limit: int,
         command: Sequence[str] = WORKER,
         fork_timeout_s: float = _FORK_TIMEOUT_S,
+        sandbox_of: SandboxOf | None = None,
+        imports_with_env: bool = True,
     ) -> None:
         self._cold = cold
+        self._sandbox_of = sandbox_of
+        self._imports_with_env = imports_with_env
         self._scratch = scratch
         self._limit = limit
         self._command = command
@@ -223,7 +244,7 @@ class TemplateLauncher:
         return frozenset(template.pid for template in self._templates.values())
 
     def set_uses(self, uses: Iterable[Use]) -> None:
-        wanted = tuple(uses)
+        wanted = tuple(uses if self._imports_with_env else map(template_choice.without_env, uses))
         if wanted != self._uses:
             self._uses = wanted
             for counters in (self._failures, self._deaths):
@@ -272,7 +293,7 @@ class TemplateLauncher:
         """Wait for the template that is being created, if the worker starts sooner from it. A template that fails or
         takes READY_TIMEOUT_S ends the wait."""
         importing = self._importing
-        if importing is None or not importing.template.preload.serves(order.worker_config.spec.env, has_gpu=has_gpu):
+        if importing is None or not self._may_fork(order, importing.template.preload, has_gpu=has_gpu):
             return
         ready = self._best_template(order, has_gpu=has_gpu)
         modules = importing.template.preload.modules
@@ -282,9 +303,15 @@ class TemplateLauncher:
         log.info("worker %s waits for the imports of template [%s]", order.worker, importing.template.preload)
         await importing.finished.wait()
 
+    def _may_fork(self, order: LaunchOrder, preload: Preload, *, has_gpu: bool) -> bool:
+        """Return whether the worker may fork from a template with this preload."""
+        config = order.worker_config
+        if self._sandbox_of is not None and config.sandbox is None:
+            return False  # it must not be confined, and a template is
+        return preload.serves(config.spec.env, has_gpu=has_gpu, offline=config.spec.network is Network.NONE)
+
     def _best_template(self, order: LaunchOrder, *, has_gpu: bool) -> Template | None:
-        env = order.worker_config.spec.env
-        candidates = [t for t in self._templates.values() if t.preload.serves(env, has_gpu=has_gpu)]
+        candidates = [t for t in self._templates.values() if self._may_fork(order, t.preload, has_gpu=has_gpu)]
         modules_of_template = template_choice.closest((t.covers for t in candidates), order.modules)
         return next((t for t in candidates if t.covers == modules_of_template), None)
 
@@ -346,7 +373,8 @@ class TemplateLauncher:
 
     async def _make(self, preload: Preload) -> None:
         try:
-            template = Template.start(self._command, preload, self._scratch)
+            sandbox = None if self._sandbox_of is None else self._sandbox_of(self._scratch, offline=preload.offline)
+            template = Template.start(self._command, preload, self._scratch, sandbox)
         except TemplateGone as error:
             _count_failure(self._failures, preload, error.message)
             return

@@ -21,6 +21,7 @@ import gpufn_platform
 import gpufn_runtime
 from gpufn_core.domain.device import NO_MPS
 from gpufn_core.spec.function_spec import FunctionSpec
+from gpufn_core.spec.isolation import Network
 from gpufn_runtime.agent.launchers.containers.sandbox import Limits
 from gpufn_runtime.agent.mps.base import Mounts
 
@@ -55,7 +56,8 @@ def container_limits(
 ) -> Limits:
     """Return the limits of a container for the function. A standby's must equal those of its future worker."""
     env = frozenset(import_environment(spec.resources.cpu, spec.env).items())
-    return Limits(memory_bytes, spec.resources.cpu, spec.egress, gpus, mps, env)
+    egress = spec.egress or spec.network in (Network.EGRESS, Network.FULL)
+    return Limits(memory_bytes, spec.resources.cpu, egress, gpus, mps, env)
 
 
 def template_environment(scratch: Path, env: Mapping[str, str], *, sees_gpus: bool) -> dict[str, str]:

@@ -202,9 +202,12 @@ def _exists(pidfd: int) -> bool:
 
 
 def _writes_to(path: str, pid: str) -> bool:
+    """Compare the ends of the paths, which have the worker's id: in a sandbox the files are mounted one by one, and the
+    link has the path in its mount."""
+    end = path.split("/")[-2:]
     for descriptor in ("1", "2"):
         with contextlib.suppress(OSError):
-            if os.readlink(f"/proc/{pid}/fd/{descriptor}").removesuffix(" (deleted)") == path:
+            if os.readlink(f"/proc/{pid}/fd/{descriptor}").removesuffix(" (deleted)").split("/")[-2:] == end:
                 return True
     return False
 

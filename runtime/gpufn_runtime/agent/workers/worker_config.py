@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import sys
+
+import msgspec
 
 from gpufn_core.domain.device import NO_MPS, Device
 from gpufn_core.domain.engine import CPU_KIND
@@ -12,8 +15,10 @@ from gpufn_core.home import Home
 from gpufn_core.protocol.launch import MpsLimits, WorkerConfig
 from gpufn_core.spec.function_spec import FunctionSpec
 from gpufn_core.spec.image_spec import ImageSpec
+from gpufn_core.spec.isolation import AS_PROCESS
 from gpufn_runtime.agent.decide.fleet import WorkerRecord
 from gpufn_runtime.agent.devices.watch import DeviceWatch
+from gpufn_runtime.agent.isolation.sandboxes import Sandboxes
 from gpufn_runtime.agent.launchers.base import LaunchOrder
 from gpufn_runtime.agent.launchers.containers.sandbox import Limits
 from gpufn_runtime.agent.mps.base import Joining
@@ -21,12 +26,15 @@ from gpufn_runtime.agent.workers.cgroups import MemoryGroup
 from gpufn_runtime.agent.workers.environment import container_environment, container_limits, worker_environment
 from gpufn_runtime.agent.workers.worker_folder import WorkerFolder
 
+# An image with this node's version of Python, because pickles need the same version.
+_CONTAINER = ImageSpec(python="{}.{}".format(*sys.version_info))
 _MEMORY_PART = 4  # the default memory limit is the node's memory divided by this
 
 
 class WorkerConfigs:
     """Builds worker configs. `default_image` is used by functions without an image; None runs them as processes.
-    `open_files` is the limit of file descriptors. A process ends when `supervisor_fifo` has no writer left."""
+    `open_files` is the limit of file descriptors. A process ends when `supervisor_fifo` has no writer left. Without
+    `sandboxes` processes are not confined."""
 
     def __init__(
         self,
@@ -35,17 +43,22 @@ class WorkerConfigs:
         default_image: ImageSpec | None,
         open_files: int | None,
         supervisor_fifo: str,
+        *,
+        sandboxes: Sandboxes | None = None,
     ) -> None:
         self._home = home
         self._devices = devices
         self._default_image = default_image
         self._open_files = open_files
         self._supervisor_fifo = supervisor_fifo
+        self._sandboxes = sandboxes
         self._default_memory = devices.pool.memory_bytes // _MEMORY_PART
 
     def image(self, spec: FunctionSpec) -> ImageSpec | None:
         """Return the image of the function's containers, or None if its workers are processes."""
-        return spec.image or self._default_image
+        if spec.isolation in AS_PROCESS:
+            return None
+        return spec.image or (_CONTAINER if spec.in_container else self._default_image)
 
     def memory_bytes(self, spec: FunctionSpec) -> int:
         return spec.resources.memory_bytes or self._default_memory
@@ -69,7 +82,7 @@ class WorkerConfigs:
         group: MemoryGroup | None,
     ) -> WorkerConfig:
         memory_bytes, has_secrets = self.memory_bytes(revision.spec), bool(revision.spec.secrets)
-        return WorkerConfig(
+        config = WorkerConfig(
             worker=record.worker,
             function=record.function,
             revision=record.revision,
@@ -89,6 +102,9 @@ class WorkerConfigs:
             gang=record.assignment.gang if record.assignment is not None else None,
             cgroup_procs=() if group is None else (os.fspath(group.join_file),),
         )
+        if self._sandboxes is None or self.image(revision.spec) is not None:
+            return config
+        return msgspec.structs.replace(config, sandbox=self._sandboxes.worker(config))
 
     def launch_order(
         self,

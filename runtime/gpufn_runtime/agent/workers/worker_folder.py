@@ -61,6 +61,8 @@ class WorkerFolder:
             self.scratch.mkdir(exist_ok=True, mode=0o700)
             os.mkfifo(self.output, 0o600)
             write_private(self.config, msgspec.json.encode(config))
+            if config.sandbox is not None:
+                Path(config.shared_bodies).mkdir(parents=True, exist_ok=True, mode=0o700)  # to be seen in the sandbox
         except OSError as error:
             raise NodeFault(f"Cannot create the worker's folder {self.path}: {error.strerror}.") from error
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from gpufn_runtime.agent.decide import template_choice
 from gpufn_runtime.agent.decide.template_choice import (
     EMPTY,
     ModuleSet,
@@ -103,7 +104,7 @@ TORCH = frozenset({"torch"})
 def test_a_worker_forks_from_a_template_whose_modules_have_read_its_own_variables(
     modules: ModuleSet, env: frozenset[tuple[str, str]], used_env: dict[str, str], suits: bool
 ) -> None:
-    assert Preload(modules, env).serves(used_env, has_gpu=False) == suits
+    assert Preload(modules, env).serves(used_env, has_gpu=False, offline=False) == suits
 
 
 @pytest.mark.parametrize(
@@ -118,7 +119,7 @@ def test_a_worker_forks_from_a_template_whose_modules_have_read_its_own_variable
 def test_a_worker_with_a_gpu_forks_from_a_template_whose_modules_have_seen_gpus(
     modules: ModuleSet, sees_gpus: bool, has_gpu: bool, suits: bool
 ) -> None:
-    assert Preload(modules, sees_gpus=sees_gpus).serves({}, has_gpu=has_gpu) == suits
+    assert Preload(modules, sees_gpus=sees_gpus).serves({}, has_gpu=has_gpu, offline=False) == suits
 
 
 def test_what_is_imported_with_other_variables_is_another_template() -> None:
@@ -130,3 +131,30 @@ def test_what_is_imported_with_other_variables_is_another_template() -> None:
 def test_variables_are_not_written_into_logs() -> None:
     preload = Preload(TORCH, frozenset({("TOKEN", "secret")}))
     assert (str(preload), "secret" in f"{preload!r}{Use(TORCH, 1, {'TOKEN': 'secret'})!r}") == ("torch", False)
+
+
+@pytest.mark.parametrize(
+    ("template", "offline", "suits"),
+    [
+        (Preload(TORCH, offline=True), True, True),
+        (Preload(TORCH, offline=True), False, False),
+        (Preload(TORCH), True, False),
+        (Preload(), True, True),
+    ],
+)
+def test_a_worker_without_a_network_forks_from_a_template_without_one(
+    template: Preload, offline: bool, suits: bool
+) -> None:
+    assert template.serves({}, has_gpu=False, offline=offline) == suits
+
+
+@pytest.mark.parametrize("name", ["PYTHONPATH", "LD_LIBRARY_PATH", "PATH"])
+def test_no_template_imports_modules_with_variables_that_choose_what_is_loaded(name: str) -> None:
+    assert Use(TORCH, 1, {name: "/bundles/of-an-attacker"}).preload == Preload()
+
+
+def test_a_strict_node_imports_no_modules_with_a_functions_variables() -> None:
+    assert [template_choice.without_env(use).preload.modules for use in (Use(TORCH, 1, ENV), Use(TORCH, 1))] == [
+        frozenset(),
+        TORCH,
+    ]

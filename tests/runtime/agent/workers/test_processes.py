@@ -16,9 +16,13 @@ from typing import Any, cast
 
 import pytest
 
+from gpufn_core.protocol.launch import Sandbox
+from gpufn_platform.sandbox.enter import enter
+from gpufn_platform.sandbox.support import probe
 from gpufn_runtime.agent.workers import processes
 from gpufn_runtime.agent.workers.processes import Process
 from gpufn_runtime.agent.workers.running_workers import RunningWorker
+from tests.conftest import missing
 from tests.waiting import until
 
 
@@ -127,3 +131,32 @@ def test_descendants_and_members_of_a_session_are_recognized() -> None:
         belongs = processes.descends_from(grandchild, {parent.pid})
         os.kill(grandchild, signal.SIGKILL)
         assert belongs == (in_new_session == "no"), "an orphan is known by its session"
+
+
+def test_a_process_in_a_sandbox_is_recognized_by_its_output(tmp_path: Path) -> None:
+    """Regression: the link of a descriptor has another path there, so a second process of a worker was not found."""
+    if reason := probe().namespaces:
+        missing(f"user namespaces: {reason}")
+    output, folder = tmp_path / "w-1" / "output", os.fspath(tmp_path)
+    output.parent.mkdir()
+    os.mkfifo(output)
+    ready, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            enter(Sandbox(writable=(folder,), is_template=True))
+            os.dup2(os.open(output, os.O_RDWR), 1)
+            enter(Sandbox(readable=(os.fspath(output.parent),)))
+            os.write(writer, b"1")
+            signal.pause()
+        finally:
+            os._exit(1)
+    os.close(writer)
+    try:
+        assert os.read(ready, 1) == b"1"
+        assert [process.pid for process in processes.writing_to(output)] == [child]
+        assert processes.kill_worker(output, tmp_path / "scratch")
+    finally:
+        os.close(ready)
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)

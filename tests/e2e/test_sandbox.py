@@ -1,0 +1,179 @@
+"""What user code in a worker process cannot do. docs/trust.md lists these attacks, with the names of the tests."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import socket
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from gpufn_core.home import Home
+from tests.conftest import Platform, missing, running_platform
+
+pytestmark = pytest.mark.e2e
+
+APP = Path(__file__).parent / "apps" / "attacks.py"
+ISOLATED, VICTIM = APP.with_name("isolated.py"), APP.with_name("neighbour.py")
+REFUSE_NAMESPACES = (sys.executable, os.fspath(Path(__file__).with_name("refuse_namespaces.py")))
+DENIED = ("PermissionError", "FileNotFoundError")
+OWN_FOLDERS = {"GPUFN_SANDBOX_FOLDERS": ""}
+
+
+@contextlib.contextmanager
+def attacked(home: Path, **options: Any) -> Iterator[Platform]:
+    with running_platform(home, environ=OWN_FOLDERS, **options) as platform:
+        platform.gpufn("deploy", APP)
+        yield platform
+
+
+@pytest.fixture(scope="module")
+def full(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
+    """A platform whose sandboxes have all parts."""
+    with attacked(tmp_path_factory.mktemp("full") / "home") as platform:
+        if trouble := nodes_trouble(platform):
+            missing(f"a kernel that allows all parts of the sandbox: {trouble}")
+        platform.gpufn("deploy", ISOLATED)
+        yield platform
+
+
+@pytest.fixture(scope="module")
+def without_namespaces(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
+    with attacked(tmp_path_factory.mktemp("part") / "home", wrapper=REFUSE_NAMESPACES) as platform:
+        yield platform
+
+
+def nodes_trouble(platform: Platform) -> dict[str, str]:
+    (node,) = platform.client.get("/v1/nodes").json()["nodes"]
+    return dict(node["isolation_trouble"])
+
+
+@pytest.fixture(params=["full", "without_namespaces"])
+def platform_(request: pytest.FixtureRequest) -> Platform:
+    platform: Platform = request.getfixturevalue(request.param)
+    return platform
+
+
+def attack(platform: Platform, code: str, function: str = "attacker") -> Any:
+    return platform.invoke(function, {"code": code})
+
+
+def folder_of(platform: Platform, function: str) -> tuple[Path, int]:
+    """The folder of a worker of the function, and its process."""
+    for folder in Home(platform.home).workers.iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            process = json.loads((folder / "process.json").read_bytes())
+            if process["function"] == function:
+                return folder, process["process"]["pid"]
+    raise AssertionError(f"{function} has no worker")
+
+
+def folder_of_victim(platform: Platform) -> tuple[Path, int]:
+    platform.invoke("victim")
+    return folder_of(platform, "victim")
+
+
+def test_credentials_of_the_bus_cannot_be_read(platform_: Platform) -> None:
+    path = platform_.home / "nats" / "credentials.json"
+    assert path.exists()
+    assert attack(platform_, f"Path('{path}').read_text()") in DENIED
+
+
+def test_another_functions_bundle_and_config_cannot_be_read(platform_: Platform) -> None:
+    platform_.gpufn("deploy", VICTIM)
+    platform_.invoke("neighbour")
+    folder, _ = folder_of(platform_, "neighbour")
+    config = json.loads((folder / "config.json").read_bytes())
+    assert Path(config["bundle_dir"]).is_dir()
+    for path in (config["bundle_dir"], folder, folder / "tmp"):
+        assert attack(platform_, f"os.listdir('{path}')") in DENIED
+    assert attack(platform_, f"Path('{folder / 'config.json'}').read_text()") in DENIED
+
+
+def test_another_workers_bodies_cannot_be_found(platform_: Platform) -> None:
+    folder, _ = folder_of_victim(platform_)
+    shared = Home(platform_.home).shared_bodies / folder.name
+    assert shared.exists()
+    assert attack(platform_, f"os.listdir('{shared}')") in DENIED
+    assert attack(platform_, f"'{folder.name}' in os.listdir('{shared.parent}')") in (*DENIED, False)
+
+
+@pytest.mark.parametrize(
+    "code",
+    ["os.kill({pid}, 0)", "ptrace({pid})", "Path('/proc/{pid}/environ').read_bytes()", "open('/proc/{pid}/mem')"],
+)
+def test_another_worker_cannot_be_signalled_or_read(platform_: Platform, code: str) -> None:
+    _, pid = folder_of_victim(platform_)
+    os.kill(pid, 0)
+    assert attack(platform_, code.format(pid=pid)) == "PermissionError"
+
+
+def test_sockets_outside_the_sandbox_cannot_be_reached_by_an_abstract_name(platform_: Platform) -> None:
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(f"\0gpufn-test-{os.getpid()}")
+        listener.listen()
+        code = f"connect(socket.AF_UNIX, '\\0gpufn-test-{os.getpid()}')"
+        assert attack(platform_, code) == "PermissionError"
+
+
+def test_another_workers_socket_does_not_exist(full: Platform) -> None:
+    folder, _ = folder_of_victim(full)
+    assert (folder / "s").exists()
+    assert attack(full, f"connect(socket.AF_UNIX, '{folder / 's'}')") == "FileNotFoundError"
+
+
+def test_no_program_gains_privileges(platform_: Platform) -> None:
+    status = attack(platform_, "status()")
+    assert (status["NoNewPrivs"], status["Seccomp"]) == ("1", "2")
+    assert {status[name] for name in ("CapInh", "CapPrm", "CapEff", "CapAmb")} == {"0" * 16}
+
+
+@pytest.mark.parametrize("code", ["new_user_namespace()", "read_keyring()"])
+def test_system_calls_that_docker_refuses_are_refused(platform_: Platform, code: str) -> None:
+    assert attack(platform_, code) == "PermissionError"
+
+
+def test_the_oom_score_of_another_process_cannot_be_changed(platform_: Platform) -> None:
+    _, pid = folder_of_victim(platform_)
+    for process, outcomes in ((pid, (*DENIED, "OSError 30")), ("self", (4,))):
+        code = f"Path('/proc/{process}/oom_score_adj').write_text('1000')"
+        assert attack(platform_, code) in outcomes
+
+
+@pytest.mark.parametrize("path", ["/etc/hosts", "/proc/sys/kernel/core_pattern", "/usr/bin/env", "/dev/kmsg"])
+def test_the_machines_files_cannot_be_written_to(platform_: Platform, path: str) -> None:
+    assert attack(platform_, f"open('{path}', 'r+').close()") in (*DENIED, "OSError 30")
+
+
+def test_the_own_files_work(platform_: Platform) -> None:
+    code = "Path(os.environ['HOME'], 'x').write_text('1'), __import__('multiprocessing').Lock().acquire()"
+    assert attack(platform_, code) == [1, True]
+
+
+def test_tmp_is_private_and_limited(full: Platform, tmp_path: Path) -> None:
+    assert attack(full, f"os.path.exists('{tmp_path}')") is False
+    memory = attack(full, "os.statvfs('/tmp').f_blocks * os.statvfs('/tmp').f_frsize")
+    assert 0 < memory < os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+
+
+def test_network_none_reaches_nothing_but_the_runner(full: Platform) -> None:
+    address = urlsplit(full.url)
+    code = f"socket.create_connection(('127.0.0.1', {address.port})).close()"
+    assert attack(full, code) is None
+    assert attack(full, code, "offline") == errno.ENETUNREACH
+    assert attack(full, "[name for _, name in socket.if_nameindex()]", "offline") == ["lo"]
+
+
+def test_a_function_may_choose_a_process_without_a_sandbox(full: Platform) -> None:
+    assert attack(full, f"os.path.exists('{full.home / 'nats'}')", "unconfined") is True
+
+
+def test_a_node_without_namespaces_reports_what_it_does_not_offer(without_namespaces: Platform) -> None:
+    assert nodes_trouble(without_namespaces).keys() == {"sandbox", "none"}
