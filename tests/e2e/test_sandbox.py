@@ -7,6 +7,7 @@ import errno
 import json
 import os
 import socket
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -177,3 +178,16 @@ def test_a_function_may_choose_a_process_without_a_sandbox(full: Platform) -> No
 
 def test_a_node_without_namespaces_reports_what_it_does_not_offer(without_namespaces: Platform) -> None:
     assert nodes_trouble(without_namespaces).keys() == {"sandbox", "none"}
+
+
+def test_a_strict_node_without_namespaces_does_not_start(tmp_path: Path) -> None:
+    ended = subprocess.run(
+        [*REFUSE_NAMESPACES, sys.executable, "-m", "gpufn", "up", "--port", "0"],
+        env=os.environ | {"GPUFN_HOME": str(tmp_path / "home"), "GPUFN_ISOLATION": "strict"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert ended.returncode == 1
+    assert "GPUFN_ISOLATION=strict" in ended.stderr

@@ -12,6 +12,7 @@ import pytest
 from gpufn_local import doctor
 from gpufn_local.bus_certificates import own_certificate
 from gpufn_local.doctor import CHECKS
+from gpufn_platform.sandbox.support import Support
 from tests.sdk.cli.commands import command
 from tests.sdk.conftest import StubGateway
 
@@ -34,6 +35,26 @@ def test_doctor_goes_on_when_an_address_or_a_key_is_none(
     monkeypatch.setenv(name, value)
     checks = {finding["check"]: finding for finding in json.loads(command("doctor", "--json").stdout)}
     assert (checks["gateway"]["state"], checks["gateway"]["do"]) == ("bad", "fix GPUFN_URL or GPUFN_API_KEY")
+
+
+@pytest.mark.parametrize(
+    ("setting", "support", "states"),
+    [
+        ("", Support(), ["ok"]),
+        ("", Support(namespaces="refused", network="refused"), ["note", "note"]),
+        ("strict", Support(signals="too old"), ["bad"]),
+        ("off", Support(), ["note"]),
+        ("on", Support(), ["bad"]),
+    ],
+)
+def test_doctor_reports_each_part_of_the_sandbox_that_does_not_work(
+    monkeypatch: pytest.MonkeyPatch, setting: str, support: Support, states: list[str]
+) -> None:
+    monkeypatch.setenv("GPUFN_ISOLATION", setting)
+    monkeypatch.setattr("gpufn_platform.sandbox.support.probe", lambda: support)
+    findings = list(doctor._sandbox())
+    assert [finding.state for finding in findings] == states
+    assert all(finding.do for finding in findings if finding.state != "ok")
 
 
 @pytest.mark.parametrize(
