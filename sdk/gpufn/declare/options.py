@@ -123,7 +123,7 @@ class PlainOptions(TypedDict, total=False):
     egress: Annotated[bool, "whether workers in containers can reach the network"]
     network: Annotated[
         Literal["full", "egress", "none"] | None,
-        'the network of the workers: `"full"`: that of the node; `"egress"`: other machines only, in containers; '
+        'the network of the workers: `"full"`: the network of the node; `"egress"`: other machines only, in containers; '
         '`"none"`. Default: `"full"`, in containers `"none"`',
     ]
     isolation: Annotated[
