@@ -123,7 +123,7 @@ class PlainOptions(TypedDict, total=False):
     egress: Annotated[bool, "whether workers in containers can reach the network"]
     network: Annotated[
         Literal["full", "egress", "none"] | None,
-        'the network of the workers: `"full"`: the network of the node; `"egress"`: other machines only, in containers; '
+        'the network of the workers: `"full"`: as the node has it; `"egress"`: in containers, other machines only; '
         '`"none"`. Default: `"full"`, in containers `"none"`',
     ]
     isolation: Annotated[
