@@ -148,6 +148,18 @@ def test_the_oom_score_of_another_process_cannot_be_changed(platform_: Platform)
         assert attack(platform_, code) in outcomes
 
 
+def test_the_terminals_of_the_machine_cannot_be_opened(platform_: Platform) -> None:
+    terminals = attack(platform_, "os.listdir('/dev/pts')")
+    assert terminals in (*DENIED, ["ptmx"])
+    if terminals == ["ptmx"]:
+        assert attack(platform_, "os.close(os.openpty()[0])") is None
+
+
+@pytest.mark.parametrize("path", ["/etc/shadow", "/etc/sudoers", "/etc/ssh/ssh_host_ed25519_key"])
+def test_the_private_files_of_the_system_cannot_be_read(platform_: Platform, path: str) -> None:
+    assert attack(platform_, f"Path('{path}').read_text()") in (*DENIED, "")
+
+
 @pytest.mark.parametrize("path", ["/etc/hosts", "/proc/sys/kernel/core_pattern", "/usr/bin/env", "/dev/kmsg"])
 def test_the_machines_files_cannot_be_written_to(platform_: Platform, path: str) -> None:
     assert attack(platform_, f"open('{path}', 'r+').close()") in (*DENIED, "OSError 30")

@@ -24,6 +24,7 @@ class Kind(enum.Enum):
     READ_ONLY = "read-only"
     WRITABLE = "writable"
     MEMORY = "memory"  # a new, empty file system in memory
+    TERMINALS = "terminals"  # pseudo-terminals of its own: those of the host include the terminals of its users
     HIDDEN = "hidden"  # an empty folder that cannot be written to, or an empty file
 
 
@@ -42,6 +43,7 @@ SYSTEM: Final = (
 PROC: Final = "/proc"
 TMP: Final = "/tmp"  # noqa: S108
 SHARED_MEMORY: Final = "/dev/shm"  # noqa: S108
+TERMINALS: Final = "/dev/pts"
 TEMPORARY: Final = (TMP, "/var/tmp")  # noqa: S108
 # As in Docker's containers: the kernel's settings, and what tells about other users of the machine.
 _PROC_READ_ONLY: Final = tuple(f"/proc/{name}" for name in ("bus", "fs", "irq", "sys", "sysrq-trigger"))
@@ -53,7 +55,7 @@ _HIDDEN: Final = (
     *("/sys/firmware", "/sys/kernel/debug", "/sys/kernel/security", "/sys/kernel/tracing"),
     *("/etc/gshadow", "/etc/gshadow-", "/etc/shadow", "/etc/shadow-", "/etc/ssh", "/etc/ssl/private"),
 )
-_DEVICES: Final = ("full", "null", "random", "tty", "urandom", "zero", "ptmx", "pts", "fd", "stdin", "stdout", "stderr")
+_DEVICES: Final = ("full", "null", "random", "tty", "urandom", "zero", "fd", "stdin", "stdout", "stderr")
 # Devices that compute, and the network between them.
 _ACCELERATORS: Final = ("nvidia", "dri", "kfd", "infiniband", "gdrdrv", "dxg", "accel")
 
@@ -68,7 +70,7 @@ def own_paths(sandbox: Sandbox, names: Iterable[str], pid: int) -> list[str]:
 
 def common_mounts(template: Sandbox, names: Iterable[str], pid: int) -> list[Mount]:
     """Return the mounts that the process `pid` has in any sandbox of a worker that is forked from `template`."""
-    common = Sandbox(shared=template.shared)
+    common = Sandbox(shared=template.shared, hidden=template.hidden)
     return [mount for mount in mounts(common, own_paths(common, names, pid)) if mount.kind is not Kind.MEMORY]
 
 
@@ -79,6 +81,7 @@ def mounts(sandbox: Sandbox, own: Iterable[str]) -> list[Mount]:
     )
     kinds |= dict.fromkeys((*own, *sandbox.writable), Kind.WRITABLE)
     kinds |= dict.fromkeys(TEMPORARY, Kind.MEMORY)
+    kinds[TERMINALS] = Kind.TERMINALS
     kinds[SHARED_MEMORY] = Kind.WRITABLE if sandbox.shares_memory else Kind.MEMORY
     shown = [path for path, kind in kinds.items() if kind is not Kind.MEMORY]
     for path in (*_HIDDEN, *sandbox.hidden):
@@ -94,7 +97,7 @@ def rules(
     listed."""
     found = [(PROC, Access.READ), *((path, Access.OVERWRITE if path == PROC else Access.ALL) for path in own)]
     if sandbox.namespaces:  # there are no other files
-        writable = (*sandbox.writable, *TEMPORARY, SHARED_MEMORY)
+        writable = (*sandbox.writable, *TEMPORARY, SHARED_MEMORY, TERMINALS)
         return [*found, ("/", Access.READ), *((path, Access.ALL) for path in writable)]
     hidden = {*_HIDDEN, *sandbox.hidden}.difference(sandbox.shared, sandbox.readable, sandbox.writable)
     for access, paths in ((Access.READ, (*SYSTEM, *sandbox.shared, *sandbox.readable)), (Access.ALL, sandbox.writable)):

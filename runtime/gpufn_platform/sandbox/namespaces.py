@@ -18,8 +18,8 @@ _MEMORY_FLAGS = calls.MS_NOSUID | calls.MS_NODEV
 _INNER_PLACE = "/.root"  # an empty folder in each root: the place for the root of a forked process
 
 
-class _Memory:
-    """A part of a root that is a file system in memory."""
+class _New:
+    """A part of a root that is a new file system."""
 
 
 class Root:
@@ -73,7 +73,7 @@ class Root:
         except OSError:
             os.chdir("/")
 
-    def _add(self, mount: Mount, part: str | int | _Memory, memory_bytes: int) -> None:
+    def _add(self, mount: Mount, part: str | int | _New, memory_bytes: int) -> None:
         target = self._place + mount.path
         if isinstance(part, str):
             os.makedirs(os.path.dirname(target), exist_ok=True)
@@ -81,6 +81,10 @@ class Root:
                 os.symlink(part, target)
         elif isinstance(part, int):
             _attach(part, target)
+        elif mount.kind is Kind.TERMINALS:
+            os.makedirs(target, exist_ok=True)
+            calls.mount("none", target, "devpts", calls.MS_NOSUID | calls.MS_NOEXEC, "newinstance,ptmxmode=0666")
+            os.symlink("pts/ptmx", os.path.join(os.path.dirname(target), "ptmx"))
         else:
             os.makedirs(target, exist_ok=True)
             options = f"mode=1777,size={memory_bytes}" if mount.kind is Kind.MEMORY else "mode=755,size=1M"
@@ -89,18 +93,18 @@ class Root:
                 self._read_only.append(target)
 
 
-def _read(mount: Mount) -> str | int | _Memory | None:
-    """Return what to create at the path: a link to a path, a copy of mounts, or memory. None if it is absent here."""
+def _read(mount: Mount) -> str | int | _New | None:
+    """Return the part to create: the target of a link, a copy of mounts, or a new file system. None if it is absent."""
     path, kind = mount
-    if kind is Kind.MEMORY:
-        return _Memory()
+    if kind in (Kind.MEMORY, Kind.TERMINALS):
+        return _New()
     if os.path.islink(path):
         return os.readlink(path)
     if not os.path.exists(path):
         return None
     if kind is not Kind.HIDDEN:
         return _clone(path, read_only=kind is Kind.READ_ONLY)
-    return _Memory() if os.path.isdir(path) else _clone("/dev/null", read_only=True)
+    return _New() if os.path.isdir(path) else _clone("/dev/null", read_only=True)
 
 
 def _clone(path: str, *, read_only: bool) -> int:

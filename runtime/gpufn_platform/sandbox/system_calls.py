@@ -14,6 +14,7 @@ CLONE_NEWNET: Final = 0x40000000
 
 MS_NOSUID: Final = 2
 MS_NODEV: Final = 4
+MS_NOEXEC: Final = 8
 MS_REC: Final = 0x4000
 MS_PRIVATE: Final = 1 << 18
 MNT_DETACH: Final = 2

@@ -48,7 +48,7 @@ from gpufn_runtime.agent.devices.nvml import NvmlInventory
 from gpufn_runtime.agent.devices.power_limits import PowerLimits
 from gpufn_runtime.agent.devices.watch import DeviceWatch
 from gpufn_runtime.agent.isolation import gpu_devices, policy
-from gpufn_runtime.agent.isolation.sandboxes import Sandboxes, python_folders
+from gpufn_runtime.agent.isolation.sandboxes import Sandboxes, private_paths, python_folders
 from gpufn_runtime.agent.launchers.choose import LauncherByImage
 from gpufn_runtime.agent.launchers.containers.launcher import ContainerLauncher, LogImageLine
 from gpufn_runtime.agent.launchers.process import ProcessLauncher
@@ -237,6 +237,7 @@ def _sandboxes(settings: AgentSettings, support: Support, groups: MemoryGroups) 
         home,
         python_folders([*sys.path, *packages, *libraries], (sys.prefix, sys.base_prefix)),
         folders=settings.sandbox_folders,
+        private=private_paths("/etc") if os.geteuid() == 0 else (),
         cgroups=groups.base,
         namespaces=not support.namespaces,
     )

@@ -7,6 +7,7 @@ sees its own.
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,12 +30,14 @@ class Folder(NamedTuple):
 
 @dataclass(frozen=True)
 class Sandboxes:
-    """Makes the sandboxes. `python` has the folders of the interpreter and its packages. `cgroups` is the folder of
+    """Makes the sandboxes. `python` has the folders of the interpreter and its packages, `private` files of the system
+    that are only for the platform's user. `cgroups` is the folder of
     the workers' memory cgroups. Without `namespaces` the kernel allows no namespaces here."""
 
     home: Home
     python: tuple[str, ...]
     folders: Sequence[Folder] = ()
+    private: tuple[str, ...] = ()
     cgroups: Path | None = None
     namespaces: bool = True
 
@@ -89,7 +92,26 @@ class Sandboxes:
     @property
     def _hidden(self) -> tuple[str, ...]:
         home = self.home
-        return tuple(map(os.fspath, (home.root, home.run, home.shared_bodies)))
+        return (*map(os.fspath, (home.root, home.run, home.shared_bodies)), *self.private)
+
+
+def private_paths(folder: str) -> tuple[str, ...]:
+    """Return the paths in `folder` that other users cannot read. Root without capabilities still reads what it owns."""
+    found: list[str] = []
+    for parent, folders, files in os.walk(folder):
+        closed = [name for name in folders if not _is_public(os.path.join(parent, name), stat.S_IXOTH)]
+        found += (os.path.join(parent, name) for name in closed)
+        folders[:] = [name for name in folders if name not in closed]
+        found += (path for name in files if not _is_public(path := os.path.join(parent, name), stat.S_IROTH))
+    return tuple(sorted(found))
+
+
+def _is_public(path: str, right: int) -> bool:
+    try:
+        mode = os.lstat(path).st_mode
+    except OSError:
+        return True  # gone
+    return stat.S_ISLNK(mode) or bool(mode & right)
 
 
 def python_folders(path: Sequence[str], prefixes: Sequence[str]) -> tuple[str, ...]:
