@@ -142,6 +142,7 @@ _PERMISSIONS = {
             *_read_bucket(subjects.FUNCTIONS),
             *_read_bucket(subjects.REVISIONS),
             *_read_bucket(subjects.ENGINES),
+            *_read_bucket(subjects.TEAMS),
             *_read_bucket(subjects.SECRETS),  # encrypted: the agent also needs the master key
             *_read_store(subjects.BUNDLES),
             *_read_store(subjects.ENGINE_FILES),

@@ -68,7 +68,14 @@ from gpufn_runtime.agent.workers.secret_values import StoredSecrets
 log = logging.getLogger("gpufn_runtime.agent")
 
 _CONNECT_PAUSE_S = 0.2
-_BUCKETS = (subjects.ASSIGNMENTS, subjects.FUNCTIONS, subjects.REVISIONS, subjects.ENGINES, subjects.SECRETS)
+_BUCKETS = (
+    subjects.ASSIGNMENTS,
+    subjects.FUNCTIONS,
+    subjects.REVISIONS,
+    subjects.ENGINES,
+    subjects.SECRETS,
+    subjects.TEAMS,
+)
 _STORES = (subjects.BUNDLES, subjects.ENGINE_FILES, subjects.MODEL_FILES)
 _WORKER_NEEDS = ("msgspec", "cloudpickle")
 
@@ -184,6 +191,7 @@ async def _run_agent(
         bus=bus,
         assignments=KeyValue(bus, subjects.ASSIGNMENTS),
         functions=KeyValue(bus, subjects.FUNCTIONS),
+        teams=KeyValue(bus, subjects.TEAMS),
         revisions=KeyValue(bus, subjects.REVISIONS),
         bundles=BundleCache(home.bundles, fetch),
         engines=EngineCache(home.engines, find_engine, fetch_file),

@@ -96,6 +96,7 @@ class Agent:
         engines: EngineCache,
         weights: WeightsCache,
         secrets: Secrets,
+        teams: KeyValue | None = None,
         launcher: AgentLauncher,
         groups: MemoryGroups,
         devices: DeviceWatch,
@@ -160,6 +161,7 @@ class Agent:
             running=self._fleet.revisions,
             image_of=configs.image,
             limits_of=configs.limits,
+            teams=teams,
         )
         self._cleanup = Cleanup(
             self._fleet,

@@ -9,6 +9,16 @@ from gpufn_core.spec import patterns
 NO_TEAM = ""
 
 
+def domain_of(trust_domain: str, team: str) -> str:
+    """Return the trust domain in which a function shares GPUs and templates: the one that it names, or one of its team
+    alone. So functions of two teams share only if both name the same domain. No user can name a domain with a slash.
+
+    >>> domain_of("", "search"), domain_of("ours", "search"), domain_of("", "")
+    ('team/search', 'ours', '')
+    """
+    return trust_domain or (f"team/{team}" if team else "")
+
+
 class TeamLimits(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """The limits of all functions of a team together; None means no limit. `workers` and `gpus` are held at the same
     time; a quarter of a GPU counts 0.25, and parked workers do not count. `queued` are submitted calls that have not

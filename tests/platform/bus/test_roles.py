@@ -66,6 +66,7 @@ EXPECTED = {
         "KV_gpufn_functions": FOLLOW,
         "KV_gpufn_revisions": FOLLOW,
         "KV_gpufn_secrets": FOLLOW,
+        "KV_gpufn_teams": FOLLOW,
         "OBJ_gpufn_bundles": "igd",
         "OBJ_gpufn_models": "igd",  # weights
         "OBJ_gpufn_engine_files": "igd",

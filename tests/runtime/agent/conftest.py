@@ -149,6 +149,7 @@ class Node:
         self.revisions = await KeyValue.open(self.bus, subjects.REVISIONS)
         await KeyValue.open(self.bus, subjects.ENGINES)
         await KeyValue.open(self.bus, subjects.SECRETS)
+        await KeyValue.open(self.bus, subjects.TEAMS)
         for store in (subjects.BUNDLES, subjects.ENGINE_FILES, subjects.MODEL_FILES):
             await object_store.ensure_bucket(self.bus, store)
 

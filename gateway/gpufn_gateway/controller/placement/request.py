@@ -9,7 +9,7 @@ import msgspec
 from gpufn_core.domain.device import Device, DeviceType
 from gpufn_core.domain.engine import CPU_KIND
 from gpufn_core.domain.revision import Revision
-from gpufn_core.domain.team import NO_TEAM
+from gpufn_core.domain.team import NO_TEAM, domain_of
 from gpufn_core.protocol.reports import NodeReport
 from gpufn_core.spec.isolation import AS_PROCESS
 from gpufn_core.spec.resources import Resources
@@ -36,9 +36,7 @@ class Requirements(msgspec.Struct, frozen=True):
 
     @property
     def domain(self) -> str:
-        """The trust domain in which it shares a GPU: by default one of its team alone. Functions of two teams share a
-        GPU only if both name the same domain."""
-        return self.resources.trust_domain or (f"team/{self.team}" if self.team else "")  # no user can name a slash
+        return domain_of(self.resources.trust_domain, self.team)
 
     @property
     def any_size_key(self) -> Hashable:

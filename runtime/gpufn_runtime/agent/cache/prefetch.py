@@ -20,6 +20,7 @@ import msgspec
 from gpufn_core.domain.device import Device, has_kind
 from gpufn_core.domain.engine import CPU_KIND
 from gpufn_core.domain.revision import Function, Revision, RevisionKey
+from gpufn_core.domain.team import Team, Teams, domain_of
 from gpufn_core.errors import ArtifactUnavailable, GpufnError, RevisionNotFound
 from gpufn_core.protocol import subjects
 from gpufn_core.spec.function_spec import MAX_MODULES, FunctionSpec, Packaging, is_module_name
@@ -37,6 +38,7 @@ log = logging.getLogger(__name__)
 COLLECT_EVERY_S = 600.0
 _MODEL_MODULES = ("numpy", "onnxruntime")  # known before a worker reports; the first cold start takes 25 ms, not 150
 
+_team = msgspec.msgpack.Decoder(Team)
 _function = msgspec.msgpack.Decoder(Function)
 _revision = msgspec.msgpack.Decoder(Revision)
 
@@ -66,7 +68,10 @@ class Prefetch:
         running: Callable[[], Iterable[RevisionKey]],
         image_of: Callable[[FunctionSpec], ImageSpec | None],
         limits_of: Callable[[FunctionSpec], Limits],
+        teams: KeyValue | None = None,
     ) -> None:
+        self._teams = teams
+        self._team_names = Teams()
         self._functions = functions
         self._revisions = revisions
         self._bundles = bundles
@@ -86,8 +91,13 @@ class Prefetch:
         self._collect_at = 0.0
 
     async def watch(self) -> list[Watch]:
-        """Start the watches. Returns once all deployed functions and revisions are known."""
-        return [await self._revisions.watch(self._on_revision), await self._functions.watch(self._on_function)]
+        """Start the watches. Returns once all teams, deployed functions and revisions are known."""
+        of_teams = [] if self._teams is None else [await self._teams.watch(self._on_team)]
+        return [
+            *of_teams,
+            await self._revisions.watch(self._on_revision),
+            await self._functions.watch(self._on_function),
+        ]
 
     async def run(self) -> None:
         """Prepare and collect after each change, until cancelled."""
@@ -206,6 +216,7 @@ class Prefetch:
                     each.spec.env,
                     has_gpu=bool(each.spec.resources.gpu),
                     offline=each.spec.network is Network.NONE,
+                    domain=domain_of(each.spec.resources.trust_domain, self._team_names.name_of(each.function)),
                 )
                 for each in as_processes
             ],
@@ -296,6 +307,13 @@ class Prefetch:
         else:
             self._known[revision_key] = _revision.decode(entry.value)
             self._last_used.setdefault(revision_key, self._known[revision_key].created_at)
+        self._changes.set()
+
+    def _on_team(self, key: str, entry: Entry | None) -> None:
+        if entry is None:
+            self._team_names.remove(key)
+        else:
+            self._team_names.put(_team.decode(entry.value))
         self._changes.set()
 
     def _on_function(self, key: str, entry: Entry | None) -> None:

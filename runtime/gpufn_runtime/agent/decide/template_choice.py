@@ -33,6 +33,7 @@ class Preload:
     env: frozenset[tuple[str, str]] = field(default=frozenset(), repr=False)
     sees_gpus: bool = False
     offline: bool = False  # it has no network, and neither have its workers
+    domain: str = ""  # the trust domain of its functions
 
     def __str__(self) -> str:
         """Return the modules only: variables may be secrets."""
@@ -42,12 +43,13 @@ class Preload:
         return self.has_context_of(other) and self.modules < other.modules
 
     def has_context_of(self, other: Preload) -> bool:
-        """Return whether both import their modules in the same environment."""
-        return (self.env, self.sees_gpus, self.offline) == (other.env, other.sees_gpus, other.offline)
+        """Return whether both import their modules in the same environment, for functions of the same trust domain."""
+        mine = self.env, self.sees_gpus, self.offline, self.domain
+        return mine == (other.env, other.sees_gpus, other.offline, other.domain)
 
-    def serves(self, env: Mapping[str, str], *, has_gpu: bool, offline: bool) -> bool:
-        """Return whether a worker may fork from it. A template without modules has read no variables."""
-        context = Preload(self.modules, frozenset(env.items()), has_gpu, offline)
+    def serves(self, env: Mapping[str, str], *, has_gpu: bool, offline: bool, domain: str) -> bool:
+        """Return whether a worker may fork from it. A template without modules has read nothing of any function."""
+        context = Preload(self.modules, frozenset(env.items()), has_gpu, offline, domain)
         return not self.modules or self.has_context_of(context)
 
 
@@ -56,20 +58,21 @@ EMPTY = Preload()
 
 @dataclass(frozen=True)
 class Use:
-    """A revision's modules and `env`, its last launch or deploy (unix seconds), and whether its workers have a GPU, or
-    no network."""
+    """A revision's modules and `env`, its last launch or deploy (unix seconds), whether its workers have a GPU, or no
+    network, and its trust domain."""
 
     modules: ModuleSet
     last_used_at: float
     env: Mapping[str, str] = field(default_factory=dict, repr=False)
     has_gpu: bool = False
     offline: bool = False
+    domain: str = ""
 
     @property
     def preload(self) -> Preload:
         if not self.modules or any(name.startswith(_LOADER_VARIABLES) for name in self.env):
             return EMPTY
-        return Preload(self.modules, frozenset(self.env.items()), self.has_gpu, self.offline)
+        return Preload(self.modules, frozenset(self.env.items()), self.has_gpu, self.offline, self.domain)
 
 
 def without_env(use: Use) -> Use:

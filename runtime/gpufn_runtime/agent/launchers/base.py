@@ -26,6 +26,7 @@ class LaunchOrder:
     environment: dict[str, str] = field(repr=False)
     worker_config: WorkerConfig = field(repr=False)
     modules: frozenset[str] = frozenset()
+    domain: str = ""  # the trust domain of the function
     image: ImageSpec | None = None
     gpus: tuple[str, ...] = ()  # uuids of the leased devices
     mps: Mounts | None = None  # for a container whose worker shares its GPU through MPS

@@ -308,7 +308,8 @@ class TemplateLauncher:
         config = order.worker_config
         if self._sandbox_of is not None and config.sandbox is None:
             return False  # it must not be confined, and a template is
-        return preload.serves(config.spec.env, has_gpu=has_gpu, offline=config.spec.network is Network.NONE)
+        offline = config.spec.network is Network.NONE
+        return preload.serves(config.spec.env, has_gpu=has_gpu, offline=offline, domain=order.domain)
 
     def _best_template(self, order: LaunchOrder, *, has_gpu: bool) -> Template | None:
         candidates = [t for t in self._templates.values() if self._may_fork(order, t.preload, has_gpu=has_gpu)]

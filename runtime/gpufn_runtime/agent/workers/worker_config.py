@@ -127,6 +127,7 @@ class WorkerConfigs:
             environment={**NO_MPS, **joining.environment, **variables},
             worker_config=config,
             modules=modules,
+            domain=assignment.share.trust_domain,
             image=image,
             gpus=gpus,
             mps=joining.mounts,

@@ -104,7 +104,7 @@ TORCH = frozenset({"torch"})
 def test_a_worker_forks_from_a_template_whose_modules_have_read_its_own_variables(
     modules: ModuleSet, env: frozenset[tuple[str, str]], used_env: dict[str, str], suits: bool
 ) -> None:
-    assert Preload(modules, env).serves(used_env, has_gpu=False, offline=False) == suits
+    assert Preload(modules, env).serves(used_env, has_gpu=False, offline=False, domain="") == suits
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_a_worker_forks_from_a_template_whose_modules_have_read_its_own_variable
 def test_a_worker_with_a_gpu_forks_from_a_template_whose_modules_have_seen_gpus(
     modules: ModuleSet, sees_gpus: bool, has_gpu: bool, suits: bool
 ) -> None:
-    assert Preload(modules, sees_gpus=sees_gpus).serves({}, has_gpu=has_gpu, offline=False) == suits
+    assert Preload(modules, sees_gpus=sees_gpus).serves({}, has_gpu=has_gpu, offline=False, domain="") == suits
 
 
 def test_what_is_imported_with_other_variables_is_another_template() -> None:
@@ -145,7 +145,7 @@ def test_variables_are_not_written_into_logs() -> None:
 def test_a_worker_without_a_network_forks_from_a_template_without_one(
     template: Preload, offline: bool, suits: bool
 ) -> None:
-    assert template.serves({}, has_gpu=False, offline=offline) == suits
+    assert template.serves({}, has_gpu=False, offline=offline, domain="") == suits
 
 
 @pytest.mark.parametrize("name", ["PYTHONPATH", "LD_LIBRARY_PATH", "PATH"])
@@ -158,3 +158,14 @@ def test_a_strict_node_imports_no_modules_with_a_functions_variables() -> None:
         frozenset(),
         TORCH,
     ]
+
+
+@pytest.mark.parametrize(
+    ("modules", "of", "suits"),
+    [(TORCH, "team/a", True), (TORCH, "team/b", False), (TORCH, "", False), (frozenset(), "", True)],
+)
+def test_functions_of_different_domains_share_no_template(modules: frozenset[str], of: str, suits: bool) -> None:
+    use = Use(modules, 1.0, domain="team/a")
+    assert use.preload.serves({}, has_gpu=False, offline=False, domain=of) == suits
+    other = Use(modules, 2.0, domain="team/b")
+    assert len(select_preloads([use, other], 9)) == (3 if modules else 1)

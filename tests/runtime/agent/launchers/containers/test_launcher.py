@@ -201,7 +201,7 @@ def _order(home: Path) -> LaunchOrder:
         memory_limit_bytes=999 * MIB,
     )
     config, output = folder / "config.json", folder / "output"
-    return LaunchOrder("w-1", folder, config, output, {}, told, frozenset({"mib100"}), ImageSpec(base="base"))
+    return LaunchOrder("w-1", folder, config, output, {}, told, frozenset({"mib100"}), image=ImageSpec(base="base"))
 
 
 def _standing(launcher: ContainerLauncher) -> list[str]:
