@@ -13,7 +13,7 @@ from typing import Any, Final
 from gpufn_core import ids
 from gpufn_core.encoding import urls
 from gpufn_core.protocol.limits import LARGEST_INTEGER
-from gpufn_core.spec import function_spec, image_spec, model_spec, names, patterns, resources
+from gpufn_core.spec import function_spec, image_spec, isolation, model_spec, names, patterns, resources
 from gpufn_core.spec.units import MIN_PROCESS_BYTES, Bounds
 from gpufn_gateway.auth import access, quotas
 from gpufn_gateway.openapi import request_bodies, request_bounds
@@ -67,6 +67,8 @@ _NUMBER: Final[Schema] = {"type": "number"}
 _INTEGER: Final[Schema] = {"type": "integer"}
 _STRING: Final[Schema] = {"type": "string"}
 _OBJECT: Final[Schema] = {"type": "object"}
+_CONTAINER: Final[Schema] = {"const": "container"}
+_NOT_FULL: Final[Schema] = {"not": {"const": "full"}}
 _EMPTY: Final[Schema] = {"maxLength": 0}
 _NOT_EMPTY: Final[Schema] = {"minLength": 1}
 _SOME: Final[Schema] = {"minItems": 1}
@@ -127,6 +129,7 @@ _FIELDS: Final[Mapping[str, Mapping[str, Schema]]] = {
     "FunctionSpec": {
         "name": {**_text(names.FULL_NAME), "not": {"pattern": _RESERVED_NAME}},
         "methods": _SOME,
+        "isolation": {"not": {"enum": sorted(isolation.NO_RUNTIME)}},
         "webhook": WEBHOOK,
         "env": {
             "propertyNames": {"pattern": _ENV_NAME},
@@ -211,10 +214,17 @@ _RULES: Final[Mapping[str, Schema]] = {
                     batch=_NULL,
                     models={"maxItems": 0},
                     image=_NULL,
+                    isolation={"not": _CONTAINER},
                     scaling=_object(park_timeout_s={"enum": [0, None]}),
                     env={"propertyNames": {"not": {"enum": sorted(function_spec.GANG_ENV)}}},
                 ),
             ),
+            # What `isolation.contradiction` refuses.
+            _when(_has(image=_OBJECT), _object(isolation=_CONTAINER, network=_NOT_FULL)),
+            _when(_has(isolation=_CONTAINER), _object(network=_NOT_FULL)),
+            _when(_has(isolation={"const": "process"}), _object(network={"not": {"const": "none"}})),
+            _when(_has(egress={"const": True}), {"not": {"required": ["network"]}}),
+            _when(_has(network={"const": "egress"}), {"anyOf": [_has(image=_OBJECT), _has(isolation=_CONTAINER)]}),
             _when(_has(batch=_OBJECT), _object(methods={"items": _object(kind={"enum": ["sync", "async"]})})),
             _when(_object(entry=_has(packaging={"const": "model"})), _has(models={"minItems": 1, "maxItems": 1})),
         ]

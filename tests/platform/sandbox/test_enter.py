@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -43,7 +45,7 @@ def folder(tmp_path: Path) -> Path:
     if system_calls.landlock_abi() < landlock.SCOPES_ABI:
         missing("a kernel with Landlock's scopes")
     seccomp.program(os.uname().machine)  # the plain user cannot read the list, if it is in root's home
-    for parent in (tmp_path, *tmp_path.parents[:2]):
+    for parent in itertools.takewhile(lambda each: each != Path(tempfile.gettempdir()), (tmp_path, *tmp_path.parents)):
         parent.chmod(0o755)
     for name in ("hidden", "own"):
         (tmp_path / name).mkdir()

@@ -27,6 +27,7 @@ from collections.abc import Iterable, Iterator
 from gpufn_core.domain import circuit_errors
 from gpufn_core.domain.invocation import OutcomeKind, deleted_error
 from gpufn_core.domain.revision import Function, Revision, RevisionState
+from gpufn_core.domain.team import NO_TEAM
 from gpufn_core.domain.worker import WorkerState
 from gpufn_core.protocol.reports import FunctionStatus
 from gpufn_gateway.controller.decide import actions, deploy_check, policy, rollout
@@ -209,7 +210,9 @@ class _Step:
         decided.need = Need(
             key=decided.key,
             revision=record,
-            requirements=Requirements.from_revision(record, self.world.teams.name_of(decided.key[0])),
+            requirements=Requirements.from_revision(
+                record, self.shares.team_of(decided.key[0]) if self.shares.has_teams else NO_TEAM
+            ),
             starts=self._start_times(record, decided.view),
             view=decided.view,
             missing=allowed,
@@ -299,7 +302,7 @@ class _Step:
         without_room: list[Need] = []
         while (need := rounds.next()) is not None:
             with self._isolated(need.key[0]):
-                need.team_limit = self.shares.refusal(need)
+                need.team_limit = self.shares.refusal(need) if self.shares.has_teams else ""
                 result = NoRoom() if need.team_limit else allocator.grant(need, nodes)
                 if isinstance(result, NoRoom):
                     need.is_slot_limited = len(nodes) < len(reports) and not need.team_limit

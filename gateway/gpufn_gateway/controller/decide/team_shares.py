@@ -27,12 +27,12 @@ class TeamShares:
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self._has_teams = bool(world.teams)
+        self.has_teams = bool(world.teams)
         self._workers: dict[str, int] = {}
         self._gpus: dict[str, float] = {}
         self._costs: dict[str, float] = {}
         self._granted_s: dict[str, float] = {}  # GPU seconds
-        for worker in world.workers.values() if self._has_teams else ():
+        for worker in world.workers.values() if self.has_teams else ():
             if worker.state in _HOLDING:
                 self._add(self.team_of(worker.key[0]), [worker.assignment.share], is_worker=not worker.assignment.rank)
 
@@ -42,7 +42,7 @@ class TeamShares:
         return self._costs
 
     def team_of(self, function: str) -> str:
-        if not self._has_teams:
+        if not self.has_teams:
             return NO_TEAM
         return self._world.teams.name_of(function)
 
@@ -56,7 +56,7 @@ class TeamShares:
 
     def refusal(self, need: Need) -> str:
         """Return why its team may hold no further worker; "" if it may."""
-        team = self._world.teams.get(self.team_of(need.key[0])) if self._has_teams else None
+        team = self._world.teams.get(self.team_of(need.key[0]))
         if team is None:
             return ""
         workers, gpus, limits = self._workers.get(team.name, 0), self._gpus.get(team.name, 0.0), team.limits
@@ -81,7 +81,7 @@ class TeamShares:
 
     def grant(self, need: Need, shares: Sequence[DeviceShare]) -> None:
         """Count a worker that this step starts or resumes: the shares of its processes."""
-        if not self._has_teams:
+        if not self.has_teams:
             return
         team = self.team_of(need.key[0])
         self._add(team, shares, is_worker=True)
@@ -102,6 +102,9 @@ class Rounds:
         self._rank: dict[int, int] = {}  # by id of the need
         self._now: dict[str, deque[Need]] = {}  # by team
         self._later: dict[str, deque[Need]] = {}
+        if not shares.has_teams:
+            self._now = {NO_TEAM: waiting} if (waiting := deque(needs)) else {}
+            return
         for rank, need in enumerate(needs):
             self._rank[id(need)] = rank
             self._now.setdefault(shares.team_of(need.key[0]), deque()).append(need)

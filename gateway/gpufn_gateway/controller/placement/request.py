@@ -82,7 +82,7 @@ class Request(Requirements, frozen=True):
         """Return whether the node is able to run it, however full it is, GPUs aside."""
         if self.is_contained(report) and (report.container_trouble or (self.kind and report.gpu_container_trouble)):
             return False
-        if self.isolation_trouble(report):
+        if report.isolation_trouble and self.isolation_trouble(report):
             return False
         return self.kind is not None or self.engine_kinds is None or CPU_KIND in self.engine_kinds
 

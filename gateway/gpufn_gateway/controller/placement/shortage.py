@@ -98,7 +98,7 @@ def shortage(  # noqa: PLR0911, PLR0912 - one line per cause
         return Shortage(Cause.NO_GANG, no_gang)
     if request.is_contained(report) and report.container_trouble:
         return Shortage(Cause.NO_CONTAINERS, report.container_trouble)
-    if trouble := request.isolation_trouble(report):
+    if report.isolation_trouble and (trouble := request.isolation_trouble(report)):
         return Shortage(Cause.NO_ISOLATION, trouble)
     if request.kind is None and request.engine_kinds is not None and CPU_KIND not in request.engine_kinds:
         return Shortage(Cause.NO_CPU_ENGINE)
