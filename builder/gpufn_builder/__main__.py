@@ -20,11 +20,13 @@ from gpufn_platform.bus.storage.key_value import KeyValue, stream_of
 from gpufn_platform.bus.tls import BusTls
 from gpufn_platform.process.clock import SystemClock
 from gpufn_platform.process.node_process import run, run_until_signaled
+from gpufn_platform.signing.local_trust import LocalTrust
+from gpufn_platform.signing.signatures import Signatures
 
 log = logging.getLogger("gpufn.builder")
 
 _BUS_RETRY_FOR_S = 5.0  # NATS may be restarting together with this process
-_BUCKETS = (subjects.BUILDS, subjects.ENGINES, subjects.LEASES)
+_BUCKETS = (subjects.BUILDS, subjects.ENGINES, subjects.LEASES, subjects.SIGNING)
 _STORES = (subjects.MODEL_FILES, subjects.ENGINE_FILES)
 
 
@@ -32,9 +34,11 @@ async def serve(settings: BuilderSettings) -> None:
     tls = BusTls.from_env(os.environ)
     bus = await Bus.connect(settings.nats_url, name=f"builder {settings.node}", tls=tls, retry_for_s=_BUS_RETRY_FOR_S)
     clock = SystemClock()
+    signatures = Signatures(KeyValue(bus, subjects.SIGNING), LocalTrust.from_env(os.environ))
     try:
         await claim_node(bus, "builder", settings.node, settings.home)
         await streams.wait_for(bus, (subjects.BUILD, *map(stream_of, _BUCKETS), *map(object_store.stream_of, _STORES)))
+        await signatures.start()
         executor = BuildExecutor(
             Store(
                 bus,
@@ -43,6 +47,7 @@ async def serve(settings: BuilderSettings) -> None:
                 clock,
                 retry_for_s=settings.retry_for_s,
             ),
+            signatures=signatures,
             folder=settings.home.builds,
             caches=settings.home.tuning,
             environ=os.environ,
@@ -66,6 +71,7 @@ async def serve(settings: BuilderSettings) -> None:
         log.info("builds for node %s", settings.node)
         await run_until_signaled(builder.run(), "builder")
     finally:
+        signatures.stop()
         await bus.close()
 
 

@@ -1,8 +1,9 @@
 """One build as the service runs it: reuses existing engines, builds and publishes the missing ones.
 
-1. Compute the EngineKey of each candidate and look up its engine.
-2. For the missing ones fetch the model's files and run the build process (`pipeline`), under a lease per engine.
-3. Publish the engines that passed, order them (`backend_choice`), and write a report.
+1. Check the signature of the deploy, before anything reads the model.
+2. Compute the EngineKey of each candidate and look up its engine.
+3. For the missing ones fetch the model's files and run the build process (`pipeline`), under a lease per engine.
+4. Publish the engines that passed, order them (`backend_choice`), and write a report.
 """
 
 from __future__ import annotations
@@ -36,8 +37,9 @@ from gpufn_builder.report.report import BuildReport, CandidateRow, StageRow, eng
 from gpufn_builder.result_check import check
 from gpufn_builder.store import Store
 from gpufn_core.domain.engine import Backend, Build, BuildStage, BuildState, EngineIdentity, EngineManifest
-from gpufn_core.errors import BuildFailed, ErrorInfo
+from gpufn_core.errors import BuildFailed, ErrorInfo, UntrustedDeploy
 from gpufn_platform.process.clock import Clock
+from gpufn_platform.signing.signatures import Signatures
 
 PROCESS: Final = "gpufn_builder.processes.build_process"
 _GRACE_S: Final = 5.0  # the build process also knows the timeout, and continues after a candidate without progress
@@ -68,6 +70,7 @@ class BuildExecutor:
         self,
         store: Store,
         *,
+        signatures: Signatures,
         folder: Path,
         caches: Path,
         environ: Mapping[str, str],
@@ -78,6 +81,7 @@ class BuildExecutor:
         process: str = PROCESS,
     ) -> None:
         self._store = store
+        self._signatures = signatures
         self._folder = folder
         self._caches = caches
         self._environ = environ
@@ -102,9 +106,10 @@ class BuildExecutor:
         run = _ActiveBuild(build, target, on_held)
         began, started_at = self._clock.monotonic(), self._clock.time()
         try:
+            await self._signatures.verify_build(build)
             await self._find_or_build(run, on_progress)
             run.check()
-        except BuildFailed as error:
+        except (BuildFailed, UntrustedDeploy) as error:
             run.error = error.info()
         report = run.report(started_at, self._clock.monotonic() - began)
         outcome = BuildOutcome(engines=run.passed(), cached=not run.compiled, error=run.error, remarks=run.remarks())

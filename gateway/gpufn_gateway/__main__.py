@@ -69,6 +69,7 @@ from gpufn_gateway.routes.oip import OipRoutes
 from gpufn_gateway.routes.operations import OperationRoutes
 from gpufn_gateway.routes.schedules import ScheduleRoutes
 from gpufn_gateway.routes.secrets import SecretRoutes
+from gpufn_gateway.routes.signing import SigningRoutes
 from gpufn_gateway.routes.teams import TeamRoutes
 from gpufn_gateway.routes.usage import UsageRoutes
 from gpufn_gateway.routes.webhooks import WebhookRoutes
@@ -76,6 +77,7 @@ from gpufn_gateway.schedules.runs import ScheduleRuns
 from gpufn_gateway.schedules.store import Schedules
 from gpufn_gateway.secrets.secrets import Secrets, check_master_key
 from gpufn_gateway.settings import GatewaySettings
+from gpufn_gateway.signing.trusted_keys import TrustedKeys
 from gpufn_gateway.store_sync import StoreSync
 from gpufn_gateway.submitted.dead_letters import DeadLetters
 from gpufn_gateway.submitted.reaper import Reaper
@@ -96,6 +98,8 @@ from gpufn_platform.process.settings import EXIT_CONFIGURATION, InvalidSetting
 from gpufn_platform.process.watchdog import notify_watchdog
 from gpufn_platform.queue.caller import Caller
 from gpufn_platform.secrets.master_key import KEY, MasterKey
+from gpufn_platform.signing.local_trust import LocalTrust
+from gpufn_platform.signing.signatures import Signatures
 
 log = logging.getLogger("gpufn_gateway")
 
@@ -116,6 +120,7 @@ class _Services:
     storage: Storage
     buckets: Buckets
     master_key: MasterKey
+    signatures: Signatures
     access: Access
     registry: Registry
     builds: Builds
@@ -180,6 +185,9 @@ async def _open(settings: GatewaySettings, stack: contextlib.AsyncExitStack) -> 
     home = Home.from_env()
     master_key = MasterKey.from_env(os.environ, home)
     await check_master_key(buckets.secrets, master_key)
+    signatures = Signatures(buckets.signing, LocalTrust.from_env(os.environ))
+    stack.callback(signatures.stop)
+    await signatures.start()
 
     access = Access(loopback=is_loopback(settings.host), now=clock.time, hosts=settings.allowed_hosts)
     registry = Registry(clock, access)
@@ -207,7 +215,7 @@ async def _open(settings: GatewaySettings, stack: contextlib.AsyncExitStack) -> 
     stack.callback(bodies.close)
     caller.start(fast_path, shared_folder=bodies.folder, drop=bodies.remove)
     return _Services(
-        settings, clock, name, bus, storage, buckets, master_key,
+        settings, clock, name, bus, storage, buckets, master_key, signatures,
         access, registry, builds, schedules, caller, fast_path, bodies,
     )  # fmt: skip
 
@@ -251,6 +259,7 @@ class _Gateway:
             builds=services.builds,
             artifacts=self._artifacts,
             addresses=self._addresses,
+            signatures=services.signatures,
             clock=services.clock,
         )
 
@@ -293,6 +302,7 @@ class _Gateway:
                 Secrets(buckets.secrets, services.master_key, registry, self._deploys, clock), bodies
             ).routes(),
             *TeamRoutes(buckets.teams, registry, bodies).routes(),
+            *SigningRoutes(TrustedKeys(buckets.signing, services.signatures, registry, clock), bodies).routes(),
             *ScheduleRoutes(services.schedules, self._calls, bodies).routes(),
             *EngineRoutes(Engines(bus, buckets, registry, clock), bodies).routes(),
             *OipRoutes(registry, self._telemetry, self._why_not_ready).routes(),

@@ -46,6 +46,7 @@ class Buckets:
     keys: KeyValue
     webhook_secrets: KeyValue
     secrets: KeyValue
+    signing: KeyValue
     schedules: KeyValue
     builds: KeyValue
     engines: KeyValue
@@ -65,6 +66,7 @@ class Buckets:
             schedules=await KeyValue.open(bus, subjects.SCHEDULES),
             webhook_secrets=await KeyValue.open(bus, subjects.WEBHOOK_SECRETS),
             secrets=await KeyValue.open(bus, subjects.SECRETS),
+            signing=await KeyValue.open(bus, subjects.SIGNING),
             builds=await KeyValue.open(bus, subjects.BUILDS),
             engines=await KeyValue.open(bus, subjects.ENGINES),
             usage=await KeyValue.open(bus, subjects.USAGE, ttl_s=USAGE_RETENTION_S),

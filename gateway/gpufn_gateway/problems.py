@@ -24,7 +24,7 @@ Headers = list[tuple[bytes, bytes]]
 _ERRORS_BY_STATUS: dict[int, tuple[type[GpufnError], ...]] = {
     400: (errors.RequestError,),
     401: (errors.Unauthorized, errors.InvalidSignature),
-    403: (errors.Forbidden,),
+    403: (errors.Forbidden, errors.UntrustedDeploy),
     404: (
         errors.FunctionNotFound,
         errors.RevisionNotFound,
@@ -34,6 +34,7 @@ _ERRORS_BY_STATUS: dict[int, tuple[type[GpufnError], ...]] = {
         errors.ScheduleNotFound,
         errors.DeadLetterNotFound,
         errors.SecretNotFound,
+        errors.SignerNotFound,
     ),
     409: (errors.Conflict, errors.AmbiguousFunction, errors.IdempotencyMismatch, errors.InvocationCancelled),
     413: (errors.PayloadTooLarge,),

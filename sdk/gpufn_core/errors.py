@@ -8,7 +8,7 @@
     │  ├─ PayloadTooLarge      UnsupportedMediaType Conflict
     │  ├─ IdempotencyMismatch  DeadlinePassed       DeadLetterNotFound
     │  ├─ Unauthorized         Forbidden            InvalidSignature     ScheduleNotFound
-    │  └─ SecretNotFound
+    │  └─ SecretNotFound       SignerNotFound       UntrustedDeploy
     ├─ FunctionRaised          the user's code raised: type, message, traceback text. Also an instance of that type if
     │  │                       the caller has the class: `except KeyError` works (gpufn_core.encoding.raised_types)
     │  └─ ResultNotEncodable   its return value cannot be encoded
@@ -186,6 +186,14 @@ class ScheduleNotFound(RequestError, code="schedule_not_found"):
 
 class SecretNotFound(RequestError, code="secret_not_found"):
     """There is no secret with this name: set it with `gpufn secrets set NAME`."""
+
+
+class SignerNotFound(RequestError, code="signer_not_found"):
+    """There is no trusted key with this name."""
+
+
+class UntrustedDeploy(RequestError, code="untrusted_deploy"):
+    """The deploy has no valid signature of a key that is trusted for the function."""
 
 
 class InvalidSignature(RequestError, code="invalid_signature"):

@@ -21,6 +21,8 @@ from gpufn_platform.bus.connection import Bus
 from gpufn_platform.bus.storage import object_store, streams
 from gpufn_platform.bus.storage.key_value import KeyValue
 from gpufn_platform.process.clock import SystemClock
+from gpufn_platform.signing.local_trust import LocalTrust
+from gpufn_platform.signing.signatures import Signatures
 from tests.builder.models import model, node, value
 
 _QUICK = MeasurePlan(warm_up_s=0.001, least_s=0.003, most_s=0.02, trial_s=0.001)
@@ -38,7 +40,7 @@ async def create_buckets(bus: Bus) -> None:
     await streams.ensure_streams(bus)
     for store in (subjects.ENGINE_FILES, subjects.MODEL_FILES):
         await object_store.ensure_bucket(bus, store)
-    for bucket in (subjects.BUILDS, subjects.ENGINES, subjects.LEASES):
+    for bucket in (subjects.BUILDS, subjects.ENGINES, subjects.LEASES, subjects.SIGNING):
         await KeyValue.open(bus, bucket)
 
 
@@ -63,13 +65,20 @@ def build_of(spec: ModelSpec, device: str = "cpu") -> Build:
 
 
 async def open_executor(
-    bus: Bus, folder: Path, *, process: str = PROCESS, retry_for_s: float = RETRY_FOR_S, timeout_s: float = TIMEOUT_S
+    bus: Bus,
+    folder: Path,
+    *,
+    process: str = PROCESS,
+    retry_for_s: float = RETRY_FOR_S,
+    timeout_s: float = TIMEOUT_S,
+    signatures: Signatures | None = None,
 ) -> tuple[BuildExecutor, Store]:
     store = Store(
         bus, KeyValue(bus, subjects.ENGINES), KeyValue(bus, subjects.LEASES), SystemClock(), retry_for_s=retry_for_s
     )
     executor = BuildExecutor(
         store,
+        signatures=signatures or Signatures(KeyValue(bus, subjects.SIGNING), LocalTrust()),
         folder=folder / "builds",
         caches=folder / "tuning",
         environ=os.environ | {"PYTHONPATH": os.pathsep.join([_ROOT, os.environ.get("PYTHONPATH", "")])},

@@ -50,11 +50,13 @@ from gpufn_gateway.routes.oip import OipRoutes
 from gpufn_gateway.routes.operations import OperationRoutes
 from gpufn_gateway.routes.schedules import ScheduleRoutes
 from gpufn_gateway.routes.secrets import SecretRoutes
+from gpufn_gateway.routes.signing import SigningRoutes
 from gpufn_gateway.routes.teams import TeamRoutes
 from gpufn_gateway.routes.usage import UsageRoutes
 from gpufn_gateway.routes.webhooks import WebhookRoutes
 from gpufn_gateway.schedules.store import Schedules
 from gpufn_gateway.secrets.secrets import Secrets
+from gpufn_gateway.signing.trusted_keys import TrustedKeys
 from gpufn_gateway.store_sync import StoreSync
 from gpufn_gateway.submitted.dead_letters import DeadLetters
 from gpufn_gateway.submitted.submit import Submissions
@@ -68,6 +70,8 @@ from gpufn_platform.process.clock import SystemClock
 from gpufn_platform.queue import large_bodies as stored_bodies
 from gpufn_platform.queue.caller import Caller
 from gpufn_platform.secrets.master_key import KEY, MasterKey
+from gpufn_platform.signing.local_trust import LocalTrust
+from gpufn_platform.signing.signatures import Signatures
 
 ARTIFACT_LIMIT = 8 << 20
 
@@ -135,6 +139,7 @@ class Whole:
         self.schedules = Schedules(bus, buckets.schedules, self.registry, clock)
         self.builds = Builds(bus, buckets.builds, clock)
         self.artifacts = Artifacts(bus)
+        self.signatures = Signatures(buckets.signing, LocalTrust())
         self.deploys = Deploys(
             bus=bus,
             buckets=buckets,
@@ -142,6 +147,7 @@ class Whole:
             builds=self.builds,
             artifacts=self.artifacts,
             addresses=addresses,
+            signatures=self.signatures,
             clock=clock,
         )
         routes = [
@@ -162,6 +168,7 @@ class Whole:
                 Secrets(buckets.secrets, master_key or MasterKey(KEY, ""), self.registry, self.deploys, clock), bodies
             ).routes(),
             *TeamRoutes(buckets.teams, self.registry, bodies).routes(),
+            *SigningRoutes(TrustedKeys(buckets.signing, self.signatures, self.registry, clock), bodies).routes(),
             *ScheduleRoutes(self.schedules, calls, bodies).routes(),
             *WebhookRoutes(self.webhook_secrets, self.access).routes(),
             *ArtifactRoutes(self.artifacts, ARTIFACT_LIMIT).routes(),
@@ -218,6 +225,7 @@ async def gateway_on(
             shared_bodies = GatewaySharedBodies(folder, name, budget=BodyBudget(1 << 30), reaches_all=lambda: False)
         whole = Whole(bus, await Buckets.open(bus), name, shared_bodies, master_key)
         await whole.registry.start(bus, whole.buckets)
+        await whole.signatures.start()
         await whole.builds.start()
         await whole.schedules.start()
         whole.caller.start()
@@ -227,6 +235,7 @@ async def gateway_on(
             yield whole
         audit_log.cancel()
         whole.registry.stop()
+        whole.signatures.stop()
         whole.builds.stop()
         whole.schedules.stop()
     finally:

@@ -17,6 +17,7 @@ from gpufn_core.errors import BuildNotFound, Conflict
 from gpufn_core.ids import is_invocation_id, new_ulid
 from gpufn_core.protocol import subjects
 from gpufn_core.protocol.codec import encode
+from gpufn_core.signing.statement import DeploySignature
 from gpufn_core.spec.model_spec import ModelSpec
 from gpufn_gateway.buckets import decode_build
 from gpufn_gateway.builds.build_rules import build_ahead
@@ -105,10 +106,12 @@ class Builds:
 
     # --- changes -----------------------------------------------------------------------------------------------------
 
-    async def begin(self, model: ModelSpec, device: str, function: str = "") -> Build:
+    async def begin(
+        self, model: ModelSpec, device: str, function: str = "", signature: DeploySignature | None = None
+    ) -> Build:
         """Queue a build of `model`, whose files are stored, for a DeviceKind. Raises QueueFull."""
         now = self._clock.time()
-        build = Build(id=new_ulid(), model=model, device=device, created_at=now, function=function)
+        build = Build(id=new_ulid(), model=model, device=device, created_at=now, function=function, signature=signature)
         value = encode(build)
         await self._builds.create(build.id, value)
         try:

@@ -20,7 +20,7 @@ from typing import Final
 import msgspec
 
 from gpufn_core.domain.invocation import OutcomeKind, deleted_error
-from gpufn_core.domain.revision import Check, CheckState, Function, Revision, RevisionState, Source
+from gpufn_core.domain.revision import Check, CheckState, Function, Revision, RevisionKey, RevisionState, Source
 from gpufn_core.errors import (
     BuildFailed,
     BuildNotFound,
@@ -34,6 +34,7 @@ from gpufn_core.errors import (
 from gpufn_core.ids import Digest
 from gpufn_core.protocol import subjects
 from gpufn_core.protocol.codec import encode
+from gpufn_core.signing.statement import DeploySignature
 from gpufn_core.spec.function_spec import FunctionSpec, ScalingPolicy
 from gpufn_gateway.arguments.signature import Signature
 from gpufn_gateway.buckets import Buckets, decode_function, decode_revision
@@ -49,6 +50,7 @@ from gpufn_platform.bus.storage import object_store
 from gpufn_platform.bus.storage.key_value import Entry
 from gpufn_platform.process.clock import Clock
 from gpufn_platform.queue import queue_position
+from gpufn_platform.signing.signatures import Signatures
 
 _TRIES: Final = 50  # each lost race means that another change succeeded
 
@@ -78,13 +80,15 @@ class SourceConflict(Conflict):
 
 class DeployOptions(msgspec.Struct, frozen=True):
     """Options of a deploy. `check`: move calls once a worker of the revision has started. `replace`: allow an active
-    revision that came from another file or project than `source`. `code` and `deploy_id` are as in Revision."""
+    revision that came from another file or project than `source`. `code`, `deploy_id` and `signature` are as in
+    Revision."""
 
     check: bool = True
     source: Source | None = None
     replace: bool = False
     code: str = ""
     deploy_id: str = ""
+    signature: DeploySignature | None = None
 
 
 _DEFAULT_OPTIONS: Final = DeployOptions()
@@ -98,6 +102,7 @@ class Deploys:
     builds: Builds
     artifacts: Artifacts
     addresses: AddressPolicy
+    signatures: Signatures
     clock: Clock
 
     # --- bundles -----------------------------------------------------------------------------------------------------
@@ -117,8 +122,8 @@ class Deploys:
     async def deploy(self, spec: FunctionSpec, bundle: str, options: DeployOptions = _DEFAULT_OPTIONS) -> Function:
         """Deploy a spec without models.
 
-        Raises InvalidBundle or InvalidSpec if something was not uploaded, SourceConflict, and Conflict if too many
-        deploys race.
+        Raises InvalidBundle or InvalidSpec if something was not uploaded, SourceConflict, UntrustedDeploy, and Conflict
+        if too many deploys race.
         """
         await self._check(spec, bundle, options)
         return await self._move_active(await self._create_revision(spec, Digest(bundle), options))
@@ -126,8 +131,8 @@ class Deploys:
     async def build(self, spec: FunctionSpec, bundle: str, options: DeployOptions = _DEFAULT_OPTIONS) -> Revision:
         """Start the builds of a spec with models, and return the BUILDING revision.
 
-        Raises InvalidBundle or InvalidSpec if something was not uploaded, SourceConflict, and NoCapacity without a
-        device to build for.
+        Raises InvalidBundle or InvalidSpec if something was not uploaded, SourceConflict, UntrustedDeploy, and
+        NoCapacity without a device to build for.
         """
         await self._check(spec, bundle, options)
         kinds = build_rules.device_kinds(spec.resources, self.registry.live_nodes())
@@ -136,7 +141,7 @@ class Deploys:
         try:
             for model in spec.models:
                 for kind in kinds:
-                    builds.append((await self.builds.begin(model, kind, spec.name)).id)
+                    builds.append((await self.builds.begin(model, kind, spec.name, options.signature)).id)
             return await self._create_revision(spec, Digest(bundle), options, tuple(builds))
         except BaseException:
             await self._cancel(builds)
@@ -153,7 +158,8 @@ class Deploys:
             await self._move_active(stored)
 
     async def rollback(self, name: str, number: int | None) -> Function:
-        """Make an earlier revision active: `number`, or the one before the active one. Raises RevisionNotFound."""
+        """Make an earlier revision active: `number`, or the one before the active one. Raises RevisionNotFound,
+        and UntrustedDeploy for a revision without the signature that its environment requires now."""
 
         def change(function: Function) -> Function:
             known = self.registry.revisions.get(name, {})
@@ -169,9 +175,15 @@ class Deploys:
                 raise _not_ready(known[number])
             else:
                 raise RevisionNotFound(f"{name} has no revision {number}; it has {_listed(usable)}.")
+            self.signatures.check_new(known[wanted])
             return self._with_active(function, known[wanted])
 
         return await self._change(name, change)
+
+    def check_signatures(self, revisions: Iterable[RevisionKey]) -> None:
+        """Raises UntrustedDeploy if one of them lacks the signature that its environment requires now."""
+        for name, number in revisions:
+            self.signatures.check_new(self.registry.revision(name, number))
 
     async def restart(self, name: str) -> Function:
         """Replace the workers of a function without losing a call: a copy of its active revision becomes active, as
@@ -245,7 +257,8 @@ class Deploys:
                 await self.buckets.schedules.delete(key)
 
     async def _check(self, spec: FunctionSpec, bundle: str, options: DeployOptions) -> None:
-        """Check the webhook's address, the schedule's arguments, the uploads and the source."""
+        """Check the signature, the webhook's address, the schedule's arguments, the uploads and the source."""
+        await self.signatures.verify_new(self._revision(spec, Digest(bundle), options))
         try:
             if spec.webhook is not None:
                 self.addresses.check(spec.webhook)
@@ -287,20 +300,25 @@ class Deploys:
     async def _create_revision(
         self, spec: FunctionSpec, bundle: Digest, options: DeployOptions, builds: tuple[str, ...] = ()
     ) -> Revision:
-        return await self._add_revision(
-            Revision(
-                function=spec.name,
-                number=0,
-                spec=spec,
-                bundle=bundle,
-                created_at=self.clock.time(),
-                state=RevisionState.BUILDING if builds else RevisionState.READY,
-                builds=builds,
-                check=Check(CheckState.PENDING) if options.check else None,
-                source=options.source,
-                code=options.code,
-                deploy_id=options.deploy_id,
-            )
+        return await self._add_revision(self._revision(spec, bundle, options, builds))
+
+    def _revision(
+        self, spec: FunctionSpec, bundle: Digest, options: DeployOptions, builds: tuple[str, ...] = ()
+    ) -> Revision:
+        """Return a revision without its number."""
+        return Revision(
+            function=spec.name,
+            number=0,
+            spec=spec,
+            bundle=bundle,
+            created_at=self.clock.time(),
+            state=RevisionState.BUILDING if builds else RevisionState.READY,
+            builds=builds,
+            check=Check(CheckState.PENDING) if options.check else None,
+            source=options.source,
+            code=options.code,
+            deploy_id=options.deploy_id,
+            signature=options.signature,
         )
 
     async def _add_revision(self, revision: Revision) -> Revision:

@@ -112,6 +112,7 @@ _FIELDS: Final[Mapping[str, Mapping[str, Schema]]] = {
         "run_s": _SECONDS_OF_A_KEY,
         "gpu_s": _SECONDS_OF_A_KEY,
     },
+    "NewSigner": {"patterns": {"minItems": 1, "maxItems": request_bodies.MAX_SIGNER_PATTERNS}},
     "NewKey": {
         "scopes": {"minItems": 1, "items": _text(re.compile(_SCOPES))},
         "label": {"maxLength": request_bodies.MAX_LABEL_LENGTH},

@@ -30,6 +30,8 @@ _BODIES: Final = (
     request_bodies.NewBuild,
     request_bodies.NewSecret,
     request_bodies.NewTeam,
+    request_bodies.NewSigner,
+    request_bodies.RequireSignatures,
     request_bodies.NewKey,
     request_bodies.KeyRotation,
     request_bodies.Collect,
@@ -132,6 +134,11 @@ _OPERATIONS: Final[tuple[tuple[str, str, str, Sequence[int], Sequence[dict[str, 
     ("get", "/v1/teams", "List the teams", (200,), (), ""),
     ("put", "/v1/teams/{team}", "Set a team", (200,), (), "NewTeam"),
     ("delete", "/v1/teams/{team}", "Remove a team", (204,), (), ""),
+    ("get", "/v1/signing", "List the trusted keys, and the environments that require signatures", (200,), (), ""),
+    ("put", "/v1/signing/keys/{name}", "Trust a key", (200,), (), "NewSigner"),
+    ("delete", "/v1/signing/keys/{name}", "Stop trusting a key", (200,), (), ""),
+    ("put", "/v1/signing/required/{env}", "Require signatures in an environment", (200,), (), "RequireSignatures"),
+    ("delete", "/v1/signing/required/{env}", "Allow unsigned deploys in an environment", (200,), (), ""),
     ("get", "/v1/keys", "List the API keys", (200,), (), ""),
     ("post", "/v1/keys", "Create an API key", (201,), (), "NewKey"),
     ("delete", "/v1/keys/{id}", "Delete an API key", (204,), (), ""),
@@ -180,5 +187,5 @@ def _path_parameters(path: str) -> list[dict[str, Any]]:
 def _body(body: str) -> dict[str, Any]:
     if "/" in body:
         return {"required": True, "content": {body: {"schema": {}}}}
-    is_required = body in ("Deploy", "NewSchedule", "NewBuild", "NewSecret", "NewTeam", "NewKey")
+    is_required = body in ("Deploy", "NewSchedule", "NewBuild", "NewSecret", "NewTeam", "NewSigner", "NewKey")
     return {"required": is_required, "content": {media.JSON: {"schema": {"$ref": _REF.format(name=body)}}}}

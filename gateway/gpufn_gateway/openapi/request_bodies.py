@@ -11,6 +11,7 @@ from gpufn_core.domain.revision import Source
 from gpufn_core.domain.team import TeamLimits
 from gpufn_core.errors import InvalidInput
 from gpufn_core.protocol.records import KeyLimits
+from gpufn_core.signing.statement import DeploySignature
 from gpufn_core.spec.model_spec import ModelSpec
 from gpufn_core.spec.priority import Priority
 from gpufn_core.spec.schedule import Missed, Schedule
@@ -18,6 +19,7 @@ from gpufn_core.spec.schedule import Missed, Schedule
 MIN_DELAY_S: Final = 0.001  # a smaller delay would be lost when added to the time in unix seconds
 MAX_DELAY_S: Final = 366 * 86400.0
 MAX_SECRET_BYTES: Final = 64 << 10
+MAX_SIGNER_PATTERNS: Final = 100  # of one trusted key
 MAX_LABEL_LENGTH: Final = 200  # characters
 MAX_OWNED: Final = 100  # patterns of a team
 MIN_WEIGHT: Final = 0.001
@@ -35,6 +37,7 @@ class Deploy(msgspec.Struct, forbid_unknown_fields=True):
     replace: bool = False
     code: Annotated[str, msgspec.Meta(max_length=128)] = ""
     deploy_id: Annotated[str, msgspec.Meta(max_length=26)] = ""
+    signature: DeploySignature | None = None
 
 
 class Rollback(msgspec.Struct, forbid_unknown_fields=True):
@@ -86,6 +89,15 @@ class NewTeam(msgspec.Struct, forbid_unknown_fields=True):
     owns: tuple[str, ...]
     weight: float = 1.0
     limits: TeamLimits = TeamLimits()
+
+
+class NewSigner(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    public_key: str
+    patterns: tuple[str, ...] = ("*",)
+
+
+class RequireSignatures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    force: bool = False
 
 
 class NewKey(msgspec.Struct, forbid_unknown_fields=True):

@@ -34,7 +34,8 @@ class AppRoutes:
     async def rollback(self, request: Request) -> Response:
         """Undo the newest deploy of an app: each function that it changed goes back to the revision before it.
 
-        Raises FunctionNotFound for an unknown app, RevisionNotFound if no function has an earlier revision.
+        Raises FunctionNotFound for an unknown app, RevisionNotFound if no function has an earlier revision,
+        UntrustedDeploy.
         """
         home = Home(request.path_params["env"], request.path_params["app"])
         principal = principal_of(request)
@@ -48,6 +49,7 @@ class AppRoutes:
         earlier = apps.earlier_revisions(functions, self._registry.revisions)
         if not earlier:
             raise RevisionNotFound(f"No function of the app {'/'.join(home)} has an earlier revision.")
+        self._deploys.check_signatures(earlier)  # of all, so that none goes back alone
         changed = [await self._deploys.rollback(name, number) for name, number in earlier]
         return json_response(
             {"functions": [{"name": each.name, "active": each.active, "serving": each.serving} for each in changed]}

@@ -99,7 +99,8 @@ class FunctionRoutes:
         bundle = checked_digest(body.bundle, "the bundle")
         add_details(request.scope, function=spec.name, bundle=bundle)
         source = body.source and msgspec.structs.replace(body.source, key=principal.id)
-        options = DeployOptions(body.check, source, body.replace, body.code, body.deploy_id or new_ulid())
+        deploy_id = body.deploy_id or new_ulid()
+        options = DeployOptions(body.check, source, body.replace, body.code, deploy_id, body.signature)
         if spec.models:
             revision = await self.deploys.build(spec, bundle, options)
             url = f"/v1/functions/{revision.function}/revisions/{revision.number}"
@@ -273,6 +274,7 @@ def _revision_view(revision: Revision, function: Function | None) -> dict[str, A
         "bundle": revision.bundle,
         "code": revision.code,
         "deploy_id": revision.deploy_id,
+        "signed_by": revision.signature.key if revision.signature else "",
         "state": revision.state,
         "active": function is not None and revision.number == function.active,
         "serving": function is not None and revision.number == function.serving,

@@ -52,6 +52,7 @@ _BUCKETS = (
     subjects.SCHEDULES,
     subjects.WEBHOOK_SECRETS,
     subjects.SECRETS,
+    subjects.SIGNING,
     subjects.BUILDS,
     subjects.ENGINES,
 )
@@ -144,6 +145,7 @@ _PERMISSIONS = {
             *_read_bucket(subjects.ENGINES),
             *_read_bucket(subjects.TEAMS),
             *_read_bucket(subjects.SECRETS),  # encrypted: the agent also needs the master key
+            *_read_bucket(subjects.SIGNING),
             *_read_store(subjects.BUNDLES),
             *_read_store(subjects.ENGINE_FILES),
             *_read_store(subjects.MODEL_FILES),  # weights
@@ -215,6 +217,7 @@ _PERMISSIONS = {
             *_api(subjects.BUILD, "STREAM.INFO"),
             *_read_bucket(subjects.BUILDS),
             *_read_bucket(subjects.ENGINES),
+            *_read_bucket(subjects.SIGNING),
             *_api(f"KV_{subjects.LEASES}", "STREAM.INFO", "STREAM.MSG.GET"),
             *_read_store(subjects.MODEL_FILES),
             *_api(f"OBJ_{subjects.MODEL_FILES}", "STREAM.MSG.DELETE"),  # damaged files

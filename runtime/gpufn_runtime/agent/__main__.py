@@ -34,6 +34,8 @@ from gpufn_platform.process.settings import EXIT_CONFIGURATION, InvalidSetting
 from gpufn_platform.process.watchdog import notify_watchdog
 from gpufn_platform.sandbox.support import Support, probe
 from gpufn_platform.secrets.master_key import KEY, MasterKey
+from gpufn_platform.signing.local_trust import LocalTrust
+from gpufn_platform.signing.signatures import Signatures
 from gpufn_runtime.agent.cache.bundles import BundleCache
 from gpufn_runtime.agent.cache.engines import EngineCache
 from gpufn_runtime.agent.cache.images import Images
@@ -75,6 +77,7 @@ _BUCKETS = (
     subjects.ENGINES,
     subjects.SECRETS,
     subjects.TEAMS,
+    subjects.SIGNING,
 )
 _STORES = (subjects.BUNDLES, subjects.ENGINE_FILES, subjects.MODEL_FILES)
 _WORKER_NEEDS = ("msgspec", "cloudpickle")
@@ -197,6 +200,7 @@ async def _run_agent(
         engines=EngineCache(home.engines, find_engine, fetch_file),
         weights=WeightsCache(home.weights, WeightsFetch(read_weights, os.environ, clock), settings.weights_bytes),
         secrets=secrets,
+        signatures=Signatures(KeyValue(bus, subjects.SIGNING), LocalTrust.from_env(os.environ)),
         launcher=LauncherByImage(templates, containers),
         groups=groups,
         devices=devices,

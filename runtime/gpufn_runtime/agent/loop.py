@@ -37,6 +37,7 @@ from gpufn_platform.process import grace_period
 from gpufn_platform.process.clock import Clock
 from gpufn_platform.process.grace_period import GRACE_S
 from gpufn_platform.secrets.redaction import Patterns
+from gpufn_platform.signing.signatures import Signatures
 from gpufn_runtime.agent.cache.bundles import BundleCache
 from gpufn_runtime.agent.cache.engines import EngineCache
 from gpufn_runtime.agent.cache.prefetch import Prefetch, Preparer
@@ -97,6 +98,7 @@ class Agent:
         weights: WeightsCache,
         secrets: Secrets,
         teams: KeyValue | None = None,
+        signatures: Signatures,
         launcher: AgentLauncher,
         groups: MemoryGroups,
         devices: DeviceWatch,
@@ -123,6 +125,7 @@ class Agent:
         self._engines = engines
         self._weights = weights
         self._secrets = secrets
+        self._signatures = signatures
         self._launcher = launcher
         self._clock = clock
         self._grace_s = grace_s
@@ -156,6 +159,7 @@ class Agent:
             bundles=bundles,
             engines=engines,
             weights=weights,
+            signatures=signatures,
             gpus=devices.gpus,
             launcher=launcher,
             running=self._fleet.revisions,
@@ -210,6 +214,7 @@ class Agent:
         self._engines.sweep()
         self._weights.sweep()
         folders = worker_folder.all_folders(self._home)
+        await self._signatures.start()
         watches = [
             *await self._prefetch.watch(),
             await self._assignments.watch(self._on_assignment, prefix=f"{self._node}."),

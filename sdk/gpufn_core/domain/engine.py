@@ -12,6 +12,7 @@ import hashlib
 import msgspec
 
 from gpufn_core.errors import ErrorInfo
+from gpufn_core.signing.statement import DeploySignature
 from gpufn_core.spec.model_spec import ModelFile, ModelSpec, Precision, ShapeProfile, TensorSpec, Tolerance
 
 ENGINE_SCHEMA = 4  # version of the manifest and of the builder's work: a new number rebuilds all engines
@@ -191,3 +192,4 @@ class Build(msgspec.Struct, frozen=True, kw_only=True):
     ended_at: float | None = None
     builder: str = ""
     deaths: int = 0
+    signature: DeploySignature | None = None  # of the deploy

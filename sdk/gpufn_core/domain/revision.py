@@ -9,6 +9,7 @@ import msgspec
 
 from gpufn_core.errors import ErrorInfo
 from gpufn_core.ids import Digest
+from gpufn_core.signing.statement import DeploySignature
 from gpufn_core.spec.function_spec import FunctionSpec
 
 _Name = Annotated[str, msgspec.Meta(max_length=1024)]
@@ -66,7 +67,7 @@ class Revision(msgspec.Struct, frozen=True, kw_only=True):
     revision keeps its number, with a bundle named "". `check` is None for a deploy without a check. A revision whose
     check failed is FAILED. `source` is None if the client did not send it. `code` is the client's digest of the
     function's own code: deploying the same code in another bundle creates no new revision. `deploy_id` is common to
-    the revisions of one deploy.
+    the revisions of one deploy. `signature` is None for an unsigned deploy.
     """
 
     function: str
@@ -83,6 +84,7 @@ class Revision(msgspec.Struct, frozen=True, kw_only=True):
     source: Source | None = None
     code: str = ""
     deploy_id: str = ""
+    signature: DeploySignature | None = None
 
     def __str__(self) -> str:
         return f"{self.function}@{self.number}"

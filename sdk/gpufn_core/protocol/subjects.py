@@ -50,6 +50,7 @@ USAGE = "gpufn_usage"  # <day>.<function>.<key id or platform>.<node> → Usage
 SCHEDULES = "gpufn_schedules"  # <function>, or <function>.<id> → ScheduleRecord
 WEBHOOK_SECRETS = "gpufn_webhook_secrets"  # <key id> or platform → secret that signs its webhooks
 SECRETS = "gpufn_secrets"  # <name> → SealedSecret
+SIGNING = "gpufn_signing"  # key.<name> → TrustedKey; require.<environment> → time of the decision
 BUNDLES = "gpufn_bundles"
 BUILDS = "gpufn_builds"  # <build id> → Build
 ENGINES = "gpufn_engines"  # <EngineKey> → EngineManifest, once the engine is complete

@@ -36,6 +36,8 @@ from gpufn_platform.bus.connection import Bus, Message
 from gpufn_platform.bus.storage import object_store
 from gpufn_platform.bus.storage.key_value import KeyValue
 from gpufn_platform.process.clock import SystemClock
+from gpufn_platform.signing.local_trust import LocalTrust
+from gpufn_platform.signing.signatures import Signatures
 from gpufn_runtime.agent.cache.bundles import BundleCache
 from gpufn_runtime.agent.cache.engines import EngineCache
 from gpufn_runtime.agent.cache.weights import WeightsCache
@@ -109,12 +111,21 @@ class FakeSecrets:
 class Node:
     """`events` and `lines` are the agent's worker events and log lines, in order."""
 
-    def __init__(self, bus: Bus, home: Home, assignments: KeyValue, functions: KeyValue, revisions: KeyValue) -> None:
+    def __init__(
+        self,
+        bus: Bus,
+        home: Home,
+        assignments: KeyValue,
+        functions: KeyValue,
+        revisions: KeyValue,
+        signing: KeyValue,
+    ) -> None:
         number = next(_numbers)
         self.name = f"n{number}-{os.getpid()}"
         self.function = f"f{number}-{os.getpid()}"
         self.bus, self.home, self.assignments = bus, home, assignments
         self.functions, self.revisions = functions, revisions
+        self.signing, self.local_trust = signing, LocalTrust()
         self.bundles: dict[Digest, bytes] = {}
         self.engines: dict[str, EngineManifest] = {}
         self.engine_files: dict[str, bytes] = {}
@@ -150,6 +161,7 @@ class Node:
         await KeyValue.open(self.bus, subjects.ENGINES)
         await KeyValue.open(self.bus, subjects.SECRETS)
         await KeyValue.open(self.bus, subjects.TEAMS)
+        await KeyValue.open(self.bus, subjects.SIGNING)
         for store in (subjects.BUNDLES, subjects.ENGINE_FILES, subjects.MODEL_FILES):
             await object_store.ensure_bucket(self.bus, store)
 
@@ -201,6 +213,7 @@ class Node:
             engines=EngineCache(self.home.engines, self.find_engine, self.fetch_file),
             weights=WeightsCache(self.home.weights, self.weights, 1 << 30),
             secrets=self.secrets,
+            signatures=Signatures(self.signing, self.local_trust),
             launcher=LauncherByImage(self.launcher, None),
             groups=groups or MemoryGroups(None),
             devices=DeviceWatch(
@@ -379,6 +392,7 @@ def on_node(nats: EmbeddedServer, tmp_path: Path) -> Run:
             # Do not prefetch what other tests have deployed.
             await KeyValue.open(bus, f"functions_{next(_numbers)}"),
             await KeyValue.open(bus, f"revisions_{next(_numbers)}"),
+            await KeyValue.open(bus, f"signing_{next(_numbers)}"),
         )
         made.server = server
         try:

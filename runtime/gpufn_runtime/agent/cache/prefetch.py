@@ -3,7 +3,8 @@
 1. FUNCTIONS and REVISIONS are watched. Runners report which modules their workers imported.
 2. After each change and each launch, the launcher receives the module sets in use; bundles are unpacked, and weights
    and engines are fetched.
-3. After a deletion, and every COLLECT_EVERY_S, the node's cache drops artifacts that no deployed function uses.
+3. A revision that no trusted key signed, where a signature is required, is neither prepared nor returned.
+4. After a deletion, and every COLLECT_EVERY_S, the node's cache drops artifacts that no deployed function uses.
 """
 
 from __future__ import annotations
@@ -21,12 +22,13 @@ from gpufn_core.domain.device import Device, has_kind
 from gpufn_core.domain.engine import CPU_KIND
 from gpufn_core.domain.revision import Function, Revision, RevisionKey
 from gpufn_core.domain.team import Team, Teams, domain_of
-from gpufn_core.errors import ArtifactUnavailable, GpufnError, RevisionNotFound
+from gpufn_core.errors import ArtifactUnavailable, GpufnError, RevisionNotFound, UntrustedDeploy
 from gpufn_core.protocol import subjects
 from gpufn_core.spec.function_spec import MAX_MODULES, FunctionSpec, Packaging, is_module_name
 from gpufn_core.spec.image_spec import ImageSpec
 from gpufn_core.spec.isolation import Network
 from gpufn_platform.bus.storage.key_value import Entry, KeyValue, Watch
+from gpufn_platform.signing.signatures import Signatures
 from gpufn_runtime.agent.cache.bundles import BundleCache
 from gpufn_runtime.agent.cache.engines import EngineCache
 from gpufn_runtime.agent.cache.weights import WeightsCache
@@ -63,6 +65,7 @@ class Prefetch:
         bundles: BundleCache,
         engines: EngineCache,
         weights: WeightsCache,
+        signatures: Signatures,
         gpus: Iterable[Device],
         launcher: Preparer,
         running: Callable[[], Iterable[RevisionKey]],
@@ -77,6 +80,7 @@ class Prefetch:
         self._bundles = bundles
         self._engines = engines
         self._weights = weights
+        self._signatures = signatures
         self._gpus = tuple(gpus)
         self._gpu_kinds = frozenset(gpu.kind for gpu in self._gpus)
         self._launcher = launcher
@@ -88,6 +92,7 @@ class Prefetch:
         self._reported_modules: dict[RevisionKey, frozenset[str]] = {}
         self._last_used: dict[RevisionKey, float] = {}
         self._changes = asyncio.Event()
+        signatures.on_change = self._changes.set
         self._collect_at = 0.0
 
     async def watch(self) -> list[Watch]:
@@ -113,9 +118,12 @@ class Prefetch:
                 log.exception("prefetch failed; the next deploy tries again")
 
     async def revision(self, function: str, number: int) -> Revision:
-        """Return a revision. Raises RevisionNotFound, BusUnavailable."""
-        if (known := self._known.get((function, number))) is not None:
-            return known
+        """Return a revision that may start here. Raises RevisionNotFound, UntrustedDeploy, BusUnavailable."""
+        revision = self._known.get((function, number)) or await self._read(function, number)
+        await self._signatures.verify_revision((function, number), revision)
+        return revision
+
+    async def _read(self, function: str, number: int) -> Revision:
         entry = await self._revisions.get(subjects.revision_key(function, number))
         if entry is None:
             raise RevisionNotFound(f"{function}@{number} was assigned to this node but does not exist.")
@@ -202,7 +210,7 @@ class Prefetch:
             self._changes.set()
 
     async def _prepare(self) -> None:
-        current = self._current()
+        current = self._trusted()
         as_processes = [
             revision
             for revision in current
@@ -297,10 +305,23 @@ class Prefetch:
             keys |= {(function.name, function.active), (function.name, function.serving)}
         return [self._known[key] for key in sorted(keys) if key in self._known]
 
+    def _trusted(self) -> list[Revision]:
+        """Return the current revisions without those whose signature is refused: nothing of them is unpacked."""
+        trusted = []
+        for revision in self._current():
+            try:
+                self._signatures.check_revision(revision.key, revision)
+            except UntrustedDeploy as error:
+                log.warning("%s is not prepared: %s", revision, error.message)
+            else:
+                trusted.append(revision)
+        return trusted
+
     def _on_revision(self, key: str, entry: Entry | None) -> None:
         function, _, number = key.rpartition(".")
         revision_key = (function, int(number))
         if entry is None:
+            self._signatures.forget(revision_key)
             for known in (self._known, self._last_used, self._reported_modules):
                 known.pop(revision_key, None)
             self._collect_at = 0.0

@@ -71,7 +71,8 @@ async def kept_engines() -> set[str]:
         _deploy(functions, revisions, name)
 
     stubs: dict[str, Any] = {
-        "functions": functions, "revisions": revisions, "bundles": bundles, "engines": engines, "weights": Mock()
+        "functions": functions, "revisions": revisions, "bundles": bundles, "engines": engines, "weights": Mock(),
+        "signatures": Mock(),
     }  # fmt: skip
     prefetch = Prefetch(
         **stubs, gpus=(), launcher=Mock(), running=lambda: (), image_of=lambda spec: None, limits_of=Mock()
@@ -104,7 +105,7 @@ def test_a_node_without_gpus_prepares_no_template_for_gpu_functions(
         bundles.meanwhile = lambda: None
         stubs: dict[str, Any] = {
             "functions": functions, "revisions": revisions, "bundles": bundles, "engines": Engines(),
-            "weights": Mock(),
+            "weights": Mock(), "signatures": Mock(),
         }  # fmt: skip
         prefetch = Prefetch(
             **stubs, gpus=gpus, launcher=launcher, running=lambda: (), image_of=lambda spec: None,
@@ -140,7 +141,7 @@ def test_weights_are_prefetched_where_the_function_could_run(
         bundles.meanwhile = lambda: None
         stubs: dict[str, Any] = {
             "functions": functions, "revisions": revisions, "bundles": bundles, "engines": Engines(),
-            "weights": weights,
+            "weights": weights, "signatures": Mock(),
         }  # fmt: skip
         prefetch = Prefetch(
             **stubs, gpus=(_L4,), launcher=launcher, running=lambda: running, image_of=lambda spec: None,

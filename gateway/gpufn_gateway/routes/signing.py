@@ -1,0 +1,51 @@
+"""Routes of signing: trusted keys, and environments that require signatures."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from gpufn_gateway.auth.access import ADMIN, READ
+from gpufn_gateway.http.body_reader import BodyReader
+from gpufn_gateway.openapi.request_bodies import NewSigner, RequireSignatures
+from gpufn_gateway.routes.requests import json_response, read_json, route
+from gpufn_gateway.signing.trusted_keys import TrustedKeys
+
+
+class SigningRoutes:
+    def __init__(self, trusted_keys: TrustedKeys, bodies: BodyReader) -> None:
+        self._trusted_keys = trusted_keys
+        self._bodies = bodies
+
+    def routes(self) -> list[Route]:
+        return [
+            route("GET", "/v1/signing", self.index, READ),
+            route("PUT", "/v1/signing/keys/{name}", self.trust, ADMIN),
+            route("DELETE", "/v1/signing/keys/{name}", self.distrust, ADMIN),
+            route("PUT", "/v1/signing/required/{env}", self.require, ADMIN),
+            route("DELETE", "/v1/signing/required/{env}", self.allow_unsigned, ADMIN),
+        ]
+
+    async def index(self, request: Request) -> Response:
+        return self._rules()
+
+    async def trust(self, request: Request) -> Response:
+        body = await read_json(request, NewSigner, self._bodies)
+        name = request.path_params["name"]
+        return json_response(await self._trusted_keys.trust(name, body.public_key, body.patterns))
+
+    async def distrust(self, request: Request) -> Response:
+        return json_response(await self._trusted_keys.distrust(request.path_params["name"]))
+
+    async def require(self, request: Request) -> Response:
+        body = await read_json(request, RequireSignatures, self._bodies)
+        await self._trusted_keys.require(request.path_params["env"], force=body.force)
+        return self._rules()
+
+    async def allow_unsigned(self, request: Request) -> Response:
+        await self._trusted_keys.allow_unsigned(request.path_params["env"])
+        return self._rules()
+
+    def _rules(self) -> Response:
+        return json_response({"keys": self._trusted_keys.all(), "required": self._trusted_keys.required()})

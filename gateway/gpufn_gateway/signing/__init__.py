@@ -1,0 +1,1 @@
+"""The keys that may sign deploys, and the environments that require signatures."""
