@@ -85,9 +85,7 @@ class LocalTrust:
     def combine(self, shared: Trust) -> Trust:
         """Return the rules of this node, given those on the bus. The bus can add requirements, but remove none."""
         own = self._own if self._file is not None else Trust(keys=shared.keys)
-        return Trust(
-            keys=own.keys, required=own.required | shared.required, requires_all=self._mode == "require"
-        )
+        return Trust(keys=own.keys, required=own.required | shared.required, requires_all=self._mode == "require")
 
 
 def _parse(data: bytes) -> Trust:

@@ -253,6 +253,7 @@ class Agent:
             self._launches.tasks.cancel()
             self._cleanup.tasks.cancel()
             self._supervisor.release()
+            self._signatures.stop()
             for watch in watches:
                 watch.stop()
             for subscription in subscriptions:

@@ -56,6 +56,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "models": ("gpufn.cli.models.list:app", "List and describe the models that serve."),
     "secrets": ("gpufn.cli.operate.secrets:app", "Set, list and delete secrets, and rotate their master key."),
     "teams": ("gpufn.cli.operate.teams:app", "List, set and remove teams: who owns which functions."),
+    "signing": (
+        "gpufn.cli.operate.signing:app",
+        "Make signing keys, trust and list them, and require signatures of deploys.",
+    ),
     "keys": ("gpufn.cli.operate.keys:app", "Create, rotate, limit, list and delete API keys."),
     "audit": ("gpufn.cli.operate.audit:app", "Show, export and verify the audit log."),
     "simulate": ("gpufn_local.simulate:simulate", "Compare orders of calls on a GPU that functions share by time."),

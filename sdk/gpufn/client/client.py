@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import math
+import os
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -20,6 +21,15 @@ from gpufn.client.call_api import CallApi
 from gpufn.client.http import JSON_BODY
 from gpufn.client.http_models import ModelRequests
 from gpufn.client.views import AuditPage, FunctionView, InvocationView, KeyView, ScheduleView, SecretView
+from gpufn.client.views import (
+    FunctionView,
+    InvocationView,
+    KeyView,
+    ScheduleView,
+    SecretView,
+    SignerView,
+    SigningView,
+)
 from gpufn.declare.argument_checks import check_list, check_seconds
 from gpufn_core.domain.team import Team, TeamLimits
 from gpufn_core.encoding.urls import function_path, segment
@@ -78,6 +88,7 @@ class Client(CallApi, ModelRequests):
         check: bool = True,
         replace: bool = False,
         app: str | None = None,
+        sign: str | os.PathLike[str] | None = None,
     ) -> list[FunctionView]:
         """Deploy functions of this process: by source if they are defined in a module's file, else by value.
 
@@ -86,6 +97,7 @@ class Client(CallApi, ModelRequests):
         functions whose models are still being built. A function whose code and options did not change keeps its
         revision and its workers, unless `force` is set. Without `replace`, deploying over a function from another file
         or project raises Conflict. `app` is the app of functions that declare none.
+        `sign` is the file of a private key that signs the deploy (default: GPUFN_SIGNING_KEY).
 
         Raises BuildFailed if a model cannot be built, FunctionStartFailed if a new revision does not start, and
         TimeoutError after `timeout_s` (default: the function's startup_timeout). The old revision keeps serving in each
@@ -93,15 +105,17 @@ class Client(CallApi, ModelRequests):
         room for a worker now, the revision is not checked, and a warning gives the reason.
         """
         from gpufn.deploy import deployment as _deployment  # noqa: PLC0415
+        from gpufn.deploy.signing_key import read_signer  # noqa: PLC0415
 
         check_list("include", include, "['data/*']")
         check_seconds("timeout_s", timeout_s)
         deployments = []
         home = names.Home(self.environment or names.DEFAULT, app or names.DEFAULT)
         deploy_id = new_ulid()
+        signer = read_signer(sign)
         for deployable in list(_deployment.deployables(functions, include, home)):  # validate all before sending any
             deployment = _deployment.deploy(
-                self, deployable, force=force, check=check, replace=replace, deploy_id=deploy_id
+                self, deployable, force=force, check=check, replace=replace, deploy_id=deploy_id, signer=signer
             )
             for warning in deployment.warnings():
                 warnings.warn(warning, stacklevel=2)
@@ -230,6 +244,32 @@ class Client(CallApi, ModelRequests):
         """Return records of the audit log after the number `after`; with a negative one, the last so many."""
         params = {"after": str(after), "limit": str(limit)}
         return self._json(AuditPage, "GET", "/v1/audit", params=params)
+    def signing(self) -> SigningView:
+        """Return the trusted keys, and the environments that require signatures."""
+        return self._json(SigningView, "GET", "/v1/signing")
+
+    def trust_key(self, name: str, public_key: str, patterns: Sequence[str] = ("*",)) -> SignerView:
+        """Trust a public key (PEM) to sign functions that match one of `patterns`, such as `prod/*`. Raises
+        InvalidInput, Conflict."""
+        check_list("patterns", patterns, "['prod/*']")
+        body = msgspec.json.encode({"public_key": public_key, "patterns": list(patterns)})
+        return self._json(SignerView, "PUT", f"/v1/signing/keys/{segment(name)}", content=body, headers=JSON_BODY)
+
+    def distrust_key(self, name: str) -> SignerView:
+        """Stop trusting a key: running workers go on, new workers of what it signed do not start. Raises
+        SignerNotFound."""
+        return self._json(SignerView, "DELETE", f"/v1/signing/keys/{segment(name)}")
+
+    def require_signatures(self, environment: str, *, force: bool = False) -> SigningView:
+        """Require signatures in an environment. Raises Conflict if functions there could not start any more, unless
+        `force` is set."""
+        body = msgspec.json.encode({"force": force})
+        path = f"/v1/signing/required/{segment(environment)}"
+        return self._json(SigningView, "PUT", path, content=body, headers=JSON_BODY)
+
+    def allow_unsigned(self, environment: str) -> SigningView:
+        """Allow unsigned deploys in an environment again."""
+        return self._json(SigningView, "DELETE", f"/v1/signing/required/{segment(environment)}")
 
     def keys(self) -> list[KeyView]:
         """List the API keys, without their secrets."""

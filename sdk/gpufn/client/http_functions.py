@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import msgspec
 
@@ -26,6 +27,7 @@ from gpufn_core.encoding.urls import segment
 from gpufn_core.errors import PayloadTooLarge
 from gpufn_core.ids import Digest
 from gpufn_core.protocol.messages import LogLine
+from gpufn_core.signing.statement import DeploySignature
 from gpufn_core.spec.function_spec import FunctionSpec
 from gpufn_core.spec.names import DEFAULT
 from gpufn_core.spec.units import format_bytes
@@ -57,12 +59,16 @@ class FunctionRequests(Requests):
         replace: bool = False,
         code: str = "",
         deploy_id: str = "",
+        signature: DeploySignature | None = None,
     ) -> FunctionView | BuildingRevision:
         """Create a revision from a spec whose bundle and models are uploaded. `deploy` does all steps.
 
         Return BuildingRevision if the gateway builds engines for its models first.
         """
-        options = {"check": check, "source": source, "replace": replace, "code": code, "deploy_id": deploy_id}
+        options: dict[str, Any] = {"check": check, "source": source, "replace": replace, "code": code}
+        options["deploy_id"] = deploy_id
+        if signature is not None:  # a gateway of an earlier release knows no such field
+            options["signature"] = signature
         body = msgspec.json.encode({"spec": spec, "bundle": bundle, **options})
         response = self._request("POST", "/v1/functions", content=body, headers=JSON_BODY)
         if response.status_code == 202:

@@ -79,6 +79,7 @@ class RevisionView(msgspec.Struct, frozen=True, kw_only=True):
     bundle: str
     code: str = ""
     deploy_id: str = ""
+    signed_by: str = ""
     state: str
     active: bool = False
     serving: bool = False
@@ -316,6 +317,24 @@ class SecretView(msgspec.Struct, frozen=True, kw_only=True):
     version: int
     updated_at: float
     functions: tuple[str, ...] = ()
+
+
+class SignerView(msgspec.Struct, frozen=True, kw_only=True):
+    """A key that is trusted to sign functions that match `patterns`. `functions` are those whose active revision it
+    signed."""
+
+    name: str
+    id: str
+    patterns: tuple[str, ...]
+    added_at: float
+    functions: tuple[str, ...] = ()
+
+
+class SigningView(msgspec.Struct, frozen=True, kw_only=True):
+    """The trusted keys, and the environments that require signatures."""
+
+    keys: tuple[SignerView, ...] = ()
+    required: tuple[str, ...] = ()
 
 
 class ScheduleView(msgspec.Struct, frozen=True, kw_only=True):

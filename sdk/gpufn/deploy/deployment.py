@@ -2,7 +2,7 @@
 
 1. read the revision that serves; stop if its code and spec are the same
 2. warn about requirements that no node meets: the function's calls would wait without an error
-3. upload the bundle, the models' files and local weights, create the revision
+3. upload the bundle, the models' files and local weights, sign the deploy, create the revision
 4. wait until the engines of its models are built; it becomes active only then
 5. wait until one of its workers has started: the check of a deploy (`gpufn.deploy.check_wait`)
 6. wait until calls go to it: while the old revision has warm workers, it keeps serving until the new one has its own
@@ -34,12 +34,14 @@ from gpufn_core.errors import (
     InvalidSpec,
 )
 from gpufn_core.ids import Digest
+from gpufn_core.signing.statement import DeploySignature, Statement
 from gpufn_core.spec.function_spec import Batch, EntryPoint, FunctionSpec, MethodSpec, Packaging, spec_from_json
 from gpufn_core.spec.names import HOME, Home
 
 if TYPE_CHECKING:
     from gpufn.declare.model import Model
     from gpufn.deploy.bundle import AnyFunction
+    from gpufn_core.signing.ed25519 import Signer
 
 _FIRST_POLL_S, _LONGEST_POLL_S = 0.05, 1.0
 _BUILD_POLL_S = 0.2  # short enough to show every build stage of a noticeable length
@@ -113,6 +115,7 @@ class Api(Protocol):
         replace: bool,
         code: str,
         deploy_id: str,
+        signature: DeploySignature | None,
     ) -> FunctionView | BuildingRevision: ...
 
 
@@ -211,18 +214,20 @@ def deploy(
     check: bool = True,
     replace: bool = False,
     deploy_id: str = "",
+    signer: Signer | None = None,
     on_progress: Callable[[str], None] = lambda progress: None,
 ) -> Deployment:
     """Run steps 1 to 3. `on_progress` receives the progress of the uploads.
 
     `force` creates a new revision even if nothing changed. `replace` allows replacing a function of another file or
-    project. `deploy_id` is shared by the functions that are deployed together.
+    project. `deploy_id` is shared by the functions that are deployed together. `signer` signs the deploy; a function
+    that did not change, but that this key did not sign, is deployed again.
     """
     spec, digest = deployable.spec, deployable.bundle
     name, timeout_s = spec.name, spec.startup_timeout_s
     before = _current_view(api, name)
     same = None if before is None or force or not _is_serving(before) else _unchanged_revision(api, before, deployable)
-    if before is not None and same is not None:
+    if before is not None and same is not None and (signer is None or same.signed_by == signer.id):
         if same.bundle == digest:
             api.put_bundle(digest, deployable.data)  # the store may have lost it; its workers would not start
         return Deployment(name, before.active, before, is_new=False, startup_timeout_s=timeout_s)
@@ -232,12 +237,25 @@ def deploy(
     api.put_bundle(digest, deployable.data)
     upload(api, deployable.paths, on_progress)
     created = api.create_revision(
-        spec, digest, check=check, source=deployable.source, replace=replace, code=deployable.code, deploy_id=deploy_id
+        spec,
+        digest,
+        check=check,
+        source=deployable.source,
+        replace=replace,
+        code=deployable.code,
+        deploy_id=deploy_id,
+        signature=None if signer is None else _signature(signer, spec, digest),
     )
     arguments, crowded = _changed_arguments(before, spec), parallelism_warning(spec)
     if isinstance(created, BuildingRevision):
         return Deployment(name, created.revision, None, True, timeout_s, lacking, created.builds, arguments, crowded)
     return Deployment(name, created.active, created, True, timeout_s, lacking, arguments=arguments, crowded=crowded)
+
+
+def _signature(signer: Signer, spec: FunctionSpec, bundle: Digest) -> DeploySignature:
+    """Sign the spec as the gateway will decode it: JSON changes some types, such as int to float."""
+    stored = spec_from_json(msgspec.json.encode(spec))
+    return signer.sign(Statement.of(spec.name, stored, bundle, time.time()))
 
 
 def parallelism_warning(spec: FunctionSpec) -> str:

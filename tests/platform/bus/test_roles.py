@@ -24,6 +24,7 @@ NODE_ROLES = ("agent", "runner", "builder")
 BUCKETS = (
     "arrivals", "assignments", "builds", "engines", "functions", "keys", "leases", "revisions", "schedules", "secrets",
     "teams", "usage", "webhook_secrets",
+    "signing", "usage", "webhook_secrets",
 )  # fmt: skip
 STORES = ("bundles", "engine_files", "models", "results", "arguments")
 QUEUES = ("ASYNC", "AUDIT", "BUILD", "CHECKPOINTS", "DLQ", "LOGS", "PROBE", "RESULTS", "SYNC", "WEBHOOKS")
@@ -67,6 +68,7 @@ EXPECTED = {
         "KV_gpufn_revisions": FOLLOW,
         "KV_gpufn_secrets": FOLLOW,
         "KV_gpufn_teams": FOLLOW,
+        "KV_gpufn_signing": FOLLOW,
         "OBJ_gpufn_bundles": "igd",
         "OBJ_gpufn_models": "igd",  # weights
         "OBJ_gpufn_engine_files": "igd",
@@ -89,6 +91,7 @@ EXPECTED = {
         "KV_gpufn_builds": FOLLOW,
         "KV_gpufn_engines": FOLLOW,
         "KV_gpufn_leases": "ig",
+        "KV_gpufn_signing": FOLLOW,
         "OBJ_gpufn_engine_files": "igxd",
         "OBJ_gpufn_models": "igxd",
     },
@@ -132,6 +135,7 @@ WRITES = {
     "$KV.gpufn_teams.t": set(),
     "$KV.gpufn_schedules.f": set(),
     "$KV.gpufn_secrets.TOKEN": set(),
+    "$KV.gpufn_signing.key.ci": set(),
     "$KV.gpufn_usage.d.f.k.n": {"runner"},
     "$KV.gpufn_webhook_secrets.platform": set(),
     "$O.gpufn_bundles.C.u": set(),

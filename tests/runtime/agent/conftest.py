@@ -111,21 +111,13 @@ class FakeSecrets:
 class Node:
     """`events` and `lines` are the agent's worker events and log lines, in order."""
 
-    def __init__(
-        self,
-        bus: Bus,
-        home: Home,
-        assignments: KeyValue,
-        functions: KeyValue,
-        revisions: KeyValue,
-        signing: KeyValue,
-    ) -> None:
+    def __init__(self, bus: Bus, home: Home, assignments: KeyValue, functions: KeyValue, revisions: KeyValue) -> None:
         number = next(_numbers)
         self.name = f"n{number}-{os.getpid()}"
         self.function = f"f{number}-{os.getpid()}"
         self.bus, self.home, self.assignments = bus, home, assignments
         self.functions, self.revisions = functions, revisions
-        self.signing, self.local_trust = signing, LocalTrust()
+        self.signing, self.local_trust = KeyValue(bus, subjects.SIGNING), LocalTrust()
         self.bundles: dict[Digest, bytes] = {}
         self.engines: dict[str, EngineManifest] = {}
         self.engine_files: dict[str, bytes] = {}
@@ -392,9 +384,9 @@ def on_node(nats: EmbeddedServer, tmp_path: Path) -> Run:
             # Do not prefetch what other tests have deployed.
             await KeyValue.open(bus, f"functions_{next(_numbers)}"),
             await KeyValue.open(bus, f"revisions_{next(_numbers)}"),
-            await KeyValue.open(bus, f"signing_{next(_numbers)}"),
         )
         made.server = server
+        made.signing = await KeyValue.open(bus, f"signing_{next(_numbers)}")
         try:
             yield made
         finally:

@@ -20,9 +20,10 @@ from gpufn.cli.models.options import (
     onnx_of,
     worker_options,
 )
-from gpufn.cli.terminal.command import Argument, Command, FloatRange, connect, json_option
+from gpufn.cli.terminal.command import PATH, Argument, Command, FloatRange, connect, json_option
 from gpufn.cli.terminal.output import as_usage_error, print_json, say, size, step
-from gpufn_core.errors import Conflict, FunctionNotFound, GpufnError, InvalidSpec
+from gpufn.deploy.signing_key import read_signer
+from gpufn_core.errors import Conflict, FunctionNotFound, GpufnError, InvalidSpec, UntrustedDeploy
 from gpufn_core.ids import new_ulid
 from gpufn_core.spec.function_spec import Packaging
 from gpufn_core.spec.names import DEFAULT, Home, check_group
@@ -63,6 +64,11 @@ if TYPE_CHECKING:
 @click.option("--env", help="Environment to deploy to. Default: GPUFN_ENV, else `default`.")
 @click.option("--prune", is_flag=True, help="Remove the functions of the app that the file no longer has.")
 @click.option("--replace", is_flag=True, help="Replace a function that came from another file or project.")
+@click.option(
+    "--sign",
+    type=PATH,
+    help="File of the private key that signs the deploy, from `gpufn signing keygen`. Default: GPUFN_SIGNING_KEY.",
+)
 @json_option
 def deploy(
     *,
@@ -78,6 +84,7 @@ def deploy(
     app: str | None,
     env: str | None,
     prune: bool,
+    sign: Path | None,
     **options: Any,
 ) -> None:
     """Deploy the functions of a file, or a model.
@@ -106,10 +113,12 @@ def deploy(
     if prune and (name or is_model(file)):
         raise click.BadParameter("--prune is for all functions of a file: remove --name, or deploy a Python file")
     read = _read_model if is_model(file) else _read_file
+    with as_usage_error("--sign"):
+        signer = read_signer(sign)
     home = _home(app, env)
     selection = _Selection(file, list(name), list(include), home)
     with read(selection, for_model, WorkerOptions(**options)) as deployables, connect() as client:
-        deploy_options = {"force": force, "check": check, "replace": replace}
+        deploy_options = {"force": force, "check": check, "replace": replace, "signer": signer}
         _deploy(client, deployables, wait=wait, timeout_s=timeout, json=json, **deploy_options)
         if not name and not is_model(file):
             _prune(client, deployables, file, is_wanted=prune)
@@ -198,7 +207,7 @@ def _read_file(
 
 
 def _deploy(
-    client: Client, deployables: list[Deployable], *, wait: bool, timeout_s: float | None, json: bool, **options: bool
+    client: Client, deployables: list[Deployable], *, wait: bool, timeout_s: float | None, json: bool, **options: Any
 ) -> None:
     """Deploy all functions, even if one fails. The command fails with the failures afterwards."""
     from gpufn.deploy import deployment as _deployment  # noqa: PLC0415
@@ -210,7 +219,7 @@ def _deploy(
         try:
             with step(f"Deploying {each.spec.name}, {size(each.size)}") as update:
                 deployment = _deployment.deploy(client, each, **options, deploy_id=deploy_id, on_progress=update)
-        except Conflict as error:
+        except (Conflict, UntrustedDeploy) as error:
             failures.append(error)
             continue
         for warning in deployment.warnings():
