@@ -172,7 +172,7 @@ class Prefetch:
         return (
             None
             if in_use is None
-            else in_use | {spec.digest for revision in self._current() for spec in revision.spec.weights}
+            else in_use | {spec.digest for revision in self._current().values() for spec in revision.spec.weights}
         )
 
     def recheck(self, revision: RevisionKey) -> None:
@@ -298,19 +298,19 @@ class Prefetch:
         running = set(self._running_revisions())
         return [revision for key, revision in self._known.items() if key[0] in self._deployed or key in running]
 
-    def _current(self) -> list[Revision]:
+    def _current(self) -> dict[RevisionKey, Revision]:
         """Return the active and the serving revision of each function, and the revisions that run here."""
         keys = set(self._running_revisions())
         for function in self._deployed.values():
             keys |= {(function.name, function.active), (function.name, function.serving)}
-        return [self._known[key] for key in sorted(keys) if key in self._known]
+        return {key: self._known[key] for key in sorted(keys) if key in self._known}
 
     def _trusted(self) -> list[Revision]:
         """Return the current revisions without those whose signature is refused: nothing of them is unpacked."""
         trusted = []
-        for revision in self._current():
+        for key, revision in self._current().items():
             try:
-                self._signatures.check_revision(revision.key, revision)
+                self._signatures.check_revision(key, revision)
             except UntrustedDeploy as error:
                 log.warning("%s is not prepared: %s", revision, error.message)
             else:
