@@ -25,10 +25,16 @@ from gpufn_core.errors import ArtifactUnavailable, BuildFailed, BusUnavailable
 from gpufn_core.ids import digest_of
 from gpufn_core.protocol import subjects
 from gpufn_core.protocol.codec import encode
+from gpufn_core.signing.ed25519 import Signer, parse_public_key
+from gpufn_core.signing.statement import Statement
+from gpufn_core.signing.trust import TrustedKey
+from gpufn_core.spec.function_spec import EntryPoint, FunctionSpec, MethodSpec
 from gpufn_core.spec.model_spec import TOLERANCES, ModelFile, Precision, Tolerance
 from gpufn_platform.bus.storage import object_store
 from gpufn_platform.bus.storage.key_value import KeyValue
 from gpufn_platform.process.clock import SystemClock
+from gpufn_platform.signing.local_trust import LocalTrust
+from gpufn_platform.signing.signatures import KEYS, REQUIRED, Signatures
 from tests import blobs
 from tests.builder import bench, models
 from tests.e2e.small_disk import fill, small_disk
@@ -738,3 +744,33 @@ async def test_an_engine_takes_the_place_of_one_that_lost_a_file_while_it_was_bu
     assert entry is not None
     await store._engines.update(ours.key, encode(msgspec.structs.replace(ours, files=(lost,))), entry.revision)
     assert await store.publish(ours, tmp_path) == ours == await store.find(ours.key)
+
+
+async def test_no_model_is_read_that_no_trusted_key_signed(connect: Any, nats: Any, tmp_path: Path) -> None:
+    signer, bus = Signer.new(), await connect(nats)
+    public = parse_public_key(signer.public_pem())
+    trusted = TrustedKey(name="test", id=signer.id, public_key=public, patterns=("signed/*",))
+    bucket = await KeyValue.open(bus, subjects.SIGNING)
+    rules = {f"{KEYS}builder-test": encode(trusted), f"{REQUIRED}signed": b""}
+    for key, value in rules.items():
+        await bucket.put(key, value)
+    reader = await connect(nats, "builder")
+    signatures = Signatures(KeyValue(reader, subjects.SIGNING), LocalTrust())
+    await signatures.start()
+    try:
+        executor, _ = await bench.open_executor(reader, tmp_path, signatures=signatures)
+        model = await bench.upload(bus, bench.scaled(71.0))
+        spec = FunctionSpec(name="signed/a/f", entry=EntryPoint("", ""), methods=(MethodSpec(),), models=(model,))
+        build = msgspec.structs.replace(bench.build_of(model), function=spec.name)
+        other = msgspec.structs.replace(spec, models=(msgspec.structs.replace(model, verify=False),))
+        for signed in (None, other):
+            signature = signed and signer.sign(Statement.of(spec.name, signed, "", 1.0))
+            ended = await executor.run(msgspec.structs.replace(build, signature=signature), CPU, _ignore)
+            assert (ended.state, ended.error and ended.error.code) == (BuildState.FAILED, "untrusted_deploy")
+        signature = signer.sign(Statement.of(spec.name, spec, "", 1.0))
+        ended = await executor.run(msgspec.structs.replace(build, signature=signature), CPU, _ignore)
+        assert ended.state is BuildState.SUCCEEDED
+    finally:
+        signatures.stop()
+        for key in rules:
+            await bucket.delete(key)

@@ -16,6 +16,8 @@ from gpufn_core.domain.revision import RevisionState
 from gpufn_core.errors import BuildFailed, Conflict, ErrorInfo, Forbidden, FunctionNotFound, FunctionStartFailed
 from gpufn_core.ids import Digest
 from gpufn_core.protocol.reports import NextRevision
+from gpufn_core.signing.ed25519 import Signer, is_signed_by, parse_public_key
+from gpufn_core.signing.statement import decode_statement, spec_digest
 from gpufn_core.spec.function_spec import EntryPoint, FunctionSpec, MethodSpec
 from gpufn_core.spec.image_spec import ImageSpec
 from gpufn_core.spec.resources import Resources
@@ -41,6 +43,7 @@ class _Api:
         self._views = list(views)
         self._bundle = bundle
         self._nodes = nodes
+        self.signed_by = ""
         self.requests: list[str] = []
 
     def function(self, name: str, *, env_values: bool = False) -> FunctionView:
@@ -50,7 +53,10 @@ class _Api:
         return view
 
     def revisions(self, name: str) -> list[RevisionView]:
-        return [RevisionView(number=number, created_at=1.0, bundle=self._bundle, state="live") for number in (1, 2)]
+        return [
+            RevisionView(number=number, created_at=1.0, bundle=self._bundle, state="live", signed_by=self.signed_by)
+            for number in (1, 2)
+        ]
 
     def nodes(self) -> list[dict[str, Any]]:
         return list(self._nodes)
@@ -69,6 +75,7 @@ class _Api:
 
     def create_revision(self, spec: FunctionSpec, bundle: str, **options: Any) -> FunctionView | BuildingRevision:
         self.requests.append(f"create {spec.name}")
+        self.signature = options["signature"]
         return _view(3, 3)
 
 
@@ -94,6 +101,26 @@ def test_only_what_serves_unchanged_makes_no_revision(before: FunctionView | Non
     api = _Api(before)
     assert deploy(api, _WANTED, force=force).is_new is is_new
     assert api.requests == ["put a", *(["create f"] if is_new else [])], "the bundle may have been lost"
+
+
+def test_a_deploy_is_signed_as_the_gateway_stores_it() -> None:
+    import msgspec
+
+    signer, api = Signer.new(), _Api(None)
+    spec = msgspec.structs.replace(_SPEC, timeout_s=3, queue_timeout_s=2)  # floats once they are stored
+    deploy(api, _WANTED._replace(spec=spec), signer=signer)
+    assert is_signed_by(parse_public_key(signer.public_pem()), api.signature)
+    statement = decode_statement(api.signature.payload)
+    stored = msgspec.json.decode(msgspec.json.encode(spec), type=FunctionSpec)
+    assert (statement.function, statement.bundle, statement.spec) == ("f", "a", spec_digest(stored))
+
+
+def test_what_another_key_signed_is_deployed_again() -> None:
+    signer, api = Signer.new(), _Api(_view(2, 2, spec=_as_json(_SPEC)))
+    assert deploy(api, _WANTED, signer=signer).is_new
+    api.signed_by = signer.id
+    assert not deploy(api, _WANTED, signer=signer).is_new
+    assert not deploy(api, _WANTED).is_new
 
 
 def test_another_bundle_is_another_revision() -> None:

@@ -42,6 +42,7 @@ from gpufn_core.errors import (
     RevisionNotFound,
     ScheduleNotFound,
     Unauthorized,
+    UntrustedDeploy,
 )
 from gpufn_core.spec.units import format_bytes
 
@@ -80,7 +81,7 @@ _EXIT_CODES: tuple[tuple[type[GpufnError] | tuple[type[GpufnError], ...], int], 
         ),
         4,
     ),
-    ((Unauthorized, Forbidden), 5),
+    ((Unauthorized, Forbidden, UntrustedDeploy), 5),
     (CapacityError, 6),
     (FunctionRaised, 7),
     (BuildFailed, 8),
