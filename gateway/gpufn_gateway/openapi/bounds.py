@@ -13,6 +13,7 @@ from typing import Any, Final
 from gpufn_core import ids
 from gpufn_core.encoding import urls
 from gpufn_core.protocol.limits import LARGEST_INTEGER
+from gpufn_core.signing import trust
 from gpufn_core.spec import function_spec, image_spec, isolation, model_spec, names, patterns, resources
 from gpufn_core.spec.units import MIN_PROCESS_BYTES, Bounds
 from gpufn_gateway.auth import access, quotas
@@ -57,6 +58,8 @@ _ENV_NAME: Final = f"^(?!{_RESERVED_ENV})(?:{function_spec.ENV_NAME.pattern})$"
 SECRET: Final[Schema] = {
     "type": "string", "pattern": _ENV_NAME, "maxLength": function_spec.LONGEST_SECRET_NAME,
 }  # fmt: skip
+SIGNER: Final = _text(trust.SIGNER_NAME)
+ENVIRONMENT: Final = _text(names.GROUP)
 CURSOR: Final = _text_or_empty(request_bounds.CURSOR)
 FLAG: Final[Schema] = {"type": "string", "enum": ["true", "false", "1", "0"]}
 # The operator configures which networks are allowed.
@@ -76,6 +79,7 @@ _PROCESS_MEMORY: Final[Schema] = {"minimum": MIN_PROCESS_BYTES, "maximum": LARGE
 _SIZES: Final[Schema] = {"items": {"type": "integer", "minimum": 0, "maximum": model_spec.LARGEST_SIZE}}
 # Five fields, in the syntax of cronsim.
 _CRON: Final[Schema] = {"pattern": r"^\s*\S+(\s+\S+){4}\s*$"}
+_BASE64: Final[Schema] = {"pattern": "^(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$"}
 _CALLS_OF_A_KEY: Final[Schema] = {"minimum": 1, "maximum": quotas.MAX_CALLS}
 _HELD_BY_A_TEAM: Final[Schema] = {"minimum": 0, "maximum": request_bodies.MAX_HELD}
 _SECONDS_OF_A_KEY: Final[Schema] = {"exclusiveMinimum": 0, "maximum": quotas.MAX_SECONDS}
@@ -113,6 +117,14 @@ _FIELDS: Final[Mapping[str, Mapping[str, Schema]]] = {
         "gpu_s": _SECONDS_OF_A_KEY,
     },
     "NewSigner": {"patterns": {"minItems": 1, "maxItems": request_bodies.MAX_SIGNER_PATTERNS}},
+    "DeploySignature": {"payload": _BASE64, "value": _BASE64},
+    "NewSigner": {
+        "patterns": {
+            "minItems": 1,
+            "maxItems": request_bodies.MAX_SIGNER_PATTERNS,
+            "items": _text(patterns.PATTERN),
+        },
+    },
     "NewKey": {
         "scopes": {"minItems": 1, "items": _text(re.compile(_SCOPES))},
         "label": {"maxLength": request_bodies.MAX_LABEL_LENGTH},

@@ -178,6 +178,8 @@ def _path_parameters(path: str) -> list[dict[str, Any]]:
     schemas = _PATH_SCHEMAS | ({"fn": FUNCTION_OR_METHOD} if path.startswith("/v1/functions/") else {})
     if path.startswith("/v1/secrets/"):
         schemas |= {"name": bounds.SECRET}
+    if path.startswith("/v1/signing/"):
+        schemas |= {"name": bounds.SIGNER, "env": bounds.ENVIRONMENT}
     return [
         {"name": name, "in": "path", "required": True, "schema": schemas.get(name, {"type": "string"})}
         for name in names

@@ -72,6 +72,8 @@ class LocalTrust:
             version = (status.st_ino, status.st_mtime_ns, status.st_size)
             if version == self._version:
                 return False
+            if status.st_mode & 0o022:
+                raise ValueError("other users can write the file: run chmod go-w")
             self._own = _parse(self._file.read_bytes())
         except OSError as error:
             self._version = None

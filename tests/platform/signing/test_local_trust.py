@@ -65,6 +65,10 @@ def test_a_wrong_file_ends_the_process_at_its_start(tmp_path: Path, text: str) -
     path.write_text(text_of(SIGNER).replace("prod/*", "pro*"))
     with pytest.raises(InvalidSetting):
         LocalTrust.from_env({FILE: str(path)})
+    path.write_text(text_of(SIGNER))
+    path.chmod(0o666)
+    with pytest.raises(InvalidSetting):
+        LocalTrust.from_env({FILE: str(path)})
 
 
 def test_an_unknown_mode_is_refused() -> None:
