@@ -113,14 +113,7 @@ def _bound_headers(operation: str, headers: dict[str, Any]) -> None:
 def _mend_body(operation: str, body: dict[str, Any]) -> None:
     match operation:
         case "post /v1/functions":
-            if is_digest(str(body.get("bundle"))):
-                body["bundle"] = os.environ[BUNDLE_VARIABLE]
-            if isinstance(body.get("replace", True), bool):
-                body["replace"] = True  # a function with this name may exist, from another source
-            if isinstance(body.get("spec"), dict):
-                _mend_spec(body["spec"])
-            if _is_signature(body.get("signature")):
-                body["signature"] = None
+            _mend_deploy(body)
         case "post /v1/functions/{fn}/scale":
             _order(body, "min_workers", "max_workers")
         case "put /v1/signing/keys/{name}":
@@ -137,6 +130,17 @@ def _mend_body(operation: str, body: dict[str, Any]) -> None:
                 body["arguments"] = {"text": "a"}
             if isinstance(body.get("at"), (int, float)) and not isinstance(body["at"], bool):
                 body["at"] = time.time() + _IN_AN_HOUR
+
+
+def _mend_deploy(body: dict[str, Any]) -> None:
+    if is_digest(str(body.get("bundle"))):
+        body["bundle"] = os.environ[BUNDLE_VARIABLE]
+    if isinstance(body.get("replace", True), bool):
+        body["replace"] = True  # a function with this name may exist, from another source
+    if isinstance(body.get("spec"), dict):
+        _mend_spec(body["spec"])
+    if _is_signature(body.get("signature")):
+        body["signature"] = None
 
 
 def _mend_spec(spec: dict[str, Any]) -> None:

@@ -33,7 +33,7 @@ def test_the_file_replaces_the_keys_on_the_bus_which_can_only_add_requirements(t
     path.write_text(text_of(SIGNER))
     trust = LocalTrust.from_env({FILE: str(path)}).combine(shared())
     assert [(key.id, key.patterns) for key in trust.keys] == [(SIGNER.id, ("prod/*",))]
-    assert (trust.required, trust.requires_all) == ({"prod", "dev"}, False)
+    assert (trust.required, trust.requires_all) == (frozenset({"prod", "dev"}), False)
     assert LocalTrust.from_env({MODE: "require"}).combine(shared()).requires_all
     assert LocalTrust.from_env({MODE: "off"}).is_off
 
