@@ -116,7 +116,6 @@ _FIELDS: Final[Mapping[str, Mapping[str, Schema]]] = {
         "run_s": _SECONDS_OF_A_KEY,
         "gpu_s": _SECONDS_OF_A_KEY,
     },
-    "NewSigner": {"patterns": {"minItems": 1, "maxItems": request_bodies.MAX_SIGNER_PATTERNS}},
     "DeploySignature": {"payload": _BASE64, "value": _BASE64},
     "NewSigner": {
         "patterns": {

@@ -97,7 +97,7 @@ class FunctionRoutes:
         if Priority.HI in (spec.priority, spec.schedule and spec.schedule.priority):
             principal.require(HI)
         bundle = checked_digest(body.bundle, "the bundle")
-        add_details(request.scope, function=spec.name, bundle=bundle)
+        add_details(request.scope, function=spec.name, bundle=bundle, signed_by=body.signature and body.signature.key)
         source = body.source and msgspec.structs.replace(body.source, key=principal.id)
         deploy_id = body.deploy_id or new_ulid()
         options = DeployOptions(body.check, source, body.replace, body.code, deploy_id, body.signature)

@@ -6,6 +6,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from gpufn_gateway.audit.request_audit import add_details
 from gpufn_gateway.auth.access import ADMIN, READ
 from gpufn_gateway.http.body_reader import BodyReader
 from gpufn_gateway.openapi.request_bodies import NewSigner, RequireSignatures
@@ -32,14 +33,19 @@ class SigningRoutes:
 
     async def trust(self, request: Request) -> Response:
         body = await read_json(request, NewSigner, self._bodies)
-        name = request.path_params["name"]
-        return json_response(await self._trusted_keys.trust(name, body.public_key, body.patterns))
+        add_details(request.scope, patterns=",".join(body.patterns))
+        key = await self._trusted_keys.trust(request.path_params["name"], body.public_key, body.patterns)
+        add_details(request.scope, key=key.id)
+        return json_response(key)
 
     async def distrust(self, request: Request) -> Response:
-        return json_response(await self._trusted_keys.distrust(request.path_params["name"]))
+        key = await self._trusted_keys.distrust(request.path_params["name"])
+        add_details(request.scope, key=key.id)
+        return json_response(key)
 
     async def require(self, request: Request) -> Response:
         body = await read_json(request, RequireSignatures, self._bodies)
+        add_details(request.scope, force=body.force)
         await self._trusted_keys.require(request.path_params["env"], force=body.force)
         return self._rules()
 

@@ -20,8 +20,8 @@ from gpufn.call.result_decoding import PLAIN
 from gpufn.client.call_api import CallApi
 from gpufn.client.http import JSON_BODY
 from gpufn.client.http_models import ModelRequests
-from gpufn.client.views import AuditPage, FunctionView, InvocationView, KeyView, ScheduleView, SecretView
 from gpufn.client.views import (
+    AuditPage,
     FunctionView,
     InvocationView,
     KeyView,
@@ -244,6 +244,7 @@ class Client(CallApi, ModelRequests):
         """Return records of the audit log after the number `after`; with a negative one, the last so many."""
         params = {"after": str(after), "limit": str(limit)}
         return self._json(AuditPage, "GET", "/v1/audit", params=params)
+
     def signing(self) -> SigningView:
         """Return the trusted keys, and the environments that require signatures."""
         return self._json(SigningView, "GET", "/v1/signing")

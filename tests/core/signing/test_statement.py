@@ -15,10 +15,21 @@ from gpufn_core.protocol.codec import encode
 from gpufn_core.signing.ed25519 import Signer, key_id, parse_public_key
 from gpufn_core.signing.statement import DeploySignature, Statement, decode_statement, signed_bytes, spec_digest
 from gpufn_core.signing.trust import Trust, TrustedKey, check_build, check_revision
-from gpufn_core.spec.function_spec import Batch, EntryPoint, FunctionSpec, MethodSpec, Packaging, spec_from_json
+from gpufn_core.spec.function_spec import (
+    Batch,
+    EntryPoint,
+    FunctionSpec,
+    MethodSpec,
+    Packaging,
+    Retry,
+    spec_from_json,
+)
 from gpufn_core.spec.image_spec import ImageSpec
+from gpufn_core.spec.isolation import Isolation, Network
 from gpufn_core.spec.model_spec import ModelFile, ModelSpec
+from gpufn_core.spec.priority import Priority
 from gpufn_core.spec.resources import Resources
+from gpufn_core.spec.schedule import Schedule
 from gpufn_core.spec.weights_spec import WeightsFile, WeightsSpec
 
 NAME = "prod/search/predict"
@@ -101,7 +112,16 @@ _OTHER_VALUES: dict[str, object] = {
     "egress": True,
     "pickle": True,
     "modules": ("numpy",),
+    "retries": Retry(1),
+    "priority": Priority.HI,
+    "schedule": Schedule("0 6 * * *"),
+    "isolation": Isolation.CONTAINER,
+    "network": Network.NONE,
 }
+
+
+def test_every_field_of_a_spec_is_tried() -> None:
+    assert _OTHER_VALUES.keys() == set(FunctionSpec.__struct_fields__)
 
 
 @pytest.mark.parametrize("field", sorted(_OTHER_VALUES))
