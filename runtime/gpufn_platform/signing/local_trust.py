@@ -14,7 +14,6 @@ from typing import Any, Self
 import msgspec
 
 from gpufn_core.errors import InvalidInput
-from gpufn_core.signing.ed25519 import key_id, parse_public_key
 from gpufn_core.signing.trust import Trust, TrustedKey
 from gpufn_core.spec.names import GROUP
 from gpufn_core.spec.patterns import is_pattern
@@ -101,6 +100,8 @@ def _parse(data: bytes) -> Trust:
 
 
 def _key(name: str, key: _Key) -> TrustedKey:
+    from gpufn_core.signing.ed25519 import key_id, parse_public_key  # noqa: PLC0415  8 MB, needed with a file only
+
     for pattern in key.patterns:
         if not is_pattern(pattern):
             raise ValueError(f"{pattern!r} in keys.{name} is no pattern of functions, such as prod/*")

@@ -14,7 +14,6 @@ from gpufn_core.domain.engine import Build
 from gpufn_core.domain.revision import Revision
 from gpufn_core.encoding.msgspec_errors import DECODE_ERRORS
 from gpufn_core.errors import UntrustedDeploy
-from gpufn_core.signing.ed25519 import is_signed_by
 from gpufn_core.signing.statement import DeploySignature, Statement, decode_statement, spec_digest
 from gpufn_core.spec.names import parts_of
 from gpufn_core.spec.patterns import matches
@@ -81,6 +80,8 @@ def _verified(trust: Trust, function: str, signature: DeploySignature | None) ->
                 f"{what or 'This build is not signed, and this node requires signatures'}: deploy with --sign FILE."
             )
         return None
+    from gpufn_core.signing.ed25519 import is_signed_by  # noqa: PLC0415  8 MB that unsigned builds do not need
+
     keys = [key for key in trust.keys if any(matches(pattern, function) for pattern in key.patterns)]
     trusted = next((key for key in keys if key.id == signature.key), None)
     if trusted is None:
