@@ -34,7 +34,7 @@ class DeploySignature(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Statement(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the signer of a deploy vouches for.
+    """The content of a deploy for which its signer vouches.
 
     `spec` is the digest of the whole FunctionSpec. `models`, `weights` and `image` are digests of its parts: a builder
     knows only one model.
