@@ -145,6 +145,9 @@ def _mend_deploy(body: dict[str, Any]) -> None:
 
 def _mend_spec(spec: dict[str, Any]) -> None:
     methods, schedule = _objects(spec.get("methods")), spec.get("schedule")
+    for each in (*methods, *_objects([schedule])):
+        for name in each.keys() & {"parameters", "returns", "arguments"}:
+            each[name] = _with_64_bits(each[name])
     _differ([each for each in methods if each.get("name")], "name")
     if isinstance(spec.get("scaling"), dict):
         spec["scaling"].setdefault("max_workers", 1000)
@@ -190,6 +193,15 @@ def _mend_models(models: Any) -> None:
                 if all(_is_shape(shapes.get(name)) for name in ("min", "opt", "max")):
                     shapes["opt"] = shapes["max"] = shapes["min"]
     _differ(_objects(models), "parameter")
+
+
+def _with_64_bits(value: Any) -> Any:
+    """Free-form JSON, without the integers that no encoding of a record has."""
+    if isinstance(value, dict):
+        return {key: _with_64_bits(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_with_64_bits(each) for each in value]
+    return max(-(1 << 63), min(value, (1 << 64) - 1)) if type(value) is int else value
 
 
 def _differ(objects: list[dict[str, Any]], name: str) -> None:
