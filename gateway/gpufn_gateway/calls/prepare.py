@@ -33,8 +33,9 @@ from gpufn_core.spec.function_spec import FunctionSpec
 from gpufn_core.spec.priority import Priority
 from gpufn_gateway.arguments import query as query_arguments
 from gpufn_gateway.arguments.form import Form
-from gpufn_gateway.auth.access import HI, PICKLE, Access, Principal
+from gpufn_gateway.auth.access import Access, Principal
 from gpufn_gateway.auth.quota_sync import QuotaSync
+from gpufn_gateway.auth.scopes import HI, PICKLE
 from gpufn_gateway.calls import admission
 from gpufn_gateway.calls.call_bodies import CallBodies, CallBody
 from gpufn_gateway.calls.call_headers import parse_call_options

@@ -214,14 +214,15 @@ class Registry:
             raise FunctionNotFound(f"There is no function {shown(name)} that this API key may call.") from None
 
     def find_or_deleted(self, name: str, principal: Principal = LOCAL) -> str:
-        """Like `find`, but a name without a function is taken as the full name of a deleted one. Raises InvalidInput,
-        AmbiguousFunction."""
+        """Like `find`, but a name without a function is taken as the full name of a deleted one that the principal
+        could see. Raises InvalidInput, FunctionNotFound, AmbiguousFunction."""
         try:
             return self.find(name, principal)
-        except FunctionNotFound:
+        except FunctionNotFound as error:
             full = canonical(name)
             if not is_function_name(full):
                 raise InvalidInput(f"{shown(name)} is not a valid function name", field="function") from None
+            principal.require_visible(full, error)
             return full
 
     def function(self, name: str) -> Function:

@@ -14,7 +14,7 @@ from gpufn_core.domain.engine import EngineManifest
 from gpufn_core.domain.revision import Revision, RevisionState
 from gpufn_core.errors import CapacityError, FunctionNotFound, GpufnError
 from gpufn_core.spec.function_spec import Packaging
-from gpufn_gateway.auth.access import READ, Principal
+from gpufn_gateway.auth.access import Principal
 from gpufn_gateway.calls import admission
 from gpufn_gateway.functions.registry import Registry, Target
 from gpufn_gateway.oip import views
@@ -132,7 +132,7 @@ class OipRoutes:
             target = self._registry.resolve(name, principal)
         except FunctionNotFound as error:
             raise model_error(error, name, self._registry, principal) from None
-        if not principal.has_scope(READ):
+        if not principal.may_read(target.name):
             principal.require_invoke(target.name)
         check_is_model(target, request.path_params.get("version", ""))
         return target
@@ -160,4 +160,4 @@ class OipRoutes:
 
 
 def _may_see(principal: Principal, function: str) -> bool:
-    return principal.has_scope(READ) or principal.may_invoke(function)
+    return principal.may_read(function) or principal.may_invoke(function)

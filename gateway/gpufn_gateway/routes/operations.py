@@ -18,14 +18,15 @@ from gpufn_core.protocol.records import ApiKey, KeyLimits
 from gpufn_core.protocol.reports import NodeReport
 from gpufn_gateway import telemetry
 from gpufn_gateway.audit.request_audit import add_details
-from gpufn_gateway.auth.access import ADMIN, READ, Access, new_key, rotated
+from gpufn_gateway.auth.access import Access, new_key, rotated
 from gpufn_gateway.auth.quotas import check as check_limits
+from gpufn_gateway.auth.scopes import ADMIN, READ
 from gpufn_gateway.buckets import decode_key
 from gpufn_gateway.functions.registry import Registry
 from gpufn_gateway.http.body_reader import BodyReader
 from gpufn_gateway.openapi import document
 from gpufn_gateway.openapi.request_bodies import MAX_KEY_S, MIN_KEY_S, KeyRotation, NewKey
-from gpufn_gateway.routes.requests import json_response, no_such_key, read_json, route
+from gpufn_gateway.routes.requests import json_response, no_such_key, principal_of, read_json, route
 from gpufn_gateway.telemetry import Telemetry
 from gpufn_platform.bus.storage.key_value import Entry, KeyValue
 from gpufn_platform.process.clock import Clock
@@ -58,7 +59,7 @@ class OperationRoutes:
             route("GET", "/healthz", self.alive),
             route("GET", "/readyz", self.ready),
             route("GET", "/metrics", self.metrics, READ),
-            route("GET", "/openapi.json", self.describe, READ),
+            route("GET", "/openapi.json", self.describe, READ, of_functions=True),
             route("GET", "/v1/nodes", self.nodes, READ),
             route("GET", "/v1/keys", self.list_keys, ADMIN),
             route("POST", "/v1/keys", self.create_key, ADMIN),
@@ -84,8 +85,9 @@ class OperationRoutes:
         return Response(text, media_type=telemetry.CONTENT_TYPE)
 
     async def describe(self, request: Request) -> Response:
-        revisions = self.registry.revisions
-        serving = [revisions.get(each.name, {}).get(each.serving) for each in self.registry.functions.values()]
+        revisions, principal = self.registry.revisions, principal_of(request)
+        readable = [each for each in self.registry.functions.values() if principal.may_read(each.name)]
+        serving = [revisions.get(each.name, {}).get(each.serving) for each in readable]
         present = [revision for revision in serving if revision is not None]
         return json_response(document.document(present, needs_key=bool(self.access.keys)))
 

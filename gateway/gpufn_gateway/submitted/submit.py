@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any, Final
 
 import msgspec
@@ -15,7 +15,7 @@ from gpufn_core.ids import InvocationId, invocation_id_for, is_call_or_item_id, 
 from gpufn_core.protocol.messages import CallLocation
 from gpufn_core.protocol.records import CallRecord, Webhook
 from gpufn_gateway import problems
-from gpufn_gateway.auth.access import READ, Principal
+from gpufn_gateway.auth.access import Principal
 from gpufn_gateway.calls.prepare import Calls, PreparedCall
 from gpufn_gateway.http.body_reader import Receive, Send, wait_for_disconnect
 from gpufn_gateway.http.responses import GPUFN_FORMAT, call_headers, send_parts, send_problem, send_result, timing
@@ -192,9 +192,14 @@ class Submissions:
         return (updated[0] if updated is not None else record), cancelled
 
     async def recent(
-        self, function: str, limit: int, state: InvocationState | None = None, since: float = 0.0
+        self,
+        function: str,
+        limit: int,
+        state: InvocationState | None = None,
+        since: float = 0.0,
+        is_listed: Callable[[str], bool] = lambda function: True,
     ) -> list[dict[str, Any]]:
-        """List the latest submitted calls of a function (``*`` for all) in `state`, newest first.
+        """List the latest submitted calls of a function (``*`` for all listed ones) in `state`, newest first.
 
         `since` is in unix seconds.
         """
@@ -202,7 +207,8 @@ class Submissions:
         holders = {} if ended_only else await call_records.running_calls(self._bus)
 
         def matches(record: CallRecord) -> bool:
-            return state in (None, call_views.as_running(record, holders.get(record.id)).state)
+            is_in_state = state in (None, call_views.as_running(record, holders.get(record.id)).state)
+            return is_in_state and is_listed(record.function)
 
         records = await call_records.recent(self._bus, function, limit, matches, since=since, ended_only=ended_only)
         return [self._list_view(record, holders.get(record.id)) for record in records]
@@ -248,11 +254,15 @@ class Submissions:
         if not is_call_or_item_id(invocation):
             raise InvocationNotFound(f"{invocation[:40]!r} is not an invocation id: an id has 26 letters and digits.")
         stored = await call_records.read(self._bus, invocation)
+        missing = InvocationNotFound(
+            f"There is no invocation {invocation}; it may have been removed after its retention."
+        )
         if stored is None:
-            message = f"There is no invocation {invocation}; it may have been removed after its retention."
-            raise InvocationNotFound(message)
-        if not (allow_read_scope and principal.has_scope(READ)):
-            principal.require_invoke(stored[0].function)
+            raise missing
+        function = stored[0].function
+        principal.require_visible(function, missing)
+        if not (allow_read_scope and principal.may_read(function)):
+            principal.require_invoke(function)
         return stored
 
 

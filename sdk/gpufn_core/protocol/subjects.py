@@ -141,6 +141,12 @@ def map_log(function: str, map_id: str) -> str:
     return f"{PREFIX}.map.{function}.{map_id}"
 
 
+def map_of_log(subject: str) -> tuple[str, str]:
+    """Return the function and the id of the map of a `map_log` subject."""
+    _, function, map_id = subject.rsplit(".", 2)
+    return function, map_id
+
+
 def webhook(function: str) -> str:
     return f"{PREFIX}.hook.{function}"
 
