@@ -18,7 +18,7 @@ from gpufn_core.domain.team import Teams
 from gpufn_core.errors import FunctionNotFound, InvalidInput, PlatformError, RevisionNotFound
 from gpufn_core.protocol import subjects
 from gpufn_core.protocol.report_parts import Statuses
-from gpufn_core.protocol.reports import ControllerReport, FunctionStatus, NodeReport, RunnerReport
+from gpufn_core.protocol.reports import ControllerReport, FunctionStatus, NodeReport, RunnerReport, without_holders
 from gpufn_core.spec.function_spec import MethodSpec
 from gpufn_core.spec.model_spec import ModelSpec
 from gpufn_core.spec.names import Names, canonical, is_function_name, shown
@@ -290,6 +290,11 @@ class Registry:
         if status is None or status.serving != function.serving or not self.has_fresh_controller_report():
             return None
         return status.workers.ready
+
+    def status_for(self, principal: Principal, name: str) -> FunctionStatus | None:
+        """Return the status of a function, without the names of other functions unless the principal sees all."""
+        status = self.statuses.get(name)
+        return status if status is None or principal.sees_all else without_holders(status)
 
     def has_fresh_controller_report(self) -> bool:
         reported_at = self._controller_reported_at

@@ -87,7 +87,7 @@ class FunctionRoutes:
         principal, include_env = principal_of(request), _wants_env_values(request)
         functions = sorted(self.registry.functions.values(), key=lambda function: function.name)
         views = [
-            self._view(function, include_env and principal.may(DEPLOY, function.name))
+            self._view(function, principal, include_env and principal.may(DEPLOY, function.name))
             for function in functions
             if principal.may_read(function.name)
         ]
@@ -114,13 +114,13 @@ class FunctionRoutes:
             view = {"function": revision.function, "revision": revision.number, "state": revision.state}
             return json_response(view | {"builds": revision.builds}, 202, {"Location": url})
         function = await self.deploys.deploy(spec, bundle, options)
-        return json_response(self._view(function), 201, {"Location": f"/v1/functions/{function.name}"})
+        return json_response(self._view(function, principal), 201, {"Location": f"/v1/functions/{function.name}"})
 
     async def show(self, request: Request) -> Response:
         function, include_env = self._function(request, READ), _wants_env_values(request)
         if include_env:
             principal_of(request).require_on(DEPLOY, function.name)
-        return json_response(self._view(function, include_env))
+        return json_response(self._view(function, principal_of(request), include_env))
 
     async def delete(self, request: Request) -> Response:
         principal = principal_of(request)
@@ -166,17 +166,19 @@ class FunctionRoutes:
         body = await read_json(request, Rollback, self.bodies)
         add_details(request.scope, revision=body.revision)
         name = self._function(request, DEPLOY).name
-        return json_response(self._view(await self.deploys.rollback(name, body.revision)))
+        function = await self.deploys.rollback(name, body.revision)
+        return json_response(self._view(function, principal_of(request)))
 
     async def scale(self, request: Request) -> Response:
         body = await read_json(request, Scale, self.bodies)
         add_details(request.scope, min_workers=body.min_workers, max_workers=body.max_workers)
         name = self._function(request, DEPLOY).name
-        return json_response(self._view(await self.deploys.scale(name, body.min_workers, body.max_workers)))
+        function = await self.deploys.scale(name, body.min_workers, body.max_workers)
+        return json_response(self._view(function, principal_of(request)))
 
     async def why(self, request: Request) -> Response:
         function = self._function(request, READ)
-        status = self._status(function)
+        status = self._status(function, principal_of(request))
         return json_response(
             {
                 "function": function.name,
@@ -247,14 +249,14 @@ class FunctionRoutes:
         if set(spec.secrets) - set(() if active is None else active.spec.secrets):
             principal.require(DEPLOY)
 
-    def _status(self, function: Function) -> FunctionStatus:
+    def _status(self, function: Function, principal: Principal) -> FunctionStatus:
         """Return the controller's status of a function, or an empty one if it has not reported yet."""
-        status = self.registry.statuses.get(function.name)
+        status = self.registry.status_for(principal, function.name)
         return status or FunctionStatus(function=function.name, serving=function.serving, workers=WorkerCounts())
 
-    def _view(self, function: Function, include_env: bool = False) -> dict[str, Any]:
+    def _view(self, function: Function, principal: Principal, include_env: bool = False) -> dict[str, Any]:
         """Return a FunctionView (docs/http.md). Values that the controller has not reported are null."""
-        status = self._status(function)
+        status = self._status(function, principal)
         revision = self.registry.revisions.get(function.name, {}).get(function.active)
         return {
             "name": function.name,

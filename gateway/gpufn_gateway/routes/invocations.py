@@ -59,13 +59,14 @@ class InvocationRoutes:
 
     async def cancel(self, request: Request) -> Response:
         record, cancelled = await self._submissions.cancel(call_id_in(request), principal_of(request))
-        return json_response({**await self._submissions.view(record), "cancelled": cancelled})
+        view = await self._submissions.view(record, principal_of(request))
+        return json_response({**view, "cancelled": cancelled})
 
     async def result(self, request: Request) -> ASGIApp:
         wait_s = wait_seconds(request)
         record, body = await self._submissions.result(call_id_in(request), principal_of(request), wait_s)
         if not record.state.ended:
-            return json_response(await self._submissions.view(record), 202)
+            return json_response(await self._submissions.view(record, principal_of(request)), 202)
 
         async def respond(scope: Scope, receive: Receive, send: Send) -> None:
             await self._submissions.send_outcome(record, body, send, is_head=scope["method"] == "HEAD")
@@ -95,5 +96,5 @@ async def list_calls(request: Request, submissions: Submissions, function: str) 
     if text is not None and text not in tuple(InvocationState):
         raise InvalidInput(f"state must be one of {', '.join(InvocationState)}; not {text[:40]!r}", field="state")
     state = None if text is None else InvocationState(text)
-    is_listed = principal_of(request).may_read
-    return json_response({"calls": await submissions.recent(function, limit, state, since, is_listed)})
+    calls = await submissions.recent(function, limit, state, since, principal_of(request))
+    return json_response({"calls": calls})

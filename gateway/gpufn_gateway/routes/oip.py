@@ -85,7 +85,7 @@ class OipRoutes:
 
     async def model_ready(self, request: Request) -> Response:
         target = self._target(request)
-        if (refusal := self._refusal(target)) is not None:
+        if (refusal := self._refusal(target, principal_of(request))) is not None:
             raise refusal
         return json_response({"name": target.name, "ready": True})
 
@@ -101,7 +101,7 @@ class OipRoutes:
         principal = principal_of(request)
         models: list[dict[str, Any]] = []
         for target in self._visible(principal):
-            refusal = self._refusal(target)
+            refusal = self._refusal(target, principal)
             state = {"state": "READY", "reason": ""}
             if refusal is not None:
                 state = {"state": "UNAVAILABLE", "reason": refusal.message}
@@ -152,8 +152,9 @@ class OipRoutes:
             if revision is not None and revision.spec.entry.packaging is Packaging.MODEL:
                 yield self._registry.target(name, "")
 
-    def _refusal(self, target: Target) -> GpufnError | None:
-        return admission.refusal(target.function, target.revision, self._registry.statuses.get(target.name))
+    def _refusal(self, target: Target, principal: Principal) -> GpufnError | None:
+        status = self._registry.status_for(principal, target.name)
+        return admission.refusal(target.function, target.revision, status)
 
     def _statistics(self, target: Target) -> dict[str, Any]:
         return views.statistics(target.revision, self._telemetry.of(target.name))

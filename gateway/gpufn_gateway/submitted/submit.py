@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Any, Final
 
 import msgspec
@@ -15,7 +15,7 @@ from gpufn_core.ids import InvocationId, invocation_id_for, is_call_or_item_id, 
 from gpufn_core.protocol.messages import CallLocation
 from gpufn_core.protocol.records import CallRecord, Webhook
 from gpufn_gateway import problems
-from gpufn_gateway.auth.access import Principal
+from gpufn_gateway.auth.access import LOCAL, Principal
 from gpufn_gateway.calls.prepare import Calls, PreparedCall
 from gpufn_gateway.http.body_reader import Receive, Send, wait_for_disconnect
 from gpufn_gateway.http.responses import GPUFN_FORMAT, call_headers, send_parts, send_problem, send_result, timing
@@ -159,7 +159,7 @@ class Submissions:
 
     async def status(self, invocation: str, principal: Principal) -> dict[str, Any]:
         record, _ = await self._read(invocation, principal, allow_read_scope=True)
-        return await self.view(record)
+        return await self.view(record, principal)
 
     async def events(self, invocation: str, principal: Principal, last_seen: int) -> AsyncIterator[bytes] | None:
         """Return the events after `last_seen` as server-sent events; None if the call has ended and there are none."""
@@ -197,9 +197,10 @@ class Submissions:
         limit: int,
         state: InvocationState | None = None,
         since: float = 0.0,
-        is_listed: Callable[[str], bool] = lambda function: True,
+        principal: Principal = LOCAL,
     ) -> list[dict[str, Any]]:
-        """List the latest submitted calls of a function (``*`` for all listed ones) in `state`, newest first.
+        """List the latest submitted calls of a function (``*``: of all that the principal may read) in `state`, newest
+        first.
 
         `since` is in unix seconds.
         """
@@ -208,20 +209,20 @@ class Submissions:
 
         def matches(record: CallRecord) -> bool:
             is_in_state = state in (None, call_views.as_running(record, holders.get(record.id)).state)
-            return is_in_state and is_listed(record.function)
+            return is_in_state and principal.may_read(record.function)
 
         records = await call_records.recent(self._bus, function, limit, matches, since=since, ended_only=ended_only)
-        return [self._list_view(record, holders.get(record.id)) for record in records]
+        return [self._list_view(record, holders.get(record.id), principal) for record in records]
 
-    def _list_view(self, record: CallRecord, holder: CallLocation | None) -> dict[str, Any]:
+    def _list_view(self, record: CallRecord, holder: CallLocation | None, principal: Principal) -> dict[str, Any]:
         """Like `view`, but without the place in the queue, which needs a request to the bus per call."""
         view = call_views.status(record, holder)
         if view["state"] is InvocationState.QUEUED:
-            function = self._calls.registry.statuses.get(record.function)
+            function = self._calls.registry.status_for(principal, record.function)
             view["waiting"] = call_views.wait_reason(record, function, self._calls.clock.time(), holder=holder)
         return view
 
-    async def view(self, record: CallRecord) -> dict[str, Any]:
+    async def view(self, record: CallRecord, principal: Principal) -> dict[str, Any]:
         """Return the status of a call.
 
         The record is written when a call is queued, retried and ended. In between, the runner that holds it reports.
@@ -236,7 +237,7 @@ class Submissions:
             spec = None if revision is None else revision.spec
             now = self._calls.clock.time()
             view |= call_views.wait_fields(
-                record, place, spec, registry.statuses.get(record.function), now, holder=holder
+                record, place, spec, registry.status_for(principal, record.function), now, holder=holder
             )
         return view
 

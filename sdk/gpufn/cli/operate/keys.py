@@ -52,7 +52,8 @@ _limit_options = options_together(
 @click.option(
     "--scope",
     multiple=True,
-    help="Scope: invoke:FUNCTION, invoke:*, hi, pickle, deploy, read or admin. Repeatable. Default: admin.",
+    help="Scope: admin, deploy, read, invoke:*, hi, pickle; or deploy:P, read:P or invoke:P for the functions that the "
+    "pattern P names: FUNCTION, ENV/*, ENV/APP/*, */APP/* or ENV/APP/FUNCTION. Repeatable. Default: admin.",
 )
 @click.option("--expires", help="Time until the gateway rejects the key, such as 30d, 12h or 90min. Default: never.")
 @_limit_options
