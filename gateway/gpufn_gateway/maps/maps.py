@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from gpufn_core.encoding import media
 from gpufn_core.errors import Conflict, InvalidInput, InvocationCancelled, MapNotFound, QueueFull
-from gpufn_core.ids import is_invocation_id, item_id, item_of
+from gpufn_core.ids import is_client_id, is_invocation_id, item_id, item_of
 from gpufn_core.protocol import subjects
 from gpufn_core.protocol.records import CallRecord, MapEntry, unpack_record
 from gpufn_gateway.auth.access import Principal
@@ -59,8 +59,8 @@ class Maps:
 
         Raises ChunkOutOfOrder, InvocationCancelled, QueueFull, KeyLimitExceeded.
         """
-        if not is_invocation_id(map_id):
-            raise InvalidInput("a map id must be a ULID: 26 characters of 0-9 and a-z", field="id")
+        if not is_client_id(map_id):
+            raise InvalidInput("a map id must be a ULID: 26 characters of 0-9 and a-z, the first 0 to 7", field="id")
 
         async def read(_: str, target: Target, headers: dict[bytes, bytes], receive: Receive) -> Arguments:
             encoding = chunks.encoding_of(headers.get(b"content-type"))

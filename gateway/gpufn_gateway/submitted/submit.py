@@ -11,7 +11,7 @@ import msgspec
 from gpufn_core.domain.invocation import END_REPORT_WITHIN_S, InvocationState
 from gpufn_core.encoding import media
 from gpufn_core.errors import InvalidInput, InvocationExpired, InvocationNotFound, QueueFull
-from gpufn_core.ids import InvocationId, invocation_id_for, is_call_or_item_id, is_invocation_id, new_invocation_id
+from gpufn_core.ids import InvocationId, invocation_id_for, is_call_or_item_id, is_client_id, new_invocation_id
 from gpufn_core.protocol.messages import CallLocation
 from gpufn_core.protocol.records import CallRecord, Webhook
 from gpufn_gateway import problems
@@ -51,8 +51,10 @@ class Submissions:
         query: bytes = b"",
     ) -> None:
         """Respond with 202 once the call is stored. `invocation` is the client's own id; a repeat is the same call."""
-        if invocation is not None and not is_invocation_id(invocation):
-            raise InvalidInput("an invocation id must be a ULID: 26 characters of 0-9 and a-z", field="id")
+        if invocation is not None and not is_client_id(invocation):
+            raise InvalidInput(
+                "an invocation id must be a ULID: 26 characters of 0-9 and a-z, the first 0 to 7", field="id"
+            )
         call = await self._calls.prepare(name, headers, receive, waiting=False, is_queued=True, query=query)
         try:
             key = headers.get(b"idempotency-key")
