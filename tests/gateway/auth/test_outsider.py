@@ -192,6 +192,27 @@ async def test_a_build_that_waits_does_not_name_a_foreign_one(nats: Any, tmp_pat
         assert outsider.foreign.model not in answer.text
 
 
+async def test_a_build_without_a_function_belongs_to_no_team(nats: Any, tmp_path: Path, problem: Any) -> None:
+    async with outside(nats, tmp_path) as outsider:
+        gateway = outsider.gateway
+        build = msgspec.structs.replace(gateway.builds.known[outsider.own.build], id=new_ulid(), function="")
+        await gateway.buckets.builds.create(build.id, encode(build))
+        await until_async(lambda: build.id in gateway.builds.known)
+        for method in ("GET", "DELETE"):
+            assert problem(await outsider.send(method, f"/v1/builds/{build.id}")) == (404, "build_not_found")
+        listed = (await outsider.send("GET", "/v1/builds")).json()["builds"]
+        assert build.id not in {each["id"] for each in listed}
+        key, secret = new_key("", ("read",), 0.0)
+        gateway.access.put(key)
+        reader = {"authorization": f"Bearer {secret}"}
+        statuses = [
+            (await gateway.http.request(method, f"/v1/builds/{build.id}", headers=reader)).status_code
+            for method in ("GET", "DELETE")
+        ]
+        gateway.access.remove(key.id)
+        assert statuses == [200, 403]
+
+
 async def test_nobody_can_take_the_id_that_the_platform_derives_for_another(nats: Any, tmp_path: Path) -> None:
     """Their parts can be known: the name of a function and the time of its schedule, or a key's id and an order."""
     async with outside(nats, tmp_path) as outsider:
