@@ -254,7 +254,7 @@ COMMANDS: Final[dict[str, tuple[str, ...]]] = {
         "GET /v1/builds/{id}/report.html",
     ),
     "invoke": (f"POST {_ONE}/invoke", f"GET {_ONE}", f"GET {_ONE}/why"),
-    "submit": (f"POST {_ONE}/submit",),
+    "submit": (f"POST {_ONE}/submit", f"PUT {_ONE}/invocations/{{id}}"),
     "map": (
         f"GET {_ONE}",
         f"PUT {_ONE}/maps/{{id}}/items/{{first}}",
@@ -277,7 +277,7 @@ COMMANDS: Final[dict[str, tuple[str, ...]]] = {
     "scale": (f"POST {_ONE}/scale",),
     "apps ls": ("GET /v1/apps",),
     "apps rollback": ("POST /v1/apps/{env}/{app}/rollback",),
-    "rollback": (f"POST {_ONE}/rollback",),
+    "rollback": (f"GET {_ONE}", f"POST {_ONE}/rollback"),
     "rm": (f"GET {_ONE}", f"DELETE {_ONE}"),
     "schedules ls": ("GET /v1/schedules",),
     "schedules add": ("POST /v1/schedules",),
