@@ -34,6 +34,7 @@ from tests.waiting import until_async
 _ONNX: Final = b"a model of the access test"
 _NET: Final = ModelSpec(parameter="net", files=(ModelFile("net.onnx", digest_of(_ONNX), len(_ONNX)),))
 _SECRET: Final = "MATRIX_TOKEN"
+_TEAM: Final = "access-matrix"
 _JSON: Final = {"content-type": "application/json"}
 _INFERENCE: Final = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 1], "data": [1.0]}]}
 # Successes that the OpenAPI document does not state.
@@ -169,6 +170,9 @@ class Matrix:
             key, _ = new_key("target", ("read",), 0.0)
             await gateway.keys.create(side.key, encode(msgspec.structs.replace(key, id=side.key)))
             await until_async(lambda: any(key.id == side.key for key in gateway.access.keys))
+        elif kind == "teams":
+            assert (await self.send("PUT /v1/teams/{team}", side, "admin")).status_code == 200
+            await until_async(lambda: self.gateway.registry.teams.get(_TEAM) is not None)
         elif kind == "secrets":
             assert (await self.send("PUT /v1/secrets/{name}", side, "admin")).status_code == 200
 
@@ -189,7 +193,7 @@ class Matrix:
         values = {
             "fn": side.doomed if route == "DELETE /v1/functions/{fn}" else side.function,
             "model": side.model, "env": env, "app": app_, "number": "1", "version": "1", "first": "0",
-            "change": "load", "rest": "x", "name": _SECRET, "id": self._id(route, side, principal),
+            "change": "load", "rest": "x", "name": _SECRET, "team": _TEAM, "id": self._id(route, side, principal),
             "digest": digest_of(_ONNX) if "artifacts" in path else DIGEST,
         }  # fmt: skip
         url = re.sub(r"{(\w+)}", lambda match: values[match[1]], path)
@@ -272,6 +276,7 @@ def _body(route: str, side: Objects) -> tuple[bytes, dict[str, str]]:
         "POST /v1/builds": {"model": _NET},
         "POST /v1/engines/gc": {"dry_run": True},
         "PUT /v1/secrets/{name}": {"value": "v"},
+        "PUT /v1/teams/{team}": {"owns": ["access-matrix/*"]},
         "POST /v1/keys": {"scopes": ["read"]},
     }
     if route.endswith("/infer"):
