@@ -152,8 +152,11 @@ class Deploys:
         if stored.state is RevisionState.READY:
             await self._move_active(stored)
 
-    async def rollback(self, name: str, number: int | None) -> Function:
-        """Make an earlier revision active: `number`, or the one before the active one. Raises RevisionNotFound."""
+    async def rollback(
+        self, name: str, number: int | None, check: Callable[[FunctionSpec], None] = lambda spec: None
+    ) -> Function:
+        """Make an earlier revision active: `number`, or the one before the active one. `check` may refuse its spec.
+        Raises RevisionNotFound."""
 
         def change(function: Function) -> Function:
             known = self.registry.revisions.get(name, {})
@@ -169,6 +172,7 @@ class Deploys:
                 raise _not_ready(known[number])
             else:
                 raise RevisionNotFound(f"{name} has no revision {number}; it has {_listed(usable)}.")
+            check(known[wanted].spec)
             return self._with_active(function, known[wanted])
 
         return await self._change(name, change)

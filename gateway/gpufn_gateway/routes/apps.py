@@ -12,6 +12,7 @@ from gpufn_gateway.auth.scopes import DEPLOY, READ
 from gpufn_gateway.functions import apps
 from gpufn_gateway.functions.deploys import Deploys
 from gpufn_gateway.functions.registry import Registry
+from gpufn_gateway.functions.secret_use import check_secret_use
 from gpufn_gateway.routes.requests import json_response, principal_of, route
 
 
@@ -35,7 +36,7 @@ class AppRoutes:
         """Undo the newest deploy of an app: each function that it changed goes back to the revision before it.
 
         Raises FunctionNotFound for an unknown app, RevisionNotFound if no function has an earlier revision, Forbidden
-        if the client may not deploy all functions of the app that it may see.
+        if the client may not deploy all functions of the app that it may see, or use the secrets of their revisions.
         """
         home = Home(request.path_params["env"], request.path_params["app"])
         principal = principal_of(request)
@@ -51,6 +52,8 @@ class AppRoutes:
         earlier = apps.earlier_revisions(functions, self._registry.revisions)
         if not earlier:
             raise RevisionNotFound(f"No function of the app {'/'.join(home)} has an earlier revision.")
+        for name, number in earlier:  # before the first change
+            check_secret_use(principal, self._registry, self._registry.revision(name, number).spec)
         changed = [await self._deploys.rollback(name, number) for name, number in earlier]
         return json_response(
             {"functions": [{"name": each.name, "active": each.active, "serving": each.serving} for each in changed]}

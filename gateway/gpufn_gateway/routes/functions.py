@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
@@ -28,6 +29,7 @@ from gpufn_gateway.auth.scopes import DEPLOY, HI, READ
 from gpufn_gateway.builds.builds import Builds
 from gpufn_gateway.functions.deploys import DeployOptions, Deploys
 from gpufn_gateway.functions.registry import Registry
+from gpufn_gateway.functions.secret_use import check_secret_use
 from gpufn_gateway.http.body_reader import BodyReader
 from gpufn_gateway.openapi.request_bodies import Deploy, Rollback, Scale
 from gpufn_gateway.openapi.request_bounds import MAX_LOG_LINES
@@ -101,7 +103,7 @@ class FunctionRoutes:
             raise InvalidSpec(f"the spec is nested more than {MAX_DEPTH} levels deep")
         spec = spec_from_json(spec_json)
         principal.require_on(DEPLOY, spec.name)
-        self._check_secrets(principal, spec)
+        check_secret_use(principal, self.registry, spec)
         if Priority.HI in (spec.priority, spec.schedule and spec.schedule.priority):
             principal.require(HI)
         bundle = checked_digest(body.bundle, "the bundle")
@@ -165,9 +167,9 @@ class FunctionRoutes:
     async def rollback(self, request: Request) -> Response:
         body = await read_json(request, Rollback, self.bodies)
         add_details(request.scope, revision=body.revision)
-        name = self._function(request, DEPLOY).name
-        function = await self.deploys.rollback(name, body.revision)
-        return json_response(self._view(function, principal_of(request)))
+        name, principal = self._function(request, DEPLOY).name, principal_of(request)
+        check = functools.partial(check_secret_use, principal, self.registry)
+        return json_response(self._view(await self.deploys.rollback(name, body.revision, check), principal))
 
     async def scale(self, request: Request) -> Response:
         body = await read_json(request, Scale, self.bodies)
@@ -240,14 +242,6 @@ class FunctionRoutes:
         function = self.registry.function(self.registry.find(base, principal))
         principal.require_on(verb, function.name)
         return function
-
-    def _check_secrets(self, principal: Principal, spec: FunctionSpec) -> None:
-        """Secrets belong to no function, and the code of a deploy can read those that it names. A key whose scope has a
-        pattern may therefore use only those that the function has already. Raises Forbidden."""
-        function = self.registry.functions.get(spec.name)
-        active = None if function is None else self.registry.revisions.get(spec.name, {}).get(function.active)
-        if set(spec.secrets) - set(() if active is None else active.spec.secrets):
-            principal.require(DEPLOY)
 
     def _status(self, function: Function, principal: Principal) -> FunctionStatus:
         """Return the controller's status of a function, or an empty one if it has not reported yet."""
