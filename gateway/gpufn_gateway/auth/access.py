@@ -17,6 +17,7 @@ from typing import Final
 
 import msgspec
 
+from gpufn_core.domain.team import Teams
 from gpufn_core.encoding.urls import is_loopback
 from gpufn_core.errors import Conflict, Forbidden, GpufnError, InvalidInput, Unauthorized
 from gpufn_core.ids import new_ulid
@@ -116,6 +117,8 @@ class Access:
         self._hosts = frozenset(hosts)
         self._keys: dict[str, ApiKey] = {}
         self._principals: dict[str, Principal] = {}
+        self.teams = Teams()  # whose functions the keys of a team may use
+        self.used: set[str] = set()  # keys that were used since `take_used`
         self._local_hosts: set[bytes] = set()
 
     @property
@@ -127,11 +130,26 @@ class Access:
         key = self._keys.get(key_id)
         return "" if key is None else key.label
 
+    def take_used(self) -> set[str]:
+        """Return the keys that were used since the last call."""
+        used, self.used = self.used, set()
+        return used & self._keys.keys()
+
+    def on_team(self, name: str) -> None:
+        """Apply a change of a team to its keys."""
+        for key in self._keys.values():
+            if key.team == name:
+                self.put(key)
+
     def put(self, key: ApiKey) -> None:
         self._keys[key.id] = key
         limits = None if key.limits == _NO_LIMITS else key.limits
-        own = scopes.effective(key.scopes)
+        own = scopes.effective(scopes.of_team(key.scopes, self._owned_by(key.team)) if key.team else key.scopes)
         self._principals[key.id] = Principal(key.id, own, limits, scopes.sees_all(own))
+
+    def _owned_by(self, name: str) -> tuple[str, ...]:
+        team = self.teams.get(name)
+        return () if team is None else team.owns
 
     def remove(self, key_id: str) -> None:
         self._keys.pop(key_id, None)
@@ -187,6 +205,7 @@ class Access:
             raise Unauthorized("This API key is unknown; it may have been deleted or replaced.")
         if key.expires_at is not None and self._now() >= key.expires_at:
             raise Unauthorized("This API key has expired: ask its administrator for another one.")
+        self.used.add(key_id)
         return self._principals[key_id]
 
     def _is_replaced(self, digest: str, replaced: ReplacedSecret) -> bool:
@@ -224,19 +243,21 @@ def new_key(
     now: float,
     limits: KeyLimits = _NO_LIMITS,
     expires_in_s: float | None = None,
+    *,
+    team: str = "",
 ) -> tuple[ApiKey, str]:
     """Create a key. Return the record to store and the secret to show once. Raises InvalidInput."""
     if not wanted:
         raise InvalidInput("a key needs at least one scope", field="scopes")
     for scope in wanted:
-        scopes.check(scope)
+        (scopes.check_of_team if team else scopes.check)(scope)
     check_limits(limits)
     if len(label) > MAX_LABEL_LENGTH:
         raise InvalidInput(f"a label may have at most {MAX_LABEL_LENGTH} characters", field="label")
     key_id = new_ulid()[-12:]
     secret, digest = _new_secret(key_id)
     expires_at = None if expires_in_s is None else now + expires_in_s
-    return ApiKey(key_id, digest, tuple(dict.fromkeys(wanted)), now, label, limits, expires_at), secret
+    return ApiKey(key_id, digest, tuple(dict.fromkeys(wanted)), now, label, limits, expires_at, team=team), secret
 
 
 def rotated(key: ApiKey, now: float, overlap_s: float) -> tuple[ApiKey, str]:

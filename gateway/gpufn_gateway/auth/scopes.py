@@ -50,6 +50,29 @@ def check(scope: str) -> None:
     raise InvalidInput(reason, field="scopes")
 
 
+def check_of_team(scope: str) -> None:
+    """Raise InvalidInput unless `scope` is a scope for a key of a team, whose patterns are those of the team."""
+    if scope not in (DEPLOY, READ, INVOKE_ALL, HI, PICKLE):
+        raise InvalidInput(
+            f"{scope!r} is not a scope for a key of a team: use deploy, read, invoke:*, hi or pickle; they hold for "
+            "the functions of the team",
+            field="scopes",
+        )
+
+
+def of_team(scopes: Iterable[str], owned: Iterable[str]) -> list[str]:
+    """Return the scopes of a team's key: each verb for the patterns that the team owns.
+
+    >>> of_team(["deploy", "invoke:*", "hi"], ["prod/search/*"])
+    ['deploy:prod/search/*', 'invoke:prod/search/*', 'hi']
+    """
+    found: list[str] = []
+    for scope in scopes:
+        verb = scope.partition(":")[0]
+        found += [f"{verb}:{pattern}" for pattern in owned] if verb in VERBS else [scope]
+    return found
+
+
 def effective(scopes: Iterable[str]) -> Scopes:
     """Return the scopes as the checks read them: a pattern that names every function is left out of `read` and
     `deploy`.

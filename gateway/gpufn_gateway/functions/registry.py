@@ -14,7 +14,6 @@ import msgspec
 
 from gpufn_core.domain.engine import EngineManifest
 from gpufn_core.domain.revision import Function, Revision, RevisionState
-from gpufn_core.domain.team import Teams
 from gpufn_core.errors import FunctionNotFound, InvalidInput, PlatformError, RevisionNotFound
 from gpufn_core.protocol import subjects
 from gpufn_core.protocol.report_parts import Statuses
@@ -78,7 +77,7 @@ class Registry:
         self._names = Names()
         self._pointed_at: dict[str, float] = {}  # function -> time of its last change, by our monotonic clock
         self.revisions: dict[str, dict[int, Revision]] = {}
-        self.teams = Teams()
+        self.teams = access.teams
         self.manifests: dict[str, EngineManifest] = {}  # by EngineKey
         self.statuses = Statuses()
         self._nodes = LatestReports[NodeReport](clock, NODE_FRESH_S)
@@ -154,6 +153,7 @@ class Registry:
             self.on_key_deleted(quota_id(name))
         else:
             self.teams.put(decode_team(entry.value))
+        self._access.on_team(name)
         self._forget_targets()
 
     def on_engine(self, key: str, entry: Entry | None) -> None:

@@ -19,6 +19,7 @@ from gpufn_core.protocol.reports import NodeReport
 from gpufn_gateway import telemetry
 from gpufn_gateway.audit.request_audit import add_details
 from gpufn_gateway.auth.access import Access, new_key, rotated
+from gpufn_gateway.auth.key_use import KeyUse
 from gpufn_gateway.auth.quotas import check as check_limits
 from gpufn_gateway.auth.scopes import ADMIN, READ
 from gpufn_gateway.buckets import decode_key
@@ -48,6 +49,7 @@ class OperationRoutes:
     telemetry: Telemetry
     access: Access
     keys: KeyValue
+    key_use: KeyUse
     bodies: BodyReader
     clock: Clock
     why_not_ready: Callable[[], str | None]
@@ -99,13 +101,19 @@ class OperationRoutes:
         return json_response({"nodes": nodes})
 
     async def list_keys(self, request: Request) -> Response:
-        return json_response({"keys": [_key_view(key) for key in self.access.keys]})
+        used = await self.key_use.last_used()
+        views = [_key_view(key) | {"last_used_at": used.get(key.id)} for key in self.access.keys]
+        return json_response({"keys": views})
 
     async def create_key(self, request: Request) -> Response:
         body = await read_json(request, NewKey, self.bodies)
+        if body.team and self.access.teams.get(body.team) is None:
+            raise InvalidInput(f"there is no team {body.team[:80]!r}: see `gpufn teams`", field="team")
         if body.expires_in_s is not None:
             _check_seconds(body.expires_in_s, "expires_in_s", least=MIN_KEY_S)
-        key, secret = new_key(body.label, body.scopes, self.clock.time(), body.limits, body.expires_in_s)
+        key, secret = new_key(
+            body.label, body.scopes, self.clock.time(), body.limits, body.expires_in_s, team=body.team
+        )
         if not self.access.keys and ADMIN not in key.scopes:
             raise InvalidInput(
                 "the first key needs the scope admin: without it no other key could be created", field="scopes"
@@ -162,6 +170,7 @@ class OperationRoutes:
             self.access.check_remaining_keys([key for key in self.access.keys if key.id != key_id])
             stored = await self.keys.get(key_id)
             await self.keys.delete(key_id)
+            await self.key_use.forget(key_id)
             await self._check_remaining(stored)
         return Response(status_code=204)
 
@@ -189,6 +198,7 @@ def _key_view(key: ApiKey) -> dict[str, object]:
         "scopes": key.scopes,
         "created_at": key.created_at,
         "limits": key.limits,
+        "team": key.team,
         "expires_at": key.expires_at,
         "replaced_until": replaced_until,
     }

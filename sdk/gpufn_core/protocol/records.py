@@ -227,3 +227,4 @@ class ApiKey(msgspec.Struct, frozen=True):
     limits: KeyLimits = KeyLimits()
     expires_at: float | None = None
     replaced: ReplacedSecret | None = None
+    team: str = ""  # its verbs hold for the functions of this team only

@@ -45,6 +45,7 @@ LEASES = "gpufn_leases"  # <name> → holder
 ARRIVALS = "gpufn_arrivals"  # <function> → ArrivalHistory
 BUILD_LEASES = "build"  # leases of builds are build.<EngineKey>
 TEAMS = "gpufn_teams"  # <name> → Team
+KEY_USE = "gpufn_key_use"  # <key id> → time of its last use
 API_KEYS = "gpufn_keys"  # <key id> → ApiKey
 USAGE = "gpufn_usage"  # <day>.<function>.<key id or platform>.<node> → Usage
 SCHEDULES = "gpufn_schedules"  # <function>, or <function>.<id> → ScheduleRecord
