@@ -29,6 +29,7 @@ from gpufn_gateway.app import App
 from gpufn_gateway.audit.log import AuditLog
 from gpufn_gateway.audit.request_audit import RequestAudit
 from gpufn_gateway.auth.access import Access, NotProtected
+from gpufn_gateway.auth.key_use import KeyUse
 from gpufn_gateway.auth.quota_sync import QuotaSync
 from gpufn_gateway.buckets import Buckets
 from gpufn_gateway.builds.artifacts import Artifacts
@@ -251,6 +252,7 @@ class _Gateway:
         self._submissions = Submissions(bus, self._calls, self._disk, self._addresses)
         self._invoke = Invoke(self._calls, self._submissions)
         self._audit = AuditLog(bus, services.clock)
+        self._key_use = KeyUse(services.buckets.key_use, services.access, services.clock)
         self._artifacts = Artifacts(bus)
         self._deploys = Deploys(
             bus=bus,
@@ -313,6 +315,7 @@ class _Gateway:
                 telemetry=self._telemetry,
                 access=access,
                 keys=buckets.keys,
+                key_use=self._key_use,
                 bodies=bodies,
                 clock=clock,
                 why_not_ready=self._why_not_ready,
@@ -349,6 +352,7 @@ class _Gateway:
         yield "ticks", tick(caller, fast_path, shared_bodies, invoke=invoke, quotas=quotas, server=server, clock=clock)
         yield "quota sync", self._quotas.run()
         yield "audit log", self._audit.run()
+        yield "key use", self._key_use.run()
         yield "controller", _run_controller(controller)
         yield "revision activation", RevisionActivation(registry, builds, self._deploys, clock, leads).run()
         yield "orphaned builds", OrphanedBuilds(bus, builds, registry, clock, leads).run()

@@ -44,6 +44,7 @@ class Buckets:
     arrivals: KeyValue
     teams: KeyValue
     keys: KeyValue
+    key_use: KeyValue
     webhook_secrets: KeyValue
     secrets: KeyValue
     signing: KeyValue
@@ -63,6 +64,7 @@ class Buckets:
             arrivals=await KeyValue.open(bus, subjects.ARRIVALS),
             teams=await KeyValue.open(bus, subjects.TEAMS),
             keys=await KeyValue.open(bus, subjects.API_KEYS),
+            key_use=await KeyValue.open(bus, subjects.KEY_USE),
             schedules=await KeyValue.open(bus, subjects.SCHEDULES),
             webhook_secrets=await KeyValue.open(bus, subjects.WEBHOOK_SECRETS),
             secrets=await KeyValue.open(bus, subjects.SECRETS),

@@ -2,6 +2,9 @@
 
 A submitted call without a client-chosen id gets one whose last characters encode its position in the queue. The
 record of such a call is found by its id alone.
+
+A client may choose the id of a call or a map. An id that the platform derives is larger than any ULID, so no client can
+choose it first.
 """
 
 from __future__ import annotations
@@ -21,7 +24,9 @@ Digest = NewType("Digest", str)  # sha256, lower-case hex
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"  # Crockford's base32: no i, l, o, u
 _PAIRS = [first + second for first in _ALPHABET for second in _ALPHABET]  # two digits, by their value
 _ULID = re.compile(f"[{_ALPHABET}]{{26}}")
-ULID_PATTERN = f"^[{_ALPHABET}{_ALPHABET[10:].upper()}]{{26}}$"  # a gateway also accepts capitals
+_CLIENT_ID = re.compile(f"[0-7][{_ALPHABET}]{{25}}")  # 128 bits, as the ULID specification says
+CLIENT_ID_PATTERN = f"^[0-7][{_ALPHABET}{_ALPHABET[10:].upper()}]{{25}}$"  # a gateway also accepts capitals
+_DERIVED = 1 << 129  # the first of 130 bits
 DIGEST = re.compile(r"[0-9a-f]{64}")
 _ITEM = re.compile(f"([{_ALPHABET}]{{26}})-(0|[1-9][0-9]{{0,11}})")
 
@@ -100,8 +105,17 @@ def new_worker_id() -> WorkerId:
 
 
 def is_invocation_id(text: str) -> bool:
-    """Return whether `text` is the id of a single call: a ULID, which a client may have chosen."""
+    """Return whether `text` is the id of a single call: a ULID, which a client may have chosen, or a derived id."""
     return _ULID.fullmatch(text) is not None
+
+
+def is_client_id(text: str) -> bool:
+    """Return whether a client may choose `text` as the id of a call or map.
+
+    >>> is_client_id("01k9xq3zr7c8m2v5t000000011"), is_client_id(invocation_id_for("f", "key", "order 1"))
+    (True, False)
+    """
+    return _CLIENT_ID.fullmatch(text) is not None
 
 
 def new_map_id() -> MapId:
@@ -133,10 +147,11 @@ def is_call_or_item_id(text: str) -> bool:
 
 
 def invocation_id_for(function: str, caller: str, idempotency_key: str) -> InvocationId:
-    """Derive the id from the key: a repeated request finds its first invocation."""
+    """Derive the id from the key: a repeated request finds its first invocation. Others may know what it is derived
+    from, so it is none that a client can choose: they could take it before the caller."""
     seed = "\0".join((function, caller, idempotency_key)).encode()
     number = int.from_bytes(hashlib.sha256(seed).digest()[:16], "big")
-    return InvocationId(_base32(number & ((1 << 130) - 1), 26))
+    return InvocationId(_base32(_DERIVED | number, 26))
 
 
 def is_digest(text: str) -> bool:

@@ -491,6 +491,9 @@ def test_wrong_keys_and_scopes(tmp_path: Path) -> None:
                 f"This request needs an API key with the scope {scope}.",
                 None,
             ), path
+        for verb in ("invoke", "submit"):
+            answer = client.post(f"/v1/functions/echo/{verb}", json={}, headers=caller)
+            assert refusal(answer)[:2] == (404, "function_not_found")
         assert client.get("/readyz").status_code == 200, "probes need no key"
         assert client.post(call, json={"x": 2}, headers=admin).json() == 3
 

@@ -22,6 +22,7 @@ from gpufn_core.protocol.reports import ControllerReport, FunctionStatus, NodeRe
 from gpufn_core.spec.function_spec import CallKind, EntryPoint, FunctionSpec, MethodSpec
 from gpufn_gateway.app import App
 from gpufn_gateway.auth.access import Access
+from gpufn_gateway.auth.key_use import KeyUse
 from gpufn_gateway.auth.quota_sync import QuotaSync
 from gpufn_gateway.calls.call_bodies import CallBodies
 from gpufn_gateway.calls.prepare import Calls
@@ -146,6 +147,15 @@ class StubBus:
         raise BusUnavailable("there is no bus here")
 
 
+class NeverUsed(KeyUse):
+    """The use of keys, without a bus to record it."""
+
+    def __init__(self) -> None: ...
+
+    async def last_used(self) -> dict[str, float]:
+        return {}
+
+
 class Gateway:
     """The application and its parts."""
 
@@ -200,6 +210,7 @@ class Gateway:
             telemetry=self.telemetry,
             access=self.access,
             keys=nothing,
+            key_use=NeverUsed(),
             bodies=bodies,
             clock=clock,
             why_not_ready=lambda: self.reason,

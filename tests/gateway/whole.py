@@ -21,6 +21,7 @@ from gpufn_gateway.app import App
 from gpufn_gateway.audit.log import AuditLog
 from gpufn_gateway.audit.request_audit import RequestAudit
 from gpufn_gateway.auth.access import Access
+from gpufn_gateway.auth.key_use import KeyUse
 from gpufn_gateway.auth.quota_sync import QuotaSync
 from gpufn_gateway.buckets import Buckets
 from gpufn_gateway.builds.artifacts import Artifacts
@@ -118,6 +119,7 @@ class Whole:
         )
         call_bodies = CallBodies(bodies, large, shared_bodies)
         self.audit = AuditLog(bus, clock)
+        self.key_use = KeyUse(buckets.key_use, self.access, clock)
         self.quotas = QuotaSync.connect(bus, buckets.usage, self.registry.teams, name, clock)
         calls = Calls(
             bus=bus,
@@ -182,6 +184,7 @@ class Whole:
                 telemetry=telemetry,
                 access=self.access,
                 keys=buckets.keys,
+                key_use=self.key_use,
                 bodies=bodies,
                 clock=clock,
                 why_not_ready=self.registry.why_not_ready,

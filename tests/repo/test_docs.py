@@ -115,3 +115,9 @@ def test_links_between_pages_lead_somewhere() -> None:
         if "://" not in target and not (page.parent / target).exists()
     ]
     assert broken == []
+
+
+def test_each_page_is_in_the_navigation() -> None:
+    navigation = (ROOT / "mkdocs.yml").read_text()
+    pages = {path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md") if path.parent.name != "decisions"}
+    assert sorted(page for page in pages if f" {page}\n" not in navigation) == []

@@ -53,6 +53,9 @@ class StubGateway:
         return found.pop(0) if len(found) > 1 else found[0]
 
 
+STUBS: dict[str, StubGateway] = {}  # by URL
+
+
 @pytest.fixture
 def gateway(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[StubGateway]:
     stub = StubGateway()
@@ -84,12 +87,14 @@ def gateway(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[StubGat
 
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         stub.url = f"http://127.0.0.1:{server.server_port}"
+        STUBS[stub.url] = stub
         monkeypatch.setenv("GPUFN_URL", stub.url)
         monkeypatch.setenv("GPUFN_HOME", str(tmp_path / "home"))
         monkeypatch.delenv("GPUFN_API_KEY", raising=False)
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
         thread.start()
         yield stub
+        del STUBS[stub.url]
         server.shutdown()
         thread.join()
 

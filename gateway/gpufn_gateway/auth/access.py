@@ -17,20 +17,20 @@ from typing import Final
 
 import msgspec
 
+from gpufn_core.domain.team import Teams
 from gpufn_core.encoding.urls import is_loopback
 from gpufn_core.errors import Conflict, Forbidden, GpufnError, InvalidInput, Unauthorized
 from gpufn_core.ids import new_ulid
 from gpufn_core.protocol import subjects
 from gpufn_core.protocol.records import ApiKey, KeyLimits, ReplacedSecret
-from gpufn_core.spec.names import is_function_name
+from gpufn_gateway.auth import scopes
 from gpufn_gateway.auth.quotas import check as check_limits
+from gpufn_gateway.auth.scopes import ADMIN, INVOKE, INVOKE_ALL, READ
 from gpufn_gateway.http import host_field
 from gpufn_gateway.openapi.request_bodies import MAX_LABEL_LENGTH
 
 METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE"})
 
-ADMIN, DEPLOY, READ, INVOKE_ALL, HI, PICKLE = "admin", "deploy", "read", "invoke:*", "hi", "pickle"
-SCOPES: Final = (ADMIN, DEPLOY, READ, INVOKE_ALL, HI, PICKLE)  # and invoke:<function>
 OPEN_PATHS: Final = frozenset({"/", "/healthz", "/readyz", "/v2/health/live", "/v2/health/ready"})  # for probes
 _PREFIX = "gpufn_"
 _NO_LIMITS: Final = KeyLimits()
@@ -57,25 +57,47 @@ class Principal(msgspec.Struct, frozen=True):
         return self.id or subjects.PLATFORM
 
     def has_scope(self, scope: str) -> bool:
-        """True if the principal has `scope`. `deploy` includes `read`."""
-        scopes = self.scopes
-        return ADMIN in scopes or scope in scopes or (scope == READ and DEPLOY in scopes)
+        """True if the principal has `scope` without a pattern. `deploy` includes `read`."""
+        return scopes.has_everywhere(self.scopes, scope)
+
+    def may(self, verb: str, function: str) -> bool:
+        """Whether the principal has the verb for the function with this full name."""
+        return scopes.has_on(self.scopes, verb, function)
 
     def may_invoke(self, function: str) -> bool:
-        scopes = self.scopes
-        return ADMIN in scopes or INVOKE_ALL in scopes or f"invoke:{function}" in scopes
+        own = self.scopes
+        return ADMIN in own or INVOKE_ALL in own or f"invoke:{function}" in own or scopes.has_on(own, INVOKE, function)
+
+    def may_read(self, function: str) -> bool:
+        return scopes.has_on(self.scopes, READ, function)
 
     def may_see(self, function: str) -> bool:
         """Whether the function exists for this principal."""
-        return self.sees_all or self.may_invoke(function)
+        return self.sees_all or scopes.is_visible(self.scopes, function)
 
     def require(self, scope: str) -> None:
+        """Raise Forbidden unless the principal has `scope` without a pattern."""
         if not self.has_scope(scope):
             raise Forbidden(f"This request needs an API key with the scope {scope!r}.")
+
+    def require_somewhere(self, verb: str) -> None:
+        """Raise Forbidden unless the principal has the verb for some functions."""
+        if not scopes.has_somewhere(self.scopes, verb):
+            raise Forbidden(f"This request needs an API key with the scope {verb!r}.")
+
+    def require_on(self, verb: str, function: str) -> None:
+        """Raise Forbidden unless the principal has the verb for this function, whose existence it may know."""
+        if not self.may(verb, function):
+            raise Forbidden(f"This request needs an API key with the scope '{verb}:{function}'.")
 
     def require_invoke(self, function: str) -> None:
         if not self.may_invoke(function):
             raise Forbidden(f"This request needs an API key with the scope 'invoke:{function}'.")
+
+    def require_visible(self, function: str, missing: GpufnError) -> None:
+        """Raise `missing` if the function does not exist for this principal, and so nothing of it."""
+        if not self.may_see(function):
+            raise missing
 
 
 LOCAL: Final = Principal("", frozenset({ADMIN}), sees_all=True)
@@ -95,6 +117,8 @@ class Access:
         self._hosts = frozenset(hosts)
         self._keys: dict[str, ApiKey] = {}
         self._principals: dict[str, Principal] = {}
+        self.teams = Teams()  # whose functions the keys of a team may use
+        self.used: set[str] = set()  # keys that were used since `take_used`
         self._local_hosts: set[bytes] = set()
 
     @property
@@ -106,12 +130,26 @@ class Access:
         key = self._keys.get(key_id)
         return "" if key is None else key.label
 
+    def take_used(self) -> set[str]:
+        """Return the keys that were used since the last call."""
+        used, self.used = self.used, set()
+        return used & self._keys.keys()
+
+    def on_team(self, name: str) -> None:
+        """Apply a change of a team to its keys."""
+        for key in self._keys.values():
+            if key.team == name:
+                self.put(key)
+
     def put(self, key: ApiKey) -> None:
         self._keys[key.id] = key
         limits = None if key.limits == _NO_LIMITS else key.limits
-        scopes = frozenset(key.scopes)
-        sees_all = not scopes.isdisjoint((ADMIN, DEPLOY, READ, INVOKE_ALL))
-        self._principals[key.id] = Principal(key.id, scopes, limits, sees_all)
+        own = scopes.effective(scopes.of_team(key.scopes, self._owned_by(key.team)) if key.team else key.scopes)
+        self._principals[key.id] = Principal(key.id, own, limits, scopes.sees_all(own))
+
+    def _owned_by(self, name: str) -> tuple[str, ...]:
+        team = self.teams.get(name)
+        return () if team is None else team.owns
 
     def remove(self, key_id: str) -> None:
         self._keys.pop(key_id, None)
@@ -167,6 +205,7 @@ class Access:
             raise Unauthorized("This API key is unknown; it may have been deleted or replaced.")
         if key.expires_at is not None and self._now() >= key.expires_at:
             raise Unauthorized("This API key has expired: ask its administrator for another one.")
+        self.used.add(key_id)
         return self._principals[key_id]
 
     def _is_replaced(self, digest: str, replaced: ReplacedSecret) -> bool:
@@ -200,23 +239,25 @@ def _check_origin(headers: Mapping[bytes, bytes], host: bytes) -> None:
 
 def new_key(
     label: str,
-    scopes: tuple[str, ...],
+    wanted: tuple[str, ...],
     now: float,
     limits: KeyLimits = _NO_LIMITS,
     expires_in_s: float | None = None,
+    *,
+    team: str = "",
 ) -> tuple[ApiKey, str]:
     """Create a key. Return the record to store and the secret to show once. Raises InvalidInput."""
-    if not scopes:
+    if not wanted:
         raise InvalidInput("a key needs at least one scope", field="scopes")
-    for scope in scopes:
-        _check_scope(scope)
+    for scope in wanted:
+        (scopes.check_of_team if team else scopes.check)(scope)
     check_limits(limits)
     if len(label) > MAX_LABEL_LENGTH:
         raise InvalidInput(f"a label may have at most {MAX_LABEL_LENGTH} characters", field="label")
     key_id = new_ulid()[-12:]
     secret, digest = _new_secret(key_id)
     expires_at = None if expires_in_s is None else now + expires_in_s
-    return ApiKey(key_id, digest, tuple(dict.fromkeys(scopes)), now, label, limits, expires_at), secret
+    return ApiKey(key_id, digest, tuple(dict.fromkeys(wanted)), now, label, limits, expires_at, team=team), secret
 
 
 def rotated(key: ApiKey, now: float, overlap_s: float) -> tuple[ApiKey, str]:
@@ -231,12 +272,3 @@ def _new_secret(key_id: str) -> tuple[str, str]:
     """Return a secret for a key, and its digest."""
     secret = f"{_PREFIX}{key_id}_{secrets.token_urlsafe(32)}"
     return secret, hashlib.sha256(secret.encode()).hexdigest()
-
-
-def _check_scope(scope: str) -> None:
-    kind, colon, function = scope.partition(":")
-    if scope in SCOPES or (kind == "invoke" and colon and is_function_name(function)):
-        return
-    raise InvalidInput(
-        f"{scope!r} is not a scope: use invoke:<function>, invoke:*, hi, pickle, deploy, read or admin", field="scopes"
-    )

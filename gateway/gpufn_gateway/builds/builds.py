@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -66,14 +67,16 @@ class Builds:
     def newest_first(self) -> list[Build]:
         return sorted(self.known.values(), key=lambda build: build.id, reverse=True)
 
-    def ahead(self, build: Build) -> dict[str, Any] | None:
-        """Describe the build that a waiting build waits for, and for how long that has been building."""
+    def ahead(self, build: Build, is_shown: Callable[[Build], bool]) -> dict[str, Any] | None:
+        """Describe the build that a waiting build waits for, and for how long that has been building; only the time
+        unless `is_shown`."""
         ahead = build_ahead(build, self.known.values())
         if ahead is None:
             return None
         building_s = max(0.0, self._clock.time() - (ahead.started_at or ahead.created_at))
         model = ahead.model.files[0].name
-        return {"id": ahead.id, "model": model, "function": ahead.function, "building_s": round(building_s, 3)}
+        named = {"id": ahead.id, "model": model, "function": ahead.function}
+        return {**(named if is_shown(ahead) else dict.fromkeys(named, "")), "building_s": round(building_s, 3)}
 
     def change(self, build_id: str) -> int:
         """Return a number that grows with each change of this build."""
@@ -81,8 +84,7 @@ class Builds:
 
     async def changed(self, build_id: str, since: int, wait_s: float) -> Build:
         """Return the build once it has changed after `since` or has ended, or after `wait_s`. Raises BuildNotFound."""
-        if build_id not in self.known and is_invocation_id(build_id):
-            await self._builds.get(build_id)  # another gateway may have just created it: this syncs our watch
+        await self.sync(build_id)
         loop = asyncio.get_running_loop()
         deadline = loop.time() + wait_s
         while True:
@@ -91,6 +93,11 @@ class Builds:
             if build.state.ended or self.change(build_id) > since or remaining_s <= 0:
                 return build
             await self.wait_any_change(remaining_s)
+
+    async def sync(self, build_id: str) -> None:
+        """Wait for the watch if it does not know this build: another gateway may have just created it."""
+        if build_id not in self.known and is_invocation_id(build_id):
+            await self._builds.get(build_id)
 
     async def wait_any_change(self, wait_s: float) -> None:
         """Wait for the next change of any build, or for `wait_s`."""

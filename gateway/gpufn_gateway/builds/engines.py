@@ -12,6 +12,8 @@ from gpufn_core.errors import Conflict, FunctionNotFound
 from gpufn_core.protocol import subjects
 from gpufn_core.spec.function_spec import Packaging
 from gpufn_core.spec.model_spec import ModelSpec
+from gpufn_gateway.auth.access import Principal
+from gpufn_gateway.auth.scopes import READ
 from gpufn_gateway.buckets import Buckets, decode_build, decode_function, decode_manifest, decode_revision, records
 from gpufn_gateway.functions.registry import Registry
 from gpufn_gateway.garbage_collection.rules import Unused, unused, users
@@ -29,10 +31,14 @@ class Engines:
         self._registry = registry
         self._clock = clock
 
-    def views(self) -> list[dict[str, Any]]:
-        """Return every engine, newest first."""
-        used_by = users(self._registry.all_revisions(), self._registry.functions)
-        manifests = sorted(self._registry.manifests.values(), key=lambda manifest: manifest.built_at, reverse=True)
+    def views(self, principal: Principal) -> list[dict[str, Any]]:
+        """Return the engines of the functions that the principal may read, newest first; without a pattern also those
+        that no function uses."""
+        readable = (each for each in self._registry.all_revisions() if principal.may_read(each.function))
+        used_by = users(readable, self._registry.functions)
+        reads_all = principal.has_scope(READ)
+        listed = (each for each in self._registry.manifests.values() if reads_all or each.key in used_by)
+        manifests = sorted(listed, key=lambda manifest: manifest.built_at, reverse=True)
         return [{**engine_view(each), "used_by": used_by.get(each.key, [])} for each in manifests]
 
     async def collect(self, *, dry_run: bool = False) -> Unused:
@@ -70,21 +76,23 @@ class Engines:
             await object_store.remove(self._bus, subjects.ENGINE_FILES, blobs[digest])
         return files
 
-    def models(self) -> list[dict[str, Any]]:
-        """Return the models of every function's serving revision."""
+    def models(self, principal: Principal) -> list[dict[str, Any]]:
+        """Return the models of the serving revision of every function that the principal may read."""
         views = []
-        for name in sorted(self._registry.functions):
+        for name in filter(principal.may_read, sorted(self._registry.functions)):
             revision = self._registry.revisions.get(name, {}).get(self._registry.functions[name].serving)
             if revision is not None:
                 views += [self._model_view(revision, model) for model in revision.spec.models]
         return views
 
-    def model(self, name: str) -> dict[str, Any]:
+    def model(self, name: str, principal: Principal) -> dict[str, Any]:
         """Return a model by its name: the name of its function, in full or short, and its parameter. Raises
-        FunctionNotFound, AmbiguousFunction."""
+        FunctionNotFound, AmbiguousFunction, Forbidden."""
         base, dot, parameter = name.partition(".")
-        wanted = f"{self._registry.find(base)}{dot}{parameter}"
-        for view in self.models():
+        function = self._registry.find(base, principal)
+        principal.require_on(READ, function)
+        wanted = f"{function}{dot}{parameter}"
+        for view in self.models(principal):
             if view["name"] == wanted:
                 return view
         raise FunctionNotFound(f"There is no model {name[:80]!r}.")

@@ -33,8 +33,9 @@ from gpufn_core.spec.function_spec import FunctionSpec
 from gpufn_core.spec.priority import Priority
 from gpufn_gateway.arguments import query as query_arguments
 from gpufn_gateway.arguments.form import Form
-from gpufn_gateway.auth.access import HI, PICKLE, Access, Principal
+from gpufn_gateway.auth.access import Access, Principal
 from gpufn_gateway.auth.quota_sync import QuotaSync
+from gpufn_gateway.auth.scopes import HI, PICKLE
 from gpufn_gateway.calls import admission
 from gpufn_gateway.calls.call_bodies import CallBodies, CallBody
 from gpufn_gateway.calls.call_headers import parse_call_options
@@ -179,7 +180,7 @@ class Calls:
                 status = self.registry.statuses.get(target.name)
                 refusal = admission.refusal(target.function, target.revision, status, options.remaining_s(received_at))
                 if refusal is not None:
-                    raise refusal
+                    raise self._for_principal(refusal, principal, target, options.remaining_s(received_at))
             if read is None:
                 arguments = await self._read(
                     name, target, headers, receive, may_share=may_share, is_queued=is_queued, query=query
@@ -378,13 +379,21 @@ class Calls:
     def queue_full(self, target: Target) -> GpufnError:
         return admission.queue_full(target.revision, self.registry.statuses.get(target.name))
 
-    def explain(self, target: Target, error: GpufnError) -> GpufnError:
+    def explain(self, call: PreparedCall, error: GpufnError) -> GpufnError:
         """Add details about the function to `error` of a queued call: why it waited, when to retry."""
+        target = call.target
         if isinstance(error, QueueFull):
             return self.queue_full(target)
         if isinstance(error, InvocationExpired):
-            return admission.explain_expiry(target.name, error, self.registry.statuses.get(target.name))
+            return admission.explain_expiry(target.name, error, self.registry.status_for(call.principal, target.name))
         return error
+
+    def _for_principal(
+        self, refusal: GpufnError, principal: Principal, target: Target, timeout_s: float | None
+    ) -> GpufnError:
+        """Return a refusal that names no function that the principal may not see."""
+        status = self.registry.status_for(principal, target.name)
+        return admission.refusal(target.function, target.revision, status, timeout_s) or refusal
 
     def _on_status(self, status: FunctionStatus) -> None:
         """Fail the waiting calls of a function whose circuit is open: its workers cannot start."""

@@ -157,9 +157,12 @@ class Deploys:
         if stored.state is RevisionState.READY:
             await self._move_active(stored)
 
-    async def rollback(self, name: str, number: int | None) -> Function:
-        """Make an earlier revision active: `number`, or the one before the active one. Raises RevisionNotFound,
-        and UntrustedDeploy for a revision without the signature that its environment requires now."""
+    async def rollback(
+        self, name: str, number: int | None, check: Callable[[FunctionSpec], None] = lambda spec: None
+    ) -> Function:
+        """Make an earlier revision active: `number`, or the one before the active one. `check` may refuse its spec.
+        Raises RevisionNotFound, and UntrustedDeploy for a revision without the signature that its environment requires
+        now."""
 
         def change(function: Function) -> Function:
             known = self.registry.revisions.get(name, {})
@@ -176,6 +179,7 @@ class Deploys:
             else:
                 raise RevisionNotFound(f"{name} has no revision {number}; it has {_listed(usable)}.")
             self.signatures.check_new(known[wanted])
+            check(known[wanted].spec)
             return self._with_active(function, known[wanted])
 
         return await self._change(name, change)

@@ -14,11 +14,10 @@ import msgspec
 
 from gpufn_core.domain.engine import EngineManifest
 from gpufn_core.domain.revision import Function, Revision, RevisionState
-from gpufn_core.domain.team import Teams
 from gpufn_core.errors import FunctionNotFound, InvalidInput, PlatformError, RevisionNotFound
 from gpufn_core.protocol import subjects
 from gpufn_core.protocol.report_parts import Statuses
-from gpufn_core.protocol.reports import ControllerReport, FunctionStatus, NodeReport, RunnerReport
+from gpufn_core.protocol.reports import ControllerReport, FunctionStatus, NodeReport, RunnerReport, without_holders
 from gpufn_core.spec.function_spec import MethodSpec
 from gpufn_core.spec.model_spec import ModelSpec
 from gpufn_core.spec.names import Names, canonical, is_function_name, shown
@@ -78,7 +77,7 @@ class Registry:
         self._names = Names()
         self._pointed_at: dict[str, float] = {}  # function -> time of its last change, by our monotonic clock
         self.revisions: dict[str, dict[int, Revision]] = {}
-        self.teams = Teams()
+        self.teams = access.teams
         self.manifests: dict[str, EngineManifest] = {}  # by EngineKey
         self.statuses = Statuses()
         self._nodes = LatestReports[NodeReport](clock, NODE_FRESH_S)
@@ -154,6 +153,7 @@ class Registry:
             self.on_key_deleted(quota_id(name))
         else:
             self.teams.put(decode_team(entry.value))
+        self._access.on_team(name)
         self._forget_targets()
 
     def on_engine(self, key: str, entry: Entry | None) -> None:
@@ -214,14 +214,15 @@ class Registry:
             raise FunctionNotFound(f"There is no function {shown(name)} that this API key may call.") from None
 
     def find_or_deleted(self, name: str, principal: Principal = LOCAL) -> str:
-        """Like `find`, but a name without a function is taken as the full name of a deleted one. Raises InvalidInput,
-        AmbiguousFunction."""
+        """Like `find`, but a name without a function is taken as the full name of a deleted one that the principal
+        could see. Raises InvalidInput, FunctionNotFound, AmbiguousFunction."""
         try:
             return self.find(name, principal)
-        except FunctionNotFound:
+        except FunctionNotFound as error:
             full = canonical(name)
             if not is_function_name(full):
                 raise InvalidInput(f"{shown(name)} is not a valid function name", field="function") from None
+            principal.require_visible(full, error)
             return full
 
     def function(self, name: str) -> Function:
@@ -289,6 +290,11 @@ class Registry:
         if status is None or status.serving != function.serving or not self.has_fresh_controller_report():
             return None
         return status.workers.ready
+
+    def status_for(self, principal: Principal, name: str) -> FunctionStatus | None:
+        """Return the status of a function, without the names of other functions unless the principal sees all."""
+        status = self.statuses.get(name)
+        return status if status is None or principal.sees_all else without_holders(status)
 
     def has_fresh_controller_report(self) -> bool:
         reported_at = self._controller_reported_at

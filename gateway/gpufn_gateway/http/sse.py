@@ -131,7 +131,7 @@ class CallStream:
                 with result:
                     body = b"".join(result.parts())
         except GpufnError as error:
-            yield encoding.error(problems.problem_of(self._calls.explain(self._call.target, error)))
+            yield encoding.error(problems.problem_of(self._calls.explain(self._call, error)))
             return
         if reply.kind is not OutcomeKind.SUCCEEDED:
             yield encoding.error(problems.from_outcome(reply.kind, reply.error))

@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any, Final
 
 from gpufn_core.encoding import media
 from gpufn_core.errors import Conflict, InvalidInput, InvocationCancelled, MapNotFound, QueueFull
-from gpufn_core.ids import is_invocation_id, item_id, item_of
+from gpufn_core.ids import is_client_id, is_invocation_id, item_id, item_of
 from gpufn_core.protocol import subjects
 from gpufn_core.protocol.records import CallRecord, MapEntry, unpack_record
-from gpufn_gateway.auth.access import READ, Principal
+from gpufn_gateway.auth.access import Principal
 from gpufn_gateway.calls.call_bodies import CallBodies
 from gpufn_gateway.calls.prepare import Arguments, Calls, PreparedCall
 from gpufn_gateway.functions.registry import Target
@@ -59,8 +59,8 @@ class Maps:
 
         Raises ChunkOutOfOrder, InvocationCancelled, QueueFull, KeyLimitExceeded.
         """
-        if not is_invocation_id(map_id):
-            raise InvalidInput("a map id must be a ULID: 26 characters of 0-9 and a-z", field="id")
+        if not is_client_id(map_id):
+            raise InvalidInput("a map id must be a ULID: 26 characters of 0-9 and a-z, the first 0 to 7", field="id")
 
         async def read(_: str, target: Target, headers: dict[bytes, bytes], receive: Receive) -> Arguments:
             encoding = chunks.encoding_of(headers.get(b"content-type"))
@@ -130,9 +130,9 @@ class Maps:
         entry = (await self._read(map_id, principal, allow_read_scope=True)).entry
         return map_views.status(entry, await map_log.count_ended(self._bus, entry))
 
-    async def recent(self, function: str, limit: int) -> list[dict[str, Any]]:
-        """List the maps of a function (``*`` for all), newest first."""
-        entries = await map_log.recent(self._bus, function, limit)
+    async def recent(self, function: str, limit: int, is_listed: Callable[[str], bool]) -> list[dict[str, Any]]:
+        """List the maps of a function (``*`` for all listed ones), newest first."""
+        entries = await map_log.recent(self._bus, function, limit, is_listed)
         counts = await asyncio.gather(*(map_log.count_ended(self._bus, entry) for entry in entries))
         return [map_views.status(entry, ended) for entry, ended in zip(entries, counts, strict=True)]
 
@@ -236,8 +236,10 @@ class Maps:
         newest = await map_log.last(self._bus, map_id) if is_invocation_id(map_id) else None
         if newest is None:
             raise MapNotFound
-        if not (allow_read_scope and principal.has_scope(READ)):
-            principal.require_invoke(newest.entry.function)
+        function = newest.entry.function
+        principal.require_visible(function, MapNotFound())
+        if not (allow_read_scope and principal.may_read(function)):
+            principal.require_invoke(function)
         return newest
 
     def _remember(self, newest: Logged) -> None:

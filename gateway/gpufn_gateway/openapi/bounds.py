@@ -16,7 +16,7 @@ from gpufn_core.protocol.limits import LARGEST_INTEGER
 from gpufn_core.signing import trust
 from gpufn_core.spec import function_spec, image_spec, isolation, model_spec, names, patterns, resources
 from gpufn_core.spec.units import MIN_PROCESS_BYTES, Bounds
-from gpufn_gateway.auth import access, quotas
+from gpufn_gateway.auth import quotas, scopes
 from gpufn_gateway.openapi import request_bodies, request_bounds
 
 Schema = Mapping[str, Any]
@@ -85,7 +85,8 @@ _HELD_BY_A_TEAM: Final[Schema] = {"minimum": 0, "maximum": request_bodies.MAX_HE
 _SECONDS_OF_A_KEY: Final[Schema] = {"exclusiveMinimum": 0, "maximum": quotas.MAX_SECONDS}
 _RESERVED: Final = "|".join(sorted(names.RESERVED_NAMES))
 _RESERVED_NAME: Final = rf"^(?:{_RESERVED})/|(?:^|/)(?:{_RESERVED})$"
-_SCOPES: Final = "|".join([*map(re.escape, access.SCOPES), f"invoke:{names.FULL_NAME.pattern}"])
+_PATTERNED: Final = f"(?:{'|'.join(scopes.VERBS)}):(?:{patterns.PATTERN.pattern})"
+_SCOPES: Final = "|".join([*map(re.escape, scopes.SCOPES), _PATTERNED])
 
 _NUMBERS: Final = (
     function_spec.Batch,

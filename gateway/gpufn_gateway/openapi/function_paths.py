@@ -8,7 +8,7 @@ from typing import Any, Final
 from gpufn_core.domain.invocation import InvocationState
 from gpufn_core.domain.revision import Revision
 from gpufn_core.encoding import media
-from gpufn_core.ids import ULID_PATTERN
+from gpufn_core.ids import CLIENT_ID_PATTERN
 from gpufn_core.protocol.limits import LONGEST_TIMEOUT_S
 from gpufn_core.spec.function_spec import MethodSpec, Packaging
 from gpufn_core.spec.model_spec import DATATYPES
@@ -59,7 +59,11 @@ def _header(name: str, description: str, kind: str = "string", **schema: Any) ->
 
 
 _ID: dict[str, Any] = {"name": "id", "in": "path", "required": True, "schema": _STRING}
-_CLIENT_ID: dict[str, Any] = {**_ID, "description": "A ULID", "schema": {"type": "string", "pattern": ULID_PATTERN}}
+_CLIENT_ID: dict[str, Any] = {
+    **_ID,
+    "description": "A ULID",
+    "schema": {"type": "string", "pattern": CLIENT_ID_PATTERN},
+}
 _IDEMPOTENCY_KEY = _header(
     "Idempotency-Key", "Requests with the same key are one call", minLength=1, maxLength=MAX_IDEMPOTENCY_KEY_LENGTH
 )

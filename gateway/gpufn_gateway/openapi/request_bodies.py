@@ -105,6 +105,7 @@ class NewKey(msgspec.Struct, forbid_unknown_fields=True):
     label: str = ""
     limits: KeyLimits = KeyLimits()
     expires_in_s: float | None = None
+    team: str = ""
 
 
 class KeyRotation(msgspec.Struct, forbid_unknown_fields=True):

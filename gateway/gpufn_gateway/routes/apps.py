@@ -8,10 +8,11 @@ from starlette.routing import Route
 
 from gpufn_core.errors import FunctionNotFound, RevisionNotFound
 from gpufn_core.spec.names import Home, home_of, shown
-from gpufn_gateway.auth.access import DEPLOY, READ
+from gpufn_gateway.auth.scopes import DEPLOY, READ
 from gpufn_gateway.functions import apps
 from gpufn_gateway.functions.deploys import Deploys
 from gpufn_gateway.functions.registry import Registry
+from gpufn_gateway.functions.secret_use import check_secret_use
 from gpufn_gateway.routes.requests import json_response, principal_of, route
 
 
@@ -22,19 +23,20 @@ class AppRoutes:
 
     def routes(self) -> list[Route]:
         return [
-            route("GET", "/v1/apps", self.index, READ),
-            route("POST", "/v1/apps/{env}/{app}/rollback", self.rollback, DEPLOY),
+            route("GET", "/v1/apps", self.index, READ, of_functions=True),
+            route("POST", "/v1/apps/{env}/{app}/rollback", self.rollback, DEPLOY, of_functions=True),
         ]
 
     async def index(self, request: Request) -> Response:
         principal = principal_of(request)
-        functions = [each for each in self._registry.functions.values() if principal.may_see(each.name)]
+        functions = [each for each in self._registry.functions.values() if principal.may_read(each.name)]
         return json_response({"apps": apps.views(functions, self._registry.revisions)})
 
     async def rollback(self, request: Request) -> Response:
         """Undo the newest deploy of an app: each function that it changed goes back to the revision before it.
 
-        Raises FunctionNotFound for an unknown app, RevisionNotFound if no function has an earlier revision,
+        Raises FunctionNotFound for an unknown app, RevisionNotFound if no function has an earlier revision, Forbidden
+        if the client may not deploy all functions of the app that it may see, or use the secrets of their revisions,
         UntrustedDeploy.
         """
         home = Home(request.path_params["env"], request.path_params["app"])
@@ -46,10 +48,14 @@ class AppRoutes:
         ]
         if not functions:
             raise FunctionNotFound(f"There is no app {shown('/'.join(home))}.")
+        for each in functions:
+            principal.require_on(DEPLOY, each.name)
         earlier = apps.earlier_revisions(functions, self._registry.revisions)
         if not earlier:
             raise RevisionNotFound(f"No function of the app {'/'.join(home)} has an earlier revision.")
         self._deploys.check_signatures(earlier)  # of all, so that none goes back alone
+        for name, number in earlier:  # before the first change
+            check_secret_use(principal, self._registry, self._registry.revision(name, number).spec)
         changed = [await self._deploys.rollback(name, number) for name, number in earlier]
         return json_response(
             {"functions": [{"name": each.name, "active": each.active, "serving": each.serving} for each in changed]}

@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from gpufn_gateway.auth.access import DEPLOY
+from gpufn_gateway.auth.scopes import DEPLOY
 from gpufn_gateway.builds.artifacts import Artifacts
 from gpufn_gateway.http.body_reader import iter_body, require_content_length
 from gpufn_gateway.routes.requests import digest_in, headers_of, json_response, route
@@ -23,8 +23,8 @@ class ArtifactRoutes:
 
     def routes(self) -> list[Route]:
         return [
-            route("HEAD", "/v1/artifacts/{digest}", self.has, DEPLOY),
-            route("PUT", "/v1/artifacts/{digest}", self.put, DEPLOY),
+            route("HEAD", "/v1/artifacts/{digest}", self.has, DEPLOY, of_functions=True),
+            route("PUT", "/v1/artifacts/{digest}", self.put, DEPLOY, of_functions=True),
         ]
 
     async def has(self, request: Request) -> Response:

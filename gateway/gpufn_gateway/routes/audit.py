@@ -10,7 +10,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from gpufn_gateway.audit.log import AuditLog
-from gpufn_gateway.auth.access import ADMIN
+from gpufn_gateway.auth.scopes import ADMIN
 from gpufn_gateway.openapi.request_bounds import MAX_LISTED
 from gpufn_gateway.routes.requests import json_response, number, route
 

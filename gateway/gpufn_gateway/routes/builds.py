@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any, Final
 
 import msgspec
@@ -11,15 +12,17 @@ from starlette.routing import Route
 
 from gpufn_core.domain.engine import Build
 from gpufn_core.encoding import media
+from gpufn_core.errors import BuildNotFound
 from gpufn_core.protocol import subjects
-from gpufn_gateway.auth.access import DEPLOY, READ
+from gpufn_gateway.auth.access import Principal
+from gpufn_gateway.auth.scopes import DEPLOY, READ
 from gpufn_gateway.builds.artifacts import Artifacts
 from gpufn_gateway.builds.builds import Builds
 from gpufn_gateway.http.body_reader import BodyReader
 from gpufn_gateway.openapi.request_bodies import NewBuild
 from gpufn_gateway.openapi.request_bounds import MAX_CHANGE, MAX_LISTED
 from gpufn_gateway.problems import RouteError
-from gpufn_gateway.routes.requests import json_response, number, read_json, route, wait_seconds
+from gpufn_gateway.routes.requests import json_response, number, principal_of, read_json, route, wait_seconds
 from gpufn_platform.bus.connection import Bus
 from gpufn_platform.bus.storage import object_store
 
@@ -42,36 +45,39 @@ class BuildRoutes:
     def routes(self) -> list[Route]:
         one = "/v1/builds/{id}"
         return [
-            route("GET", "/v1/builds", self.index, READ),
+            route("GET", "/v1/builds", self.index, READ, of_functions=True),
             route("POST", "/v1/builds", self.begin, DEPLOY),
-            route("GET", one, self.show, READ),
-            route("DELETE", one, self.cancel, DEPLOY),
-            route("GET", f"{one}/report", self.report, READ),
-            route("GET", f"{one}/report.html", self.page, READ),
+            route("GET", one, self.show, READ, of_functions=True),
+            route("DELETE", one, self.cancel, DEPLOY, of_functions=True),
+            route("GET", f"{one}/report", self.report, READ, of_functions=True),
+            route("GET", f"{one}/report.html", self.page, READ, of_functions=True),
         ]
 
     async def index(self, request: Request) -> Response:
         limit = int(number(request, "limit", 100, 1, MAX_LISTED))
-        return json_response(
-            {"builds": [build_view(self._builds, build) for build in self._builds.newest_first()[:limit]]}
-        )
+        principal = principal_of(request)
+        visible = (build for build in self._builds.newest_first() if may_read(principal, build))
+        views = [build_view(self._builds, build, principal) for build in itertools.islice(visible, limit)]
+        return json_response({"builds": views})
 
     async def begin(self, request: Request) -> Response:
         body = await read_json(request, NewBuild, self._bodies)
         await self._artifacts.check_uploaded([body.model])
         build = await self._builds.begin(body.model, body.device)
-        return json_response(build_view(self._builds, build), 202, {"Location": f"/v1/builds/{build.id}"})
+        view = build_view(self._builds, build, principal_of(request))
+        return json_response(view, 202, {"Location": f"/v1/builds/{build.id}"})
 
     async def show(self, request: Request) -> Response:
         """Show a build. `?wait=30` waits for a change after number `since` (`change` in the view; default: latest)."""
-        build_id = request.path_params["id"]
+        build_id, wait_s, principal = request.path_params["id"], wait_seconds(request), principal_of(request)
         since = int(number(request, "since", self._builds.change(build_id), 0, MAX_CHANGE))
-        return json_response(
-            build_view(self._builds, await self._builds.changed(build_id, since, wait_seconds(request)))
-        )
+        await self._build(request, READ)
+        build = await self._builds.changed(build_id, since, wait_s)
+        return json_response(build_view(self._builds, build, principal))
 
     async def cancel(self, request: Request) -> Response:
-        return json_response(build_view(self._builds, await self._builds.cancel(request.path_params["id"])))
+        build = await self._builds.cancel((await self._build(request, DEPLOY)).id)
+        return json_response(build_view(self._builds, build, principal_of(request)))
 
     async def report(self, request: Request) -> Response:
         return Response(await self._file(request, "report"), media_type=media.JSON)
@@ -80,20 +86,46 @@ class BuildRoutes:
         return Response(await self._file(request, "page"), headers=_PAGE_HEADERS, media_type="text/html")
 
     async def _file(self, request: Request, field: str) -> bytes:
-        build = self._builds.get(request.path_params["id"])
+        build = await self._build(request, READ)
         digest: str = getattr(build, field)
         if not digest:
             raise RouteError(404, f"The build {build.id} has no report: it is {build.state}.")
         return await object_store.get(self._bus, subjects.ENGINE_FILES, digest)
 
+    async def _build(self, request: Request, verb: str) -> Build:
+        """Return the build in the path. Raises BuildNotFound, Forbidden."""
+        await self._builds.sync(request.path_params["id"])
+        build = self._builds.get(request.path_params["id"])
+        _check(principal_of(request), build, verb)
+        return build
 
-def build_view(builds: Builds, build: Build) -> dict[str, Any]:
-    """Return a Build with its links, the build that it waits for, and the number of its last change, which grows."""
+
+def may_read(principal: Principal, build: Build) -> bool:
+    """Whether the principal may read a build: one of a function that it may read. A build without a function belongs to
+    all functions."""
+    return principal.may_read(build.function) if build.function else principal.has_scope(READ)
+
+
+def _check(principal: Principal, build: Build, verb: str) -> None:
+    """Raise BuildNotFound if the build does not exist for the principal, Forbidden if it lacks the verb."""
+    if build.function:
+        principal.require_visible(build.function, BuildNotFound())
+        principal.require_on(verb, build.function)
+    elif not may_read(principal, build):
+        raise BuildNotFound
+    else:
+        principal.require(verb)
+
+
+def build_view(builds: Builds, build: Build, principal: Principal) -> dict[str, Any]:
+    """Return a Build with its links, the build that it waits for, and the number of its last change, which grows. The
+    build that it waits for may be one that the principal may not read; then only its time is shown."""
     url = f"/v1/builds/{build.id}"
     links = {"self": url}
     if build.report:
         links["report"] = f"{url}/report"
     if build.page:
         links["page"] = f"{url}/report.html"
-    more = {"ahead": builds.ahead(build), "change": builds.change(build.id), "links": links}
+    ahead = builds.ahead(build, lambda other: may_read(principal, other))
+    more = {"ahead": ahead, "change": builds.change(build.id), "links": links}
     return {**msgspec.structs.asdict(build), **more}

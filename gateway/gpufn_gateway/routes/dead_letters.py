@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from gpufn_core.protocol.limits import DEAD_LETTERS_AT_ONCE
-from gpufn_gateway.auth.access import DEPLOY, READ
+from gpufn_gateway.auth.scopes import DEPLOY, INVOKE, READ
 from gpufn_gateway.functions.registry import Registry
 from gpufn_gateway.http import negotiation
 from gpufn_gateway.http.responses import USER_CONTENT
@@ -24,34 +26,32 @@ class DeadLetterRoutes:
     def routes(self) -> list[Route]:
         one = "/v1/dlq/{fn:name}/{id}"
         return [
-            route("GET", "/v1/dlq", self.all),
-            route("GET", "/v1/dlq/{fn:name}", self.of_function),
-            route("DELETE", "/v1/dlq/{fn:name}", self.drop_all, DEPLOY),
+            route("GET", "/v1/dlq", self.all, READ, of_functions=True),
+            route("GET", "/v1/dlq/{fn:name}", self.of_function, READ, of_functions=True),
+            route("DELETE", "/v1/dlq/{fn:name}", self.drop_all, DEPLOY, of_functions=True),
             route("POST", "/v1/dlq/{fn:name}/replay", self.replay_all),
-            route("GET", one, self.show, READ),
-            route("DELETE", one, self.drop, DEPLOY),
+            route("GET", one, self.show, READ, of_functions=True),
+            route("DELETE", one, self.drop, DEPLOY, of_functions=True),
             route("GET", f"{one}/payload", self.payload),
             route("POST", f"{one}/replay", self.replay),
         ]
 
     async def all(self, request: Request) -> Response:
-        return await self._list(request, "*")
+        return await self._list(request, "*", principal_of(request).may_read)
 
     async def of_function(self, request: Request) -> Response:
-        return await self._list(request, self._name(request))
+        return await self._list(request, self._name(request, READ), lambda _: True)
 
-    async def _list(self, request: Request, function: str) -> Response:
-        principal_of(request).require(READ)
+    async def _list(self, request: Request, function: str, is_listed: Callable[[str], bool]) -> Response:
         limit = int(number(request, "limit", 20, 1, DEAD_LETTERS_AT_ONCE))
-        return json_response({"letters": await self._letters.recent(function, limit)})
+        return json_response({"letters": await self._letters.recent(function, limit, is_listed)})
 
     async def show(self, request: Request) -> Response:
-        letter, _ = await self._letters.read(self._name(request), call_id_in(request))
+        letter, _ = await self._letters.read(self._name(request, READ), call_id_in(request))
         return json_response(call_views.letter(letter))
 
     async def payload(self, request: Request) -> Response:
-        principal_of(request).require_invoke(self._name(request))
-        letter, payload = await self._letters.read(self._name(request), call_id_in(request))
+        letter, payload = await self._letters.read(self._name(request, INVOKE), call_id_in(request))
         headers = {name.decode(): value.decode() for name, value in USER_CONTENT}
         if letter.reference is not None:
             headers["content-length"] = str(letter.size)
@@ -60,24 +60,25 @@ class DeadLetterRoutes:
         return Response(payload, 200, headers, negotiation.clean(letter.content_type))
 
     async def replay(self, request: Request) -> Response:
-        principal = principal_of(request)
-        principal.require_invoke(self._name(request))
-        record = await self._letters.replay(self._name(request), call_id_in(request), principal)
+        name = self._name(request, INVOKE)
+        record = await self._letters.replay(name, call_id_in(request), principal_of(request))
         links = call_views.links(record.id)
         return json_response({"id": record.id, "state": record.state, "links": links}, 202, {"Location": links["self"]})
 
     async def replay_all(self, request: Request) -> Response:
-        principal = principal_of(request)
-        principal.require_invoke(self._name(request))
-        return json_response({"replayed": await self._letters.replay_all(self._name(request), principal)}, 202)
+        replayed = await self._letters.replay_all(self._name(request, INVOKE), principal_of(request))
+        return json_response({"replayed": replayed}, 202)
 
     async def drop(self, request: Request) -> Response:
-        await self._letters.drop(self._name(request), call_id_in(request))
+        await self._letters.drop(self._name(request, DEPLOY), call_id_in(request))
         return Response(status_code=204)
 
     async def drop_all(self, request: Request) -> Response:
-        return json_response({"dropped": await self._letters.drop_all(self._name(request))})
+        return json_response({"dropped": await self._letters.drop_all(self._name(request, DEPLOY))})
 
-    def _name(self, request: Request) -> str:
-        """Return the full name of the function, which may have been deleted."""
-        return self._registry.find_or_deleted(request.path_params["fn"], principal_of(request))
+    def _name(self, request: Request, verb: str) -> str:
+        """Return the full name of the function, which may have been deleted. Raises FunctionNotFound, Forbidden."""
+        principal = principal_of(request)
+        name = self._registry.find_or_deleted(request.path_params["fn"], principal)
+        principal.require_on(verb, name)
+        return name

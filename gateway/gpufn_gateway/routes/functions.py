@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
@@ -23,10 +24,12 @@ from gpufn_core.spec.names import canonical
 from gpufn_core.spec.priority import Priority
 from gpufn_gateway.arguments.signature import MAX_DEPTH, depth_of
 from gpufn_gateway.audit.request_audit import add_details
-from gpufn_gateway.auth.access import DEPLOY, HI, READ
+from gpufn_gateway.auth.access import Principal
+from gpufn_gateway.auth.scopes import DEPLOY, HI, READ
 from gpufn_gateway.builds.builds import Builds
 from gpufn_gateway.functions.deploys import DeployOptions, Deploys
 from gpufn_gateway.functions.registry import Registry
+from gpufn_gateway.functions.secret_use import check_secret_use
 from gpufn_gateway.http.body_reader import BodyReader
 from gpufn_gateway.openapi.request_bodies import Deploy, Rollback, Scale
 from gpufn_gateway.openapi.request_bounds import MAX_LOG_LINES
@@ -67,25 +70,30 @@ class FunctionRoutes:
     def routes(self) -> list[Route]:
         one = "/v1/functions/{fn:name}"
         return [
-            route("GET", "/v1/functions", self.index, READ),
-            route("POST", "/v1/functions", self.deploy, DEPLOY),
-            route("GET", one, self.show, READ),
-            route("DELETE", one, self.delete, DEPLOY),
-            route("GET", f"{one}/revisions", self.revisions, READ),
-            route("GET", f"{one}/revisions/{{number}}", self.revision, READ),
-            route("POST", f"{one}/rollback", self.rollback, DEPLOY),
-            route("POST", f"{one}/scale", self.scale, DEPLOY),
-            route("GET", f"{one}/why", self.why, READ),
-            route("GET", f"{one}/logs", self.logs, READ),
-            route("GET", f"{one}/calls", self.calls, READ),
-            route("HEAD", "/v1/bundles/{digest}", self.has_bundle, DEPLOY),
-            route("PUT", "/v1/bundles/{digest}", self.put_bundle, DEPLOY),
+            route("GET", "/v1/functions", self.index, READ, of_functions=True),
+            route("POST", "/v1/functions", self.deploy, DEPLOY, of_functions=True),
+            route("GET", one, self.show, READ, of_functions=True),
+            route("DELETE", one, self.delete, DEPLOY, of_functions=True),
+            route("GET", f"{one}/revisions", self.revisions, READ, of_functions=True),
+            route("GET", f"{one}/revisions/{{number}}", self.revision, READ, of_functions=True),
+            route("POST", f"{one}/rollback", self.rollback, DEPLOY, of_functions=True),
+            route("POST", f"{one}/scale", self.scale, DEPLOY, of_functions=True),
+            route("GET", f"{one}/why", self.why, READ, of_functions=True),
+            route("GET", f"{one}/logs", self.logs, READ, of_functions=True),
+            route("GET", f"{one}/calls", self.calls, READ, of_functions=True),
+            route("HEAD", "/v1/bundles/{digest}", self.has_bundle, DEPLOY, of_functions=True),
+            route("PUT", "/v1/bundles/{digest}", self.put_bundle, DEPLOY, of_functions=True),
         ]
 
     async def index(self, request: Request) -> Response:
-        include_env = _wants_env_values(request)
+        principal, include_env = principal_of(request), _wants_env_values(request)
         functions = sorted(self.registry.functions.values(), key=lambda function: function.name)
-        return json_response({"functions": [self._view(function, include_env) for function in functions]})
+        views = [
+            self._view(function, principal, include_env and principal.may(DEPLOY, function.name))
+            for function in functions
+            if principal.may_read(function.name)
+        ]
+        return json_response({"functions": views})
 
     async def deploy(self, request: Request) -> Response:
         principal = principal_of(request)
@@ -94,6 +102,8 @@ class FunctionRoutes:
         if depth_of(spec_json) > MAX_DEPTH:
             raise InvalidSpec(f"the spec is nested more than {MAX_DEPTH} levels deep")
         spec = spec_from_json(spec_json)
+        principal.require_on(DEPLOY, spec.name)
+        check_secret_use(principal, self.registry, spec)
         if Priority.HI in (spec.priority, spec.schedule and spec.schedule.priority):
             principal.require(HI)
         bundle = checked_digest(body.bundle, "the bundle")
@@ -107,18 +117,25 @@ class FunctionRoutes:
             view = {"function": revision.function, "revision": revision.number, "state": revision.state}
             return json_response(view | {"builds": revision.builds}, 202, {"Location": url})
         function = await self.deploys.deploy(spec, bundle, options)
-        return json_response(self._view(function), 201, {"Location": f"/v1/functions/{function.name}"})
+        return json_response(self._view(function, principal), 201, {"Location": f"/v1/functions/{function.name}"})
 
     async def show(self, request: Request) -> Response:
-        return json_response(self._view(self._function(request), _wants_env_values(request)))
+        function, include_env = self._function(request, READ), _wants_env_values(request)
+        if include_env:
+            principal_of(request).require_on(DEPLOY, function.name)
+        return json_response(self._view(function, principal_of(request), include_env))
 
     async def delete(self, request: Request) -> Response:
-        name = self.registry.find_or_deleted(request.path_params["fn"], principal_of(request))
-        await self.deploys.delete(name if self.registry.is_being_built(name) else self._function(request).name)
+        principal = principal_of(request)
+        name = self.registry.find_or_deleted(request.path_params["fn"], principal)
+        if not self.registry.is_being_built(name):
+            name = self._function(request, DEPLOY).name
+        principal.require_on(DEPLOY, name)
+        await self.deploys.delete(name)
         return Response(status_code=204)
 
     async def revisions(self, request: Request) -> Response:
-        function = self._function(request)
+        function = self._function(request, READ)
         revisions = sorted(self.registry.revisions.get(function.name, {}).items())
         views = [_revision_view(revision, function) for _, revision in revisions]
         return json_response({"revisions": views})
@@ -126,9 +143,11 @@ class FunctionRoutes:
     async def revision(self, request: Request) -> Response:
         """Show a revision, even if its Function does not exist yet."""
         requested = whole_number(request.path_params["number"], 9)
-        name = canonical(request.path_params["fn"])
-        if name not in self.registry.revisions:  # a function that is built has no Function yet, so `find` comes second
-            name = self.registry.find_or_deleted(request.path_params["fn"], principal_of(request))
+        name, principal = canonical(request.path_params["fn"]), principal_of(request)
+        # A function that is built has no Function yet, so `find` comes second.
+        if name not in self.registry.revisions or not principal.may_see(name):
+            name = self.registry.find_or_deleted(request.path_params["fn"], principal)
+        principal.require_on(READ, name)
         revision = self.registry.revision(name, -1 if requested is None else requested)
         known = self.builds.known
         function = self.registry.functions.get(revision.function)
@@ -136,7 +155,9 @@ class FunctionRoutes:
             {
                 **_revision_view(revision, function),
                 "function": revision.function,
-                "builds": [build_view(self.builds, known[build]) for build in revision.builds if build in known],
+                "builds": [
+                    build_view(self.builds, known[build], principal) for build in revision.builds if build in known
+                ],
                 "engines": revision.engines,
                 "error": revision.error,
                 "check": revision.check,
@@ -147,17 +168,20 @@ class FunctionRoutes:
     async def rollback(self, request: Request) -> Response:
         body = await read_json(request, Rollback, self.bodies)
         add_details(request.scope, revision=body.revision)
-        return json_response(self._view(await self.deploys.rollback(self._function(request).name, body.revision)))
+        name, principal = self._function(request, DEPLOY).name, principal_of(request)
+        check = functools.partial(check_secret_use, principal, self.registry)
+        return json_response(self._view(await self.deploys.rollback(name, body.revision, check), principal))
 
     async def scale(self, request: Request) -> Response:
         body = await read_json(request, Scale, self.bodies)
         add_details(request.scope, min_workers=body.min_workers, max_workers=body.max_workers)
-        name = self._function(request).name
-        return json_response(self._view(await self.deploys.scale(name, body.min_workers, body.max_workers)))
+        name = self._function(request, DEPLOY).name
+        function = await self.deploys.scale(name, body.min_workers, body.max_workers)
+        return json_response(self._view(function, principal_of(request)))
 
     async def why(self, request: Request) -> Response:
-        function = self._function(request)
-        status = self._status(function)
+        function = self._function(request, READ)
+        status = self._status(function, principal_of(request))
         return json_response(
             {
                 "function": function.name,
@@ -180,7 +204,7 @@ class FunctionRoutes:
 
     async def logs(self, request: Request) -> StreamedResponse:
         """Send the last log lines of a function. With `?follow=true`, send new ones until the client disconnects."""
-        function = self._function(request)
+        function = self._function(request, READ)
         tail = int(number(request, "tail", 100, 0, MAX_LOG_LINES))
         follow = flag(request, "follow")
         # Get the last sequence before the history is read, so that no line between the two is missed.
@@ -198,7 +222,7 @@ class FunctionRoutes:
                 yield _json_line(message)
 
     async def calls(self, request: Request) -> Response:
-        return await list_calls(request, self.submissions, self._function(request).name)
+        return await list_calls(request, self.submissions, self._function(request, READ).name)
 
     async def has_bundle(self, request: Request) -> Response:
         exists = await self.deploys.has_bundle(digest_in(request, "the bundle"))
@@ -212,18 +236,22 @@ class FunctionRoutes:
         await self.deploys.put_bundle(digest, await self.bundle_bodies.read(headers_of(request), request.receive))
         return json_response({"bundle": digest}, 201)
 
-    def _function(self, request: Request) -> Function:
-        base = request.path_params["fn"].partition(".")[0]
-        return self.registry.function(self.registry.find(base, principal_of(request)))
+    def _function(self, request: Request, verb: str) -> Function:
+        """Return the function in the path. Raises FunctionNotFound, also for one that the client may not see;
+        Forbidden."""
+        base, principal = request.path_params["fn"].partition(".")[0], principal_of(request)
+        function = self.registry.function(self.registry.find(base, principal))
+        principal.require_on(verb, function.name)
+        return function
 
-    def _status(self, function: Function) -> FunctionStatus:
+    def _status(self, function: Function, principal: Principal) -> FunctionStatus:
         """Return the controller's status of a function, or an empty one if it has not reported yet."""
-        status = self.registry.statuses.get(function.name)
+        status = self.registry.status_for(principal, function.name)
         return status or FunctionStatus(function=function.name, serving=function.serving, workers=WorkerCounts())
 
-    def _view(self, function: Function, include_env: bool = False) -> dict[str, Any]:
+    def _view(self, function: Function, principal: Principal, include_env: bool = False) -> dict[str, Any]:
         """Return a FunctionView (docs/http.md). Values that the controller has not reported are null."""
-        status = self._status(function)
+        status = self._status(function, principal)
         revision = self.registry.revisions.get(function.name, {}).get(function.active)
         return {
             "name": function.name,
@@ -245,12 +273,12 @@ class FunctionRoutes:
 
 
 def _wants_env_values(request: Request) -> bool:
-    """True for `?env=values`. Raises InvalidInput, or Forbidden for a key without the scope `deploy`."""
+    """True for `?env=values`. Raises InvalidInput, or Forbidden for a key that may deploy no function."""
     requested = request.query_params.get("env", "names")
     if requested not in ("names", "values"):
         raise InvalidInput(f"env must be names or values, not {requested[:40]!r}", field="env")
     if requested == "values":
-        principal_of(request).require(DEPLOY)
+        principal_of(request).require_somewhere(DEPLOY)
     return requested == "values"
 
 

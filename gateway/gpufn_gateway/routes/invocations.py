@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gpufn_core.domain.invocation import InvocationState
 from gpufn_core.errors import InvalidInput
-from gpufn_gateway.auth.access import READ
+from gpufn_gateway.auth.scopes import READ
 from gpufn_gateway.functions.registry import Registry
 from gpufn_gateway.http.sse import EVENT_HEADERS, Events
 from gpufn_gateway.openapi.request_bounds import MAX_LISTED
@@ -42,7 +42,7 @@ class InvocationRoutes:
             route("DELETE", one, self.cancel),
             route("GET", f"{one}/result", self.result),
             route("GET", f"{one}/events", self.events),
-            route("GET", "/v1/calls", self.calls, READ),
+            route("GET", "/v1/calls", self.calls, READ, of_functions=True),
         ]
 
     async def submit(self, request: Request) -> ASGIApp:
@@ -59,13 +59,14 @@ class InvocationRoutes:
 
     async def cancel(self, request: Request) -> Response:
         record, cancelled = await self._submissions.cancel(call_id_in(request), principal_of(request))
-        return json_response({**await self._submissions.view(record), "cancelled": cancelled})
+        view = await self._submissions.view(record, principal_of(request))
+        return json_response({**view, "cancelled": cancelled})
 
     async def result(self, request: Request) -> ASGIApp:
         wait_s = wait_seconds(request)
         record, body = await self._submissions.result(call_id_in(request), principal_of(request), wait_s)
         if not record.state.ended:
-            return json_response(await self._submissions.view(record), 202)
+            return json_response(await self._submissions.view(record, principal_of(request)), 202)
 
         async def respond(scope: Scope, receive: Receive, send: Send) -> None:
             await self._submissions.send_outcome(record, body, send, is_head=scope["method"] == "HEAD")
@@ -88,11 +89,12 @@ class InvocationRoutes:
 
 
 async def list_calls(request: Request, submissions: Submissions, function: str) -> Response:
-    """List the submitted calls of `function` (``*`` for all), filtered by the query."""
+    """List the submitted calls of `function` (``*``: of all that the client may read), filtered by the query."""
     limit = int(number(request, "limit", 20, 1, MAX_LISTED))
     since = number(request, "since", 0.0, 0.0, math.inf)
     text = request.query_params.get("state")
     if text is not None and text not in tuple(InvocationState):
         raise InvalidInput(f"state must be one of {', '.join(InvocationState)}; not {text[:40]!r}", field="state")
     state = None if text is None else InvocationState(text)
-    return json_response({"calls": await submissions.recent(function, limit, state, since)})
+    calls = await submissions.recent(function, limit, state, since, principal_of(request))
+    return json_response({"calls": calls})

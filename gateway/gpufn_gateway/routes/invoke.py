@@ -171,7 +171,7 @@ class Invoke:
     async def _send_error(
         self, call: PreparedCall, pending: PendingCall, error: GpufnError, send: Send, response_format: ResponseFormat
     ) -> None:
-        error = self._calls.explain(call.target, error)
+        error = self._calls.explain(call, error)
         self._calls.telemetry.of(call.target.name).count_failure(error.code)
         headers = [(b"x-gpufn-invocation", pending.id.encode()), *self._calls.limits(call)]
         await send_problem(send, response_format, problems.problem_of(error), headers)

@@ -7,7 +7,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from gpufn_core.errors import InvalidInput
-from gpufn_gateway.auth.access import READ
+from gpufn_gateway.auth.scopes import READ
 from gpufn_gateway.functions.registry import Registry
 from gpufn_gateway.maps import outcomes
 from gpufn_gateway.maps.maps import Maps
@@ -35,7 +35,7 @@ class MapRoutes:
         one = "/v1/maps/{id}"
         return [
             route("PUT", "/v1/functions/{fn:name}/maps/{id}/items/{first}", self.accept),
-            route("GET", "/v1/maps", self.index, READ),
+            route("GET", "/v1/maps", self.index, READ, of_functions=True),
             route("GET", one, self.show),
             route("DELETE", one, self.cancel),
             route("GET", f"{one}/outcomes", self.outcomes),
@@ -72,6 +72,7 @@ class MapRoutes:
     async def index(self, request: Request) -> Response:
         name = request.query_params.get("function")
         limit = int(number(request, "limit", 20, 1, MAX_LISTED))
-        function = "*" if name is None else self._registry.find_or_deleted(name, principal_of(request))
-        maps = await self._maps.recent(function, limit)
+        principal = principal_of(request)
+        function = "*" if name is None else self._registry.find_or_deleted(name, principal)
+        maps = await self._maps.recent(function, limit, principal.may_read)
         return json_response({"maps": maps})

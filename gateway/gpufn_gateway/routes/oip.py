@@ -14,7 +14,7 @@ from gpufn_core.domain.engine import EngineManifest
 from gpufn_core.domain.revision import Revision, RevisionState
 from gpufn_core.errors import CapacityError, FunctionNotFound, GpufnError
 from gpufn_core.spec.function_spec import Packaging
-from gpufn_gateway.auth.access import READ, Principal
+from gpufn_gateway.auth.access import Principal
 from gpufn_gateway.calls import admission
 from gpufn_gateway.functions.registry import Registry, Target
 from gpufn_gateway.oip import views
@@ -85,7 +85,7 @@ class OipRoutes:
 
     async def model_ready(self, request: Request) -> Response:
         target = self._target(request)
-        if (refusal := self._refusal(target)) is not None:
+        if (refusal := self._refusal(target, principal_of(request))) is not None:
             raise refusal
         return json_response({"name": target.name, "ready": True})
 
@@ -101,7 +101,7 @@ class OipRoutes:
         principal = principal_of(request)
         models: list[dict[str, Any]] = []
         for target in self._visible(principal):
-            refusal = self._refusal(target)
+            refusal = self._refusal(target, principal)
             state = {"state": "READY", "reason": ""}
             if refusal is not None:
                 state = {"state": "UNAVAILABLE", "reason": refusal.message}
@@ -132,7 +132,7 @@ class OipRoutes:
             target = self._registry.resolve(name, principal)
         except FunctionNotFound as error:
             raise model_error(error, name, self._registry, principal) from None
-        if not principal.has_scope(READ):
+        if not principal.may_read(target.name):
             principal.require_invoke(target.name)
         check_is_model(target, request.path_params.get("version", ""))
         return target
@@ -152,12 +152,13 @@ class OipRoutes:
             if revision is not None and revision.spec.entry.packaging is Packaging.MODEL:
                 yield self._registry.target(name, "")
 
-    def _refusal(self, target: Target) -> GpufnError | None:
-        return admission.refusal(target.function, target.revision, self._registry.statuses.get(target.name))
+    def _refusal(self, target: Target, principal: Principal) -> GpufnError | None:
+        status = self._registry.status_for(principal, target.name)
+        return admission.refusal(target.function, target.revision, status)
 
     def _statistics(self, target: Target) -> dict[str, Any]:
         return views.statistics(target.revision, self._telemetry.of(target.name))
 
 
 def _may_see(principal: Principal, function: str) -> bool:
-    return principal.has_scope(READ) or principal.may_invoke(function)
+    return principal.may_read(function) or principal.may_invoke(function)

@@ -18,14 +18,16 @@ from gpufn_core.protocol.records import ApiKey, KeyLimits
 from gpufn_core.protocol.reports import NodeReport
 from gpufn_gateway import telemetry
 from gpufn_gateway.audit.request_audit import add_details
-from gpufn_gateway.auth.access import ADMIN, READ, Access, new_key, rotated
+from gpufn_gateway.auth.access import Access, new_key, rotated
+from gpufn_gateway.auth.key_use import KeyUse
 from gpufn_gateway.auth.quotas import check as check_limits
+from gpufn_gateway.auth.scopes import ADMIN, READ
 from gpufn_gateway.buckets import decode_key
 from gpufn_gateway.functions.registry import Registry
 from gpufn_gateway.http.body_reader import BodyReader
 from gpufn_gateway.openapi import document
 from gpufn_gateway.openapi.request_bodies import MAX_KEY_S, MIN_KEY_S, KeyRotation, NewKey
-from gpufn_gateway.routes.requests import json_response, no_such_key, read_json, route
+from gpufn_gateway.routes.requests import json_response, no_such_key, principal_of, read_json, route
 from gpufn_gateway.telemetry import Telemetry
 from gpufn_platform.bus.storage.key_value import Entry, KeyValue
 from gpufn_platform.process.clock import Clock
@@ -47,6 +49,7 @@ class OperationRoutes:
     telemetry: Telemetry
     access: Access
     keys: KeyValue
+    key_use: KeyUse
     bodies: BodyReader
     clock: Clock
     why_not_ready: Callable[[], str | None]
@@ -58,7 +61,7 @@ class OperationRoutes:
             route("GET", "/healthz", self.alive),
             route("GET", "/readyz", self.ready),
             route("GET", "/metrics", self.metrics, READ),
-            route("GET", "/openapi.json", self.describe, READ),
+            route("GET", "/openapi.json", self.describe, READ, of_functions=True),
             route("GET", "/v1/nodes", self.nodes, READ),
             route("GET", "/v1/keys", self.list_keys, ADMIN),
             route("POST", "/v1/keys", self.create_key, ADMIN),
@@ -84,8 +87,9 @@ class OperationRoutes:
         return Response(text, media_type=telemetry.CONTENT_TYPE)
 
     async def describe(self, request: Request) -> Response:
-        revisions = self.registry.revisions
-        serving = [revisions.get(each.name, {}).get(each.serving) for each in self.registry.functions.values()]
+        revisions, principal = self.registry.revisions, principal_of(request)
+        readable = [each for each in self.registry.functions.values() if principal.may_read(each.name)]
+        serving = [revisions.get(each.name, {}).get(each.serving) for each in readable]
         present = [revision for revision in serving if revision is not None]
         return json_response(document.document(present, needs_key=bool(self.access.keys)))
 
@@ -97,13 +101,19 @@ class OperationRoutes:
         return json_response({"nodes": nodes})
 
     async def list_keys(self, request: Request) -> Response:
-        return json_response({"keys": [_key_view(key) for key in self.access.keys]})
+        used = await self.key_use.last_used()
+        views = [_key_view(key) | {"last_used_at": used.get(key.id)} for key in self.access.keys]
+        return json_response({"keys": views})
 
     async def create_key(self, request: Request) -> Response:
         body = await read_json(request, NewKey, self.bodies)
+        if body.team and self.access.teams.get(body.team) is None:
+            raise InvalidInput(f"there is no team {body.team[:80]!r}: see `gpufn teams`", field="team")
         if body.expires_in_s is not None:
             _check_seconds(body.expires_in_s, "expires_in_s", least=MIN_KEY_S)
-        key, secret = new_key(body.label, body.scopes, self.clock.time(), body.limits, body.expires_in_s)
+        key, secret = new_key(
+            body.label, body.scopes, self.clock.time(), body.limits, body.expires_in_s, team=body.team
+        )
         if not self.access.keys and ADMIN not in key.scopes:
             raise InvalidInput(
                 "the first key needs the scope admin: without it no other key could be created", field="scopes"
@@ -160,6 +170,7 @@ class OperationRoutes:
             self.access.check_remaining_keys([key for key in self.access.keys if key.id != key_id])
             stored = await self.keys.get(key_id)
             await self.keys.delete(key_id)
+            await self.key_use.forget(key_id)
             await self._check_remaining(stored)
         return Response(status_code=204)
 
@@ -187,6 +198,7 @@ def _key_view(key: ApiKey) -> dict[str, object]:
         "scopes": key.scopes,
         "created_at": key.created_at,
         "limits": key.limits,
+        "team": key.team,
         "expires_at": key.expires_at,
         "replaced_until": replaced_until,
     }

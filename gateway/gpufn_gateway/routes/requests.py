@@ -42,11 +42,23 @@ class _NameConvertor(Convertor[str]):
 register_url_convertor("name", _NameConvertor())
 
 
-def route(method: str, path: str, handler: Callable[[Request], Awaitable[ASGIApp]], scope: str = "") -> Route:
-    """Return a route. Raises Forbidden for clients without `scope`."""
+def route(
+    method: str,
+    path: str,
+    handler: Callable[[Request], Awaitable[ASGIApp]],
+    scope: str = "",
+    *,
+    of_functions: bool = False,
+) -> Route:
+    """Return a route. Raises Forbidden for clients without `scope`.
+
+    `of_functions`: a scope with a pattern is enough, and the handler checks it for the functions of the request. A
+    route without it does not accept such a scope.
+    """
 
     async def check_scope(request: Request) -> ASGIApp:
-        principal_of(request).require(scope)
+        principal = principal_of(request)
+        (principal.require_somewhere if of_functions else principal.require)(scope)
         return await handler(request)
 
     return Route(path, check_scope if scope else handler, methods=[method])

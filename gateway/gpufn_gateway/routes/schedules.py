@@ -11,12 +11,12 @@ from starlette.routing import Route
 from gpufn_core.protocol.records import ScheduleRecord
 from gpufn_core.spec.schedule import next_time
 from gpufn_gateway.audit.request_audit import add_details
-from gpufn_gateway.auth.access import READ
+from gpufn_gateway.auth.scopes import INVOKE, READ
 from gpufn_gateway.calls.prepare import Calls, check_priority
 from gpufn_gateway.http.body_reader import BodyReader
 from gpufn_gateway.openapi.request_bodies import NewSchedule
 from gpufn_gateway.routes.requests import json_response, principal_of, read_json, route
-from gpufn_gateway.schedules.store import Schedules
+from gpufn_gateway.schedules.store import Schedules, no_such_schedule
 from gpufn_gateway.submitted import call_views
 
 
@@ -31,9 +31,9 @@ class ScheduleRoutes:
     def routes(self) -> list[Route]:
         one = "/v1/schedules/{id:name}"
         return [
-            route("GET", "/v1/schedules", self.index, READ),
+            route("GET", "/v1/schedules", self.index, READ, of_functions=True),
             route("POST", "/v1/schedules", self.add),
-            route("GET", one, self.show, READ),
+            route("GET", one, self.show, READ, of_functions=True),
             route("DELETE", one, self.remove),
             route("POST", f"{one}/pause", self.pause),
             route("POST", f"{one}/resume", self.resume),
@@ -42,8 +42,13 @@ class ScheduleRoutes:
 
     async def index(self, request: Request) -> Response:
         function = request.query_params.get("function")
-        name = None if function is None else self._registry.find(function, principal_of(request))
-        records = [record for record in self._schedules.known.values() if name in (None, record.function)]
+        principal = principal_of(request)
+        name = None if function is None else self._registry.find(function, principal)
+        records = [
+            record
+            for record in self._schedules.known.values()
+            if name in (None, record.function) and principal.may_read(record.function)
+        ]
         return json_response(
             {"schedules": [self._view(record) for record in sorted(records, key=lambda record: record.id)]}
         )
@@ -61,21 +66,21 @@ class ScheduleRoutes:
         return json_response(self._view(record), 201, {"Location": f"/v1/schedules/{record.id}"})
 
     async def show(self, request: Request) -> Response:
-        return json_response(self._view(self._schedules.get(request.path_params["id"])))
+        return json_response(self._view(self._record(request, READ)))
 
     async def remove(self, request: Request) -> Response:
-        await self._schedules.remove(self._authorized_record(request).id)
+        await self._schedules.remove(self._record(request, INVOKE).id)
         return Response(status_code=204)
 
     async def pause(self, request: Request) -> Response:
-        return json_response(self._view(await self._schedules.pause(self._authorized_record(request).id, paused=True)))
+        return json_response(self._view(await self._schedules.pause(self._record(request, INVOKE).id, paused=True)))
 
     async def resume(self, request: Request) -> Response:
-        return json_response(self._view(await self._schedules.pause(self._authorized_record(request).id, paused=False)))
+        return json_response(self._view(await self._schedules.pause(self._record(request, INVOKE).id, paused=False)))
 
     async def run(self, request: Request) -> Response:
         """Submit one call now. The schedule itself does not change."""
-        record = self._authorized_record(request)
+        record = self._record(request, INVOKE)
         principal, schedule = principal_of(request), record.schedule
         target = self._registry.target(record.function, schedule.method)
         async with self._calls.admitting(principal, target, schedule.priority):
@@ -83,10 +88,13 @@ class ScheduleRoutes:
         links = call_views.links(call.id)
         return json_response({"id": call.id, "state": call.state, "links": links}, 202, {"Location": links["self"]})
 
-    def _authorized_record(self, request: Request) -> ScheduleRecord:
-        """Return a schedule that the client may change. Raises Forbidden unless it may invoke the function."""
-        record = self._schedules.get(request.path_params["id"])
-        principal_of(request).require_invoke(record.function)
+    def _record(self, request: Request, verb: str) -> ScheduleRecord:
+        """Return the schedule in the path. Raises ScheduleNotFound, also for one of a function that the client may not
+        see; Forbidden."""
+        id_, principal = request.path_params["id"], principal_of(request)
+        record = self._schedules.get(id_)
+        principal.require_visible(record.function, no_such_schedule(id_))
+        principal.require_on(verb, record.function)
         return record
 
     def _view(self, record: ScheduleRecord) -> dict[str, Any]:

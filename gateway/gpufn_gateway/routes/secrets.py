@@ -6,7 +6,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from gpufn_gateway.auth.access import ADMIN, DEPLOY, READ
+from gpufn_gateway.auth.scopes import ADMIN, DEPLOY, READ
 from gpufn_gateway.http.body_reader import BodyReader
 from gpufn_gateway.openapi.request_bodies import NewSecret
 from gpufn_gateway.routes.requests import json_response, read_json, route

@@ -7,7 +7,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from gpufn_gateway.audit.request_audit import add_details
-from gpufn_gateway.auth.access import ADMIN, READ
+from gpufn_gateway.auth.scopes import ADMIN, READ
 from gpufn_gateway.http.body_reader import BodyReader
 from gpufn_gateway.openapi.request_bodies import NewSigner, RequireSignatures
 from gpufn_gateway.routes.requests import json_response, read_json, route

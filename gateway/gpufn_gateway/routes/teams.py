@@ -13,7 +13,7 @@ from gpufn_core.protocol.records import KeyLimits
 from gpufn_core.spec import names, patterns
 from gpufn_gateway.audit.request_audit import add_details
 from gpufn_gateway.auth import quotas
-from gpufn_gateway.auth.access import ADMIN
+from gpufn_gateway.auth.scopes import ADMIN
 from gpufn_gateway.functions.registry import Registry
 from gpufn_gateway.http.body_reader import BodyReader
 from gpufn_gateway.openapi.request_bodies import MAX_HELD, MAX_OWNED, MAX_WEIGHT, MIN_WEIGHT, NewTeam

@@ -12,7 +12,7 @@ from starlette.routing import Route
 
 from gpufn_core.domain.usage import Usage, UsageKey, day_of, days
 from gpufn_core.errors import InvalidInput
-from gpufn_gateway.auth.access import READ
+from gpufn_gateway.auth.scopes import READ
 from gpufn_gateway.functions.registry import Registry
 from gpufn_gateway.routes.requests import json_response, principal_of, route
 from gpufn_platform.bus.storage.key_value import KeyValue
@@ -32,16 +32,20 @@ class UsageRoutes:
         self._clock = clock
 
     def routes(self) -> list[Route]:
-        return [route("GET", "/v1/usage", self.show, READ)]
+        return [route("GET", "/v1/usage", self.show, READ, of_functions=True)]
 
     async def show(self, request: Request) -> Response:
         requested, key = request.query_params.get("function"), request.query_params.get("key")
-        function = None if requested is None else self._registry.find_or_deleted(requested, principal_of(request))
+        principal = principal_of(request)
+        function = None if requested is None else self._registry.find_or_deleted(requested, principal)
+        if function is not None:
+            principal.require_on(READ, function)
         usage_by_key: dict[UsageKey, Usage] = {}
         for day in self._days(request):
             for entry in await self._records.entries(f"{day}."):
                 usage_key = UsageKey.of_record(entry.key)
-                if function in (None, usage_key.function) and key in (None, usage_key.key):
+                is_requested = function in (None, usage_key.function) and key in (None, usage_key.key)
+                if is_requested and principal.may_read(usage_key.function):
                     usage_by_key[usage_key] = usage_by_key.get(usage_key, Usage()) + _usage.decode(entry.value)
         if function is not None and not usage_by_key:
             self._registry.function(function)  # raises FunctionNotFound, unless a deleted function has usage

@@ -7,7 +7,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from gpufn_core.protocol.records import Webhook
-from gpufn_gateway.auth.access import ADMIN, Access
+from gpufn_gateway.auth.access import Access
+from gpufn_gateway.auth.scopes import ADMIN
 from gpufn_gateway.routes.requests import json_response, no_such_key, principal_of, route
 from gpufn_gateway.webhooks.secrets import WebhookSecrets
 

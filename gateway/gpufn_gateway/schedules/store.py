@@ -47,7 +47,7 @@ class Schedules:
         """Raises ScheduleNotFound."""
         record = self.known.get(id)
         if record is None:
-            raise ScheduleNotFound(f"There is no schedule {id[:100]!r}.")
+            raise no_such_schedule(id)
         return record
 
     async def add(self, target: Target, schedule: Schedule, now: float | None = None) -> ScheduleRecord:
@@ -114,7 +114,7 @@ class Schedules:
 
         def changed(entry: Entry | None) -> bytes:
             if entry is None:
-                raise ScheduleNotFound(f"There is no schedule {id[:100]!r}.")
+                raise no_such_schedule(id)
             return _encode(change(_record.decode(entry.value)))
 
         stored = await self._bucket.change(id, changed)
@@ -148,3 +148,7 @@ class Schedules:
             self.known.pop(key, None)
         else:
             self.known[key] = _record.decode(entry.value)
+
+
+def no_such_schedule(id: str) -> ScheduleNotFound:  # noqa: A002
+    return ScheduleNotFound(f"There is no schedule {id[:100]!r}.")

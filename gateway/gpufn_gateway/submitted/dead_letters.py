@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
 import msgspec
@@ -34,9 +34,13 @@ class DeadLetters:
         self._calls = calls
         self._registry = calls.registry
 
-    async def recent(self, function: str, limit: int) -> list[dict[str, Any]]:
-        """List the letters of one function or of all (``*``), newest first. Raises FunctionNotFound."""
-        letters = await dead_letters.recent(self._bus, function, limit)
+    async def recent(
+        self, function: str, limit: int, is_listed: Callable[[str], bool] = lambda function: True
+    ) -> list[dict[str, Any]]:
+        """List the letters of one function or of all listed ones (``*``), newest first. Raises FunctionNotFound."""
+        letters = await dead_letters.recent(
+            self._bus, function, limit, matches=lambda letter: is_listed(letter.function)
+        )
         if not letters and function != "*":
             self._registry.function(function)
         return [call_views.letter(letter) for letter in letters]

@@ -11,11 +11,11 @@ import msgspec
 from gpufn_core.domain.invocation import END_REPORT_WITHIN_S, InvocationState
 from gpufn_core.encoding import media
 from gpufn_core.errors import InvalidInput, InvocationExpired, InvocationNotFound, QueueFull
-from gpufn_core.ids import InvocationId, invocation_id_for, is_call_or_item_id, is_invocation_id, new_invocation_id
+from gpufn_core.ids import InvocationId, invocation_id_for, is_call_or_item_id, is_client_id, new_invocation_id
 from gpufn_core.protocol.messages import CallLocation
 from gpufn_core.protocol.records import CallRecord, Webhook
 from gpufn_gateway import problems
-from gpufn_gateway.auth.access import READ, Principal
+from gpufn_gateway.auth.access import LOCAL, Principal
 from gpufn_gateway.calls.prepare import Calls, PreparedCall
 from gpufn_gateway.http.body_reader import Receive, Send, wait_for_disconnect
 from gpufn_gateway.http.responses import GPUFN_FORMAT, call_headers, send_parts, send_problem, send_result, timing
@@ -51,8 +51,10 @@ class Submissions:
         query: bytes = b"",
     ) -> None:
         """Respond with 202 once the call is stored. `invocation` is the client's own id; a repeat is the same call."""
-        if invocation is not None and not is_invocation_id(invocation):
-            raise InvalidInput("an invocation id must be a ULID: 26 characters of 0-9 and a-z", field="id")
+        if invocation is not None and not is_client_id(invocation):
+            raise InvalidInput(
+                "an invocation id must be a ULID: 26 characters of 0-9 and a-z, the first 0 to 7", field="id"
+            )
         call = await self._calls.prepare(name, headers, receive, waiting=False, is_queued=True, query=query)
         try:
             key = headers.get(b"idempotency-key")
@@ -159,7 +161,7 @@ class Submissions:
 
     async def status(self, invocation: str, principal: Principal) -> dict[str, Any]:
         record, _ = await self._read(invocation, principal, allow_read_scope=True)
-        return await self.view(record)
+        return await self.view(record, principal)
 
     async def events(self, invocation: str, principal: Principal, last_seen: int) -> AsyncIterator[bytes] | None:
         """Return the events after `last_seen` as server-sent events; None if the call has ended and there are none."""
@@ -192,9 +194,15 @@ class Submissions:
         return (updated[0] if updated is not None else record), cancelled
 
     async def recent(
-        self, function: str, limit: int, state: InvocationState | None = None, since: float = 0.0
+        self,
+        function: str,
+        limit: int,
+        state: InvocationState | None = None,
+        since: float = 0.0,
+        principal: Principal = LOCAL,
     ) -> list[dict[str, Any]]:
-        """List the latest submitted calls of a function (``*`` for all) in `state`, newest first.
+        """List the latest submitted calls of a function (``*``: of all that the principal may read) in `state`, newest
+        first.
 
         `since` is in unix seconds.
         """
@@ -202,20 +210,21 @@ class Submissions:
         holders = {} if ended_only else await call_records.running_calls(self._bus)
 
         def matches(record: CallRecord) -> bool:
-            return state in (None, call_views.as_running(record, holders.get(record.id)).state)
+            is_in_state = state in (None, call_views.as_running(record, holders.get(record.id)).state)
+            return is_in_state and principal.may_read(record.function)
 
         records = await call_records.recent(self._bus, function, limit, matches, since=since, ended_only=ended_only)
-        return [self._list_view(record, holders.get(record.id)) for record in records]
+        return [self._list_view(record, holders.get(record.id), principal) for record in records]
 
-    def _list_view(self, record: CallRecord, holder: CallLocation | None) -> dict[str, Any]:
+    def _list_view(self, record: CallRecord, holder: CallLocation | None, principal: Principal) -> dict[str, Any]:
         """Like `view`, but without the place in the queue, which needs a request to the bus per call."""
         view = call_views.status(record, holder)
         if view["state"] is InvocationState.QUEUED:
-            function = self._calls.registry.statuses.get(record.function)
+            function = self._calls.registry.status_for(principal, record.function)
             view["waiting"] = call_views.wait_reason(record, function, self._calls.clock.time(), holder=holder)
         return view
 
-    async def view(self, record: CallRecord) -> dict[str, Any]:
+    async def view(self, record: CallRecord, principal: Principal) -> dict[str, Any]:
         """Return the status of a call.
 
         The record is written when a call is queued, retried and ended. In between, the runner that holds it reports.
@@ -230,7 +239,7 @@ class Submissions:
             spec = None if revision is None else revision.spec
             now = self._calls.clock.time()
             view |= call_views.wait_fields(
-                record, place, spec, registry.statuses.get(record.function), now, holder=holder
+                record, place, spec, registry.status_for(principal, record.function), now, holder=holder
             )
         return view
 
@@ -248,11 +257,15 @@ class Submissions:
         if not is_call_or_item_id(invocation):
             raise InvocationNotFound(f"{invocation[:40]!r} is not an invocation id: an id has 26 letters and digits.")
         stored = await call_records.read(self._bus, invocation)
+        missing = InvocationNotFound(
+            f"There is no invocation {invocation}; it may have been removed after its retention."
+        )
         if stored is None:
-            message = f"There is no invocation {invocation}; it may have been removed after its retention."
-            raise InvocationNotFound(message)
-        if not (allow_read_scope and principal.has_scope(READ)):
-            principal.require_invoke(stored[0].function)
+            raise missing
+        function = stored[0].function
+        principal.require_visible(function, missing)
+        if not (allow_read_scope and principal.may_read(function)):
+            principal.require_invoke(function)
         return stored
 
 

@@ -48,6 +48,7 @@ _BUCKETS = (
     subjects.ARRIVALS,
     subjects.TEAMS,
     subjects.API_KEYS,
+    subjects.KEY_USE,
     subjects.USAGE,
     subjects.SCHEDULES,
     subjects.WEBHOOK_SECRETS,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 from gpufn_core.errors import Conflict, PayloadTooLarge
 from gpufn_core.protocol import subjects
@@ -67,10 +68,12 @@ async def is_kept(bus: Bus, invocation: str) -> bool:
     return await streams.last_message(bus, subjects.DEAD_LETTERS, subjects.dead_letter("*", invocation)) is not None
 
 
-async def recent(bus: Bus, function: str, limit: int) -> list[DeadLetter]:
-    """Return the last dead letters of a function (``*``: of all), newest first; errors without traceback."""
-    letters = summary_of(DeadLetter)
-    return await newest(bus, subjects.DEAD_LETTERS, subjects.dead_letter(function, "*"), letters, limit=limit)
+async def recent(
+    bus: Bus, function: str, limit: int, *, matches: Callable[[DeadLetter], bool] = lambda letter: True
+) -> list[DeadLetter]:
+    """Return the last matching dead letters of a function (``*``: of all), newest first; errors without traceback."""
+    letters, subject = summary_of(DeadLetter), subjects.dead_letter(function, "*")
+    return await newest(bus, subjects.DEAD_LETTERS, subject, letters, limit=limit, matches=matches)
 
 
 async def drop(bus: Bus, function: str, invocation: str = "*") -> int:

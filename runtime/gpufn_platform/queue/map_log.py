@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 import msgspec
@@ -182,10 +182,13 @@ async def item_sequence(bus: Bus, invocation: str) -> int:
     return 0
 
 
-async def recent(bus: Bus, function: str, limit: int) -> list[MapEntry]:
-    """Return the maps of a function (``*``: of all) in their current state, newest submission first."""
+async def recent(
+    bus: Bus, function: str, limit: int, is_listed: Callable[[str], bool] = lambda function: True
+) -> list[MapEntry]:
+    """Return the maps of a function (``*``: of all listed ones) in their current state, newest submission first."""
     logs = await streams.messages_per_subject(bus, subjects.ASYNC, subjects.map_log(function, "*"))
-    ids = sorted((log.rpartition(".")[2] for log in logs), reverse=True)  # ids start with the time
+    maps = (subjects.map_of_log(log) for log in logs)
+    ids = sorted((map_id for owner, map_id in maps if is_listed(owner)), reverse=True)  # ids start with the time
     entries = await asyncio.gather(*(last(bus, map_id) for map_id in ids[:limit]))
     return [logged.entry for logged in entries if logged is not None]
 

@@ -288,9 +288,10 @@ class Client(CallApi, ModelRequests):
         run_s: float | None = None,
         gpu_s: float | None = None,
         expires_in_s: float | None = None,
+        team: str = "",
     ) -> KeyView:
-        """Create an API key. Only this response contains its secret. After `expires_in_s` seconds the gateway rejects
-        it; the last key with the scope admin must not expire.
+        """Create an API key, of a team if one is named. Only this response contains its secret. After `expires_in_s`
+        seconds the gateway rejects it; the last key with the scope admin must not expire.
 
         Limits: `rate`, calls per second, with a `burst` of calls at once; `concurrency`, synchronous calls in flight;
         `queued`, submitted calls that have not ended; `run_s` and `gpu_s`, the run time and the GPU seconds of its
@@ -303,6 +304,8 @@ class Client(CallApi, ModelRequests):
         body: dict[str, Any] = {"label": label, "scopes": list(scopes), "limits": limits}
         if expires_in_s is not None:
             body["expires_in_s"] = expires_in_s
+        if team:
+            body["team"] = team
         return self._json(KeyView, "POST", "/v1/keys", content=msgspec.json.encode(body), headers=JSON_BODY)
 
     def rotate_key(self, id: str, *, overlap_s: float = 0.0) -> KeyView:  # noqa: A002

@@ -282,16 +282,19 @@ class Replayed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KeyView(msgspec.Struct, frozen=True, kw_only=True):
-    """An API key. `key`, its secret, is only in the response that creates or rotates it. `expires_at` and
-    `replaced_until`, until when the previous secret is valid, are in UNIX seconds."""
+    """An API key. `key`, its secret, is only in the response that creates or rotates it. `expires_at`,
+    `last_used_at` (up to five minutes late) and `replaced_until`, until when the previous secret is valid, are in UNIX
+    seconds. The verbs of a key with a `team` hold for the functions of the team."""
 
     id: str
     scopes: tuple[str, ...] = ()
     label: str = ""
     created_at: float | None = None
     limits: KeyLimits = KeyLimits()
+    team: str = ""
     expires_at: float | None = None
     replaced_until: float | None = None
+    last_used_at: float | None = None
     key: str | None = None
 
 

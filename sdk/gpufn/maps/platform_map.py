@@ -18,7 +18,7 @@ from gpufn.maps.reader import ArrivalOrder, Cursor, ItemOrder, ItemOutcome, Outc
 from gpufn.maps.sender import MAX_WAIT_S, ItemSender
 from gpufn_core.encoding import media
 from gpufn_core.errors import Conflict, GpufnError, InvalidInput, InvocationNotFound, MapNotFound
-from gpufn_core.ids import is_invocation_id, item_id
+from gpufn_core.ids import is_client_id, item_id
 from gpufn_core.spec.names import can_mean
 
 WINDOW = 10_000
@@ -67,7 +67,7 @@ class MapOptions(NamedTuple):
         if self.window is not None:
             check_count("window", self.window)
         check_seconds("max_wait", self.max_wait)
-        if self.id is not None and not (isinstance(self.id, str) and is_invocation_id(self.id)):
+        if self.id is not None and not (isinstance(self.id, str) and is_client_id(self.id)):
             raise InvalidInput(f"{self.id!r} is not a map's id, which has 26 letters and digits")
         if self.after and self.id is None:
             raise InvalidInput("after is a cursor of an existing map: set its id, too")

@@ -215,8 +215,9 @@ class ReplacedSecret(msgspec.Struct, frozen=True):
 
 
 class ApiKey(msgspec.Struct, frozen=True):
-    """A stored API key: the sha256 of its secret, never the secret. `scopes` are ``invoke:<function>``, ``invoke:*``,
-    ``hi``, ``deploy``, ``read`` or ``admin``. `expires_at` is in UNIX seconds; None means never."""
+    """A stored API key: the sha256 of its secret, never the secret. `scopes` are ``admin``, ``deploy``, ``read``,
+    ``hi``, ``pickle``, or ``invoke:``, ``read:`` or ``deploy:`` with a pattern of functions. `expires_at` is in UNIX
+    seconds; None means never."""
 
     id: str
     sha256: str
@@ -226,3 +227,4 @@ class ApiKey(msgspec.Struct, frozen=True):
     limits: KeyLimits = KeyLimits()
     expires_at: float | None = None
     replaced: ReplacedSecret | None = None
+    team: str = ""  # its verbs hold for the functions of this team only

@@ -7,6 +7,8 @@ Times are unix seconds unless stated otherwise; durations are seconds.
 from __future__ import annotations
 
 import enum
+import re
+from typing import Final
 
 import msgspec
 
@@ -229,6 +231,24 @@ class FunctionStatus(msgspec.Struct, frozen=True, kw_only=True):
     last_start: LastStart | None = None  # of the serving revision
     start_error: ErrorInfo | None = None  # set while the circuit breaker is open
     next: NextRevision | None = None  # set while another revision is about to serve
+
+
+HELD_BY: Final = "; held by "  # before the names of the functions that hold the room, in texts of a FunctionStatus
+_HOLDERS: Final = re.compile(rf"{HELD_BY}[^;]*")
+
+
+def without_holders(status: FunctionStatus) -> FunctionStatus:
+    """Return a status for readers who may not know other functions: its texts do not name those that hold the room."""
+
+    def cut(waiting: Waiting) -> Waiting:
+        return msgspec.structs.replace(waiting, detail=_HOLDERS.sub("", waiting.detail))
+
+    return msgspec.structs.replace(
+        status,
+        reason=_HOLDERS.sub("", status.reason),
+        waiting=None if status.waiting is None else cut(status.waiting),
+        waiting_of={revision: cut(waiting) for revision, waiting in status.waiting_of.items()},
+    )
 
 
 class ControllerReport(msgspec.Struct, frozen=True):

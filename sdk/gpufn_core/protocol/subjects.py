@@ -45,6 +45,7 @@ LEASES = "gpufn_leases"  # <name> → holder
 ARRIVALS = "gpufn_arrivals"  # <function> → ArrivalHistory
 BUILD_LEASES = "build"  # leases of builds are build.<EngineKey>
 TEAMS = "gpufn_teams"  # <name> → Team
+KEY_USE = "gpufn_key_use"  # <key id> → time of its last use
 API_KEYS = "gpufn_keys"  # <key id> → ApiKey
 USAGE = "gpufn_usage"  # <day>.<function>.<key id or platform>.<node> → Usage
 SCHEDULES = "gpufn_schedules"  # <function>, or <function>.<id> → ScheduleRecord
@@ -140,6 +141,12 @@ def item_index(subject: str) -> int:
 def map_log(function: str, map_id: str) -> str:
     """Log of a map, with an entry per accepted chunk."""
     return f"{PREFIX}.map.{function}.{map_id}"
+
+
+def map_of_log(subject: str) -> tuple[str, str]:
+    """Return the function and the id of the map of a `map_log` subject."""
+    _, function, map_id = subject.rsplit(".", 2)
+    return function, map_id
 
 
 def webhook(function: str) -> str:

@@ -254,7 +254,19 @@ def test_the_secret_is_not_stored() -> None:
     assert secret.startswith(f"gpufn_{key.id}_")
 
 
-@pytest.mark.parametrize("scopes", [(), ("root",), ("invoke:",), ("invoke:A b",), ("invoke:../x",), ("read:x",)])
+@pytest.mark.parametrize(
+    "scopes",
+    [
+        (),
+        ("root",),
+        ("invoke:",),
+        ("invoke:A b",),
+        ("invoke:../x",),
+        ("read:prod/search",),
+        ("admin:*",),
+        ("deploy:prod/a*",),
+    ],
+)
 def test_scopes_must_be_known(scopes: tuple[str, ...]) -> None:
     with pytest.raises(InvalidInput) as caught:
         new_key("", scopes, 0.0)

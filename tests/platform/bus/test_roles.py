@@ -22,8 +22,8 @@ from gpufn_platform.bus.storage.key_value import KeyValue
 
 NODE_ROLES = ("agent", "runner", "builder")
 BUCKETS = (
-    "arrivals", "assignments", "builds", "engines", "functions", "keys", "leases", "revisions", "schedules", "secrets",
-    "signing", "teams", "usage", "webhook_secrets",
+    "arrivals", "assignments", "builds", "engines", "functions", "key_use", "keys", "leases", "revisions", "schedules",
+    "secrets", "signing", "teams", "usage", "webhook_secrets",
 )  # fmt: skip
 STORES = ("bundles", "engine_files", "models", "results", "arguments")
 QUEUES = ("ASYNC", "AUDIT", "BUILD", "CHECKPOINTS", "DLQ", "LOGS", "PROBE", "RESULTS", "SYNC", "WEBHOOKS")
@@ -128,6 +128,7 @@ WRITES = {
     "$KV.gpufn_engines.e": {"builder"},
     "$KV.gpufn_functions.f": set(),
     "$KV.gpufn_keys.k": set(),
+    "$KV.gpufn_key_use.k": set(),
     "$KV.gpufn_leases.build.e": {"builder"},
     "$KV.gpufn_leases.controller": set(),
     "$KV.gpufn_revisions.f.1": set(),

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import re
 from typing import Any
 
 from click.testing import CliRunner, Result
 
 from gpufn.cli import app
+from tests.gateway.auth.access_table import COMMANDS
+from tests.sdk.conftest import STUBS
 
 VIEW: dict[str, Any] = {
     "name": "f",
@@ -33,5 +37,18 @@ VIEW: dict[str, Any] = {
 APP = {"app.py": "from gpufn import gpu_function\n@gpu_function\ndef f(x: int) -> int: return x\n"}
 
 
+_SUGGESTIONS = "GET /v1/functions"  # every command may look for a similar name, and show nothing if it is refused
+
+
 def command(*arguments: str, **options: Any) -> Result:
-    return CliRunner().invoke(app, arguments, **options)
+    """Run a command, and check that the table of access has its requests."""
+    stub = STUBS.get(os.environ.get("GPUFN_URL", ""))
+    before = len(stub.requests) if stub else 0
+    result = CliRunner().invoke(app, arguments, **options)
+    name = next((name for name in (" ".join(arguments[:2]), *arguments[:1]) if name in COMMANDS), None)
+    if stub is not None and name is not None:
+        patterns = [re.sub(r"{\w+}", "[^?]+", route) for route in (_SUGGESTIONS, *COMMANDS[name])]
+        sent = {f"{each.method} {each.path.partition('?')[0]}" for each in stub.requests[before:]}
+        unlisted = {each for each in sent if not any(re.fullmatch(pattern, each) for pattern in patterns)}
+        assert not unlisted, f"access_table.COMMANDS[{name!r}] lacks {unlisted}"
+    return result

@@ -52,8 +52,11 @@ def test_a_key_is_made_with_limits_and_they_are_listed(gateway: StubGateway) -> 
 
 
 def test_a_key_expires_and_its_secret_is_replaced(gateway: StubGateway) -> None:
-    gateway.on("POST /v1/keys", {"id": "k1", "key": "s3cret", "scopes": ["read"]}, status=201)
-    assert command("keys", "create", "ci", "--scope", "read", "--expires", "30d").exit_code == 0
+    scopes = ["deploy:prod/search/*", "read"]
+    gateway.on("POST /v1/keys", {"id": "k1", "key": "s3cret", "scopes": scopes}, status=201)
+    options = [option for scope in scopes for option in ("--scope", scope)]
+    assert command("keys", "create", "ci", *options, "--expires", "30d").exit_code == 0
+    assert gateway.requests[-1].json["scopes"] == scopes
     assert gateway.requests[-1].json["expires_in_s"] == 30 * 86_400
     gateway.on("POST /v1/keys/k1/rotate", {"id": "k1", "key": "n3w", "scopes": ["read"]})
     assert command("keys", "rotate", "k1", "--overlap", "24h").stdout == "n3w\n"

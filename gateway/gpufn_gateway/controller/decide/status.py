@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from gpufn_core.domain.revision import Function, Revision, RevisionState
 from gpufn_core.domain.worker import WorkerState
 from gpufn_core.errors import ErrorInfo
-from gpufn_core.protocol.reports import FunctionStatus, NextRevision, Waiting, WaitReason, WorkerCounts
+from gpufn_core.protocol.reports import HELD_BY, FunctionStatus, NextRevision, Waiting, WaitReason, WorkerCounts
 from gpufn_core.spec.units import format_bytes
 from gpufn_gateway.controller.decide import policy
 from gpufn_gateway.controller.decide.actions import Need, RevisionDecision
@@ -127,7 +127,7 @@ class StatusWriter:
             return Waiting(WaitReason.STARTING, "waits its turn: many workers are being started")
         if need.team_limit:
             return Waiting(WaitReason.LIMIT, need.team_limit)
-        return Waiting(WaitReason.NO_CAPACITY, "; ".join(filter(None, (need.no_room or NO_ROOM, self._held_by(need)))))
+        return Waiting(WaitReason.NO_CAPACITY, (need.no_room or NO_ROOM) + self._held_by(need))
 
     def _held_by(self, need: Need) -> str:
         """Name the functions that hold the room, if an empty node would have some."""
@@ -137,7 +137,7 @@ class StatusWriter:
         texts = [self._holder(name, count) for name, count in holders.most_common(_MAX_HOLDERS)]
         if more := len(holders) - len(texts):
             texts.append(f"{more} more")
-        return f"held by {' and '.join(filter(None, (', '.join(texts[:-1]), texts[-1])))}" if texts else ""
+        return f"{HELD_BY}{' and '.join(filter(None, (', '.join(texts[:-1]), texts[-1])))}" if texts else ""
 
     def _holders(self, *, of_gpus: bool) -> Counter[str]:
         """Count the workers by function, once a step: hundreds of functions may wait."""

@@ -52,28 +52,35 @@ _limit_options = options_together(
 @click.option(
     "--scope",
     multiple=True,
-    help="Scope: invoke:FUNCTION, invoke:*, hi, pickle, deploy, read or admin. Repeatable. Default: admin.",
+    help="Scope: admin, deploy, read, invoke:*, hi, pickle; or deploy:P, read:P or invoke:P for the functions that the "
+    "pattern P names: FUNCTION, ENV/*, ENV/APP/*, */APP/* or ENV/APP/FUNCTION. Repeatable. Default: admin.",
+)
+@click.option(
+    "--team",
+    default="",
+    help="Team of the key: its scopes hold for the functions of the team. Default scopes: deploy and invoke:*.",
 )
 @click.option("--expires", help="Time until the gateway rejects the key, such as 30d, 12h or 90min. Default: never.")
 @_limit_options
 @json_option
 def create(
-    *, label: str, scope: tuple[str, ...], expires: str | None, rate: str | None, json: bool, **limits: Any
+    *, label: str, scope: tuple[str, ...], team: str, expires: str | None, rate: str | None, json: bool, **limits: Any
 ) -> None:
-    """Create a key and print it once. Without --scope the key has every permission.
+    """Create a key and print it once. Without --scope and --team the key has every permission.
 
     While any key exists, every request needs one, from this machine too: set GPUFN_API_KEY. After the last key is
     deleted, requests need no key. If you lost all keys, `gpufn keys reset` deletes them.
     """
     with connect() as client:
-        key = client.create_key(
-            label, list(scope) or ["admin"], rate=per_second(rate), expires_in_s=_seconds_of(expires), **limits
-        )
+        scopes = list(scope) or (["deploy", "invoke:*"] if team else ["admin"])
+        expires_in_s = _seconds_of(expires)
+        key = client.create_key(label, scopes, rate=per_second(rate), expires_in_s=expires_in_s, team=team, **limits)
     if json:
         print_json(key)
     else:
-        scopes = ", ".join(key.scopes) if scope else "admin: every permission"
-        say(f"key {key.id} ({scopes}); store it, it is not shown again:", err=True)
+        described = ", ".join(key.scopes) if scope or team else "admin: every permission"
+        owner = f" of the team {team}" if team else ""
+        say(f"key {key.id}{owner} ({described}); store it, it is not shown again:", err=True)
         say(key.key or "")
     if not os.environ.get("GPUFN_API_KEY"):  # with other keys, the request would have needed one
         say("this is the first key: from now on every request needs a key, from this machine too", err=True)
@@ -118,10 +125,19 @@ def list_keys(json: bool) -> None:
         print_json(keys)
         return
     rows = [
-        (key.id, key.label, ", ".join(key.scopes), _limits(key.limits), ago(key.created_at), _expiry(key.expires_at))
+        (
+            key.id,
+            key.label,
+            key.team,
+            ", ".join(key.scopes),
+            _limits(key.limits),
+            ago(key.created_at),
+            "-" if key.last_used_at is None else ago(key.last_used_at),
+            _expiry(key.expires_at),
+        )
         for key in keys
     ]
-    titles = ("id", "label", "scopes", "limits", "created", "expires")
+    titles = ("id", "label", "team", "scopes", "limits", "created", "last used", "expires")
     print_table(titles, rows, empty="no keys: the gateway serves this machine only")
 
 
