@@ -30,7 +30,10 @@ from gpufn_gateway.audit.log import AuditLog
 from gpufn_gateway.audit.request_audit import RequestAudit
 from gpufn_gateway.auth.access import Access, NotProtected
 from gpufn_gateway.auth.key_use import KeyUse
+from gpufn_gateway.auth.issuer import Fetcher
+from gpufn_gateway.auth.login import Login
 from gpufn_gateway.auth.quota_sync import QuotaSync
+from gpufn_gateway.auth.token_store import TokenStore
 from gpufn_gateway.buckets import Buckets
 from gpufn_gateway.builds.artifacts import Artifacts
 from gpufn_gateway.builds.builds import Builds
@@ -65,6 +68,7 @@ from gpufn_gateway.routes.engines import EngineRoutes
 from gpufn_gateway.routes.functions import FunctionRoutes
 from gpufn_gateway.routes.invocations import InvocationRoutes
 from gpufn_gateway.routes.invoke import Invoke
+from gpufn_gateway.routes.login import LoginRoutes
 from gpufn_gateway.routes.maps import MapRoutes
 from gpufn_gateway.routes.oip import OipRoutes
 from gpufn_gateway.routes.operations import OperationRoutes
@@ -123,6 +127,8 @@ class _Services:
     master_key: MasterKey
     signatures: Signatures
     access: Access
+    token_store: TokenStore
+    login: Login
     registry: Registry
     builds: Builds
     schedules: Schedules
@@ -195,6 +201,10 @@ async def _open(settings: GatewaySettings, stack: contextlib.AsyncExitStack) -> 
     stack.callback(registry.stop)
     await registry.start(bus, buckets)
     access.check_protected(settings.host)
+    token_store = TokenStore(buckets, access.tokens, clock)
+    stack.callback(token_store.stop)
+    await token_store.start()
+    login = Login(settings, access, token_store, clock, _fetcher(settings))
     builds = Builds(bus, buckets.builds, clock)
     stack.callback(builds.stop)
     await builds.start()
@@ -217,8 +227,16 @@ async def _open(settings: GatewaySettings, stack: contextlib.AsyncExitStack) -> 
     caller.start(fast_path, shared_folder=bodies.folder, drop=bodies.remove)
     return _Services(
         settings, clock, name, bus, storage, buckets, master_key, signatures,
-        access, registry, builds, schedules, caller, fast_path, bodies,
+        access, token_store, login, registry, builds, schedules, caller, fast_path, bodies,
     )  # fmt: skip
+
+
+def _fetcher(settings: GatewaySettings) -> Fetcher:
+    """Raises InvalidSetting."""
+    try:
+        return Fetcher(settings.oidc_ca_file)
+    except OSError as error:
+        raise InvalidSetting(f"GPUFN_OIDC_CA_FILE={settings.oidc_ca_file}: {error.strerror or error}") from None
 
 
 class _Gateway:
@@ -303,6 +321,7 @@ class _Gateway:
             *SecretRoutes(
                 Secrets(buckets.secrets, services.master_key, registry, self._deploys, clock), bodies
             ).routes(),
+            *LoginRoutes(services.login, access, services.token_store, bodies).routes(),
             *TeamRoutes(buckets.teams, registry, bodies).routes(),
             *SigningRoutes(TrustedKeys(buckets.signing, services.signatures, registry, clock), bodies).routes(),
             *ScheduleRoutes(services.schedules, self._calls, bodies).routes(),

@@ -45,6 +45,8 @@ class Buckets:
     teams: KeyValue
     keys: KeyValue
     key_use: KeyValue
+    token_keys: KeyValue
+    users: KeyValue
     webhook_secrets: KeyValue
     secrets: KeyValue
     signing: KeyValue
@@ -65,6 +67,8 @@ class Buckets:
             teams=await KeyValue.open(bus, subjects.TEAMS),
             keys=await KeyValue.open(bus, subjects.API_KEYS),
             key_use=await KeyValue.open(bus, subjects.KEY_USE),
+            token_keys=await KeyValue.open(bus, subjects.TOKEN_KEYS),
+            users=await KeyValue.open(bus, subjects.USERS),
             schedules=await KeyValue.open(bus, subjects.SCHEDULES),
             webhook_secrets=await KeyValue.open(bus, subjects.WEBHOOK_SECRETS),
             secrets=await KeyValue.open(bus, subjects.SECRETS),

@@ -49,6 +49,7 @@ _ERRORS_BY_STATUS: dict[int, tuple[type[GpufnError], ...]] = {
         errors.BusUnavailable,
         errors.ArtifactUnavailable,
         errors.AuditLogUnavailable,
+        errors.IssuerUnavailable,
         errors.PlatformStopping,
         errors.GatewayUnavailable,
     ),

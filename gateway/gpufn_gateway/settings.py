@@ -11,6 +11,8 @@ from typing import Any, TypeVar
 import msgspec
 
 from gpufn_core.protocol import limits
+from gpufn_gateway.auth.issuer import is_issuer
+from gpufn_gateway.auth.tokens import MAX_TTL_S, MIN_TTL_S
 from gpufn_gateway.http import host_field
 from gpufn_platform.process.grace_period import GRACE_S
 from gpufn_platform.process.settings import SYNC, InvalidSetting, Sync, number, parse_sync, size, yes_or_no
@@ -40,6 +42,16 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     webhook_networks: tuple[str, ...] = ()  # GPUFN_WEBHOOK_NETWORKS: also allow webhooks to: 10.0.0.0/8,fd00::/8
     sync: Sync = SYNC  # GPUFN_SYNC: when to sync accepted calls to disk: always (before 202), 2s, never
     nats_store: str = ""  # GPUFN_NATS_STORE: the data folder of a nats-server on this host; `gpufn up` sets it
+    oidc_issuer: str = ""  # GPUFN_OIDC_ISSUER: OpenID provider of `gpufn login`: the exact `iss` of its tokens
+    oidc_client_id: str = ""  # GPUFN_OIDC_CLIENT_ID: the client of `gpufn login` at the provider
+    oidc_client_secret: str = ""  # GPUFN_OIDC_CLIENT_SECRET: if the provider needs one; each user can read it
+    oidc_audience: str = ""  # GPUFN_OIDC_AUDIENCE: the `aud` of the provider's tokens; empty means the client id
+    oidc_scopes: str = ""  # GPUFN_OIDC_SCOPES: scopes to request; empty means those that the provider lists
+    oidc_groups_claim: str = "groups"  # GPUFN_OIDC_GROUPS_CLAIM: claim with the groups, or its path: realm.roles
+    oidc_jwks_url: str = ""  # GPUFN_OIDC_JWKS_URL: the provider's keys, if they are on another host than the issuer
+    oidc_ca_file: str = ""  # GPUFN_OIDC_CA_FILE: PEM file of an authority to trust for the provider
+    role_file: str = ""  # GPUFN_ROLE_FILE: TOML file of the scopes of groups and workloads
+    token_ttl_s: float = 3600.0  # GPUFN_TOKEN_TTL_S: life of a token, at most a day
     log_level: str = "INFO"  # GPUFN_LOG_LEVEL: DEBUG, INFO, WARNING or ERROR
 
     @classmethod
@@ -58,6 +70,8 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
             )
         if ("tls_cert" in values) != ("tls_key" in values):
             raise InvalidSetting("Set both GPUFN_TLS_CERT and GPUFN_TLS_KEY, or neither.")
+        if "oidc_issuer" in values and not {"oidc_client_id", "role_file"} <= values.keys():
+            raise InvalidSetting("GPUFN_OIDC_ISSUER also needs GPUFN_OIDC_CLIENT_ID and GPUFN_ROLE_FILE.")
         return cls(**values)
 
     def max_call_bytes(self, max_payload: int) -> int:
@@ -86,6 +100,19 @@ def _positive(kind: Callable[[str], T]) -> Callable[[str], T]:
     return read
 
 
+def _issuer(text: str) -> str:
+    if not is_issuer(text):
+        raise ValueError("use an https address without a query (http only on 127.0.0.1)")
+    return text
+
+
+def _token_ttl(text: str) -> float:
+    value = _positive(float)(text)
+    if not MIN_TTL_S <= value <= MAX_TTL_S:
+        raise ValueError(f"it must be from {MIN_TTL_S:g} to {MAX_TTL_S:g} seconds")
+    return value
+
+
 def _networks(text: str) -> tuple[str, ...]:
     return tuple(str(ipaddress.ip_network(each.strip())) for each in text.split(","))
 
@@ -107,7 +134,10 @@ _PARSER_BY_TYPE: dict[type, Callable[[str], Any]] = {float: _positive(float), in
 _PARSER_BY_FIELD: dict[str, Callable[[str], Any]] = {
     "allowed_hosts": _hosts,
     "grace_s": functools.partial(number, "GPUFN_GRACE"),
+    "oidc_issuer": _issuer,
+    "oidc_jwks_url": _issuer,
     "port": _port,
+    "token_ttl_s": _token_ttl,
     "webhook_networks": _networks,
     "log_level": _level,
     "sync": parse_sync,

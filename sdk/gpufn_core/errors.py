@@ -21,7 +21,7 @@
     └─ PlatformError           a fault of the platform
        ├─ ArtifactUnavailable  WorkerLost           DeviceFailed
        ├─ PlatformStopping     ProtocolMismatch     GatewayUnavailable
-       ├─ AuditLogUnavailable
+       ├─ AuditLogUnavailable  IssuerUnavailable
        └─ BusUnavailable
           └─ StoreFull
 
@@ -173,7 +173,7 @@ class DeadLetterNotFound(RequestError, code="dead_letter_not_found"):
 
 
 class Unauthorized(RequestError, code="unauthorized"):
-    """A valid API key is needed: set GPUFN_API_KEY or send `Authorization: Bearer ...`."""
+    """A valid API key or token is needed: set GPUFN_API_KEY, or run `gpufn login`."""
 
 
 class Forbidden(RequestError, code="forbidden"):
@@ -323,6 +323,10 @@ class PlatformStopping(PlatformError, code="platform_stopping"):
 
 class ProtocolMismatch(PlatformError, code="protocol_mismatch", retryable=False):
     """Two processes run incompatible releases of gpufn."""
+
+
+class IssuerUnavailable(PlatformError, code="issuer_unavailable"):
+    """The gateway cannot read the signing keys of the identity provider now."""
 
 
 class GatewayUnavailable(PlatformError, code="gateway_unavailable"):

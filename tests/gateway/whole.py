@@ -22,7 +22,10 @@ from gpufn_gateway.audit.log import AuditLog
 from gpufn_gateway.audit.request_audit import RequestAudit
 from gpufn_gateway.auth.access import Access
 from gpufn_gateway.auth.key_use import KeyUse
+from gpufn_gateway.auth.issuer import Fetcher
+from gpufn_gateway.auth.login import Login
 from gpufn_gateway.auth.quota_sync import QuotaSync
+from gpufn_gateway.auth.token_store import TokenStore
 from gpufn_gateway.buckets import Buckets
 from gpufn_gateway.builds.artifacts import Artifacts
 from gpufn_gateway.builds.builds import Builds
@@ -46,6 +49,7 @@ from gpufn_gateway.routes.engines import EngineRoutes
 from gpufn_gateway.routes.functions import FunctionRoutes
 from gpufn_gateway.routes.invocations import InvocationRoutes
 from gpufn_gateway.routes.invoke import Invoke
+from gpufn_gateway.routes.login import LoginRoutes
 from gpufn_gateway.routes.maps import MapRoutes
 from gpufn_gateway.routes.oip import OipRoutes
 from gpufn_gateway.routes.operations import OperationRoutes
@@ -58,6 +62,7 @@ from gpufn_gateway.routes.webhooks import WebhookRoutes
 from gpufn_gateway.schedules.store import Schedules
 from gpufn_gateway.secrets.secrets import Secrets
 from gpufn_gateway.signing.trusted_keys import TrustedKeys
+from gpufn_gateway.settings import GatewaySettings
 from gpufn_gateway.store_sync import StoreSync
 from gpufn_gateway.submitted.dead_letters import DeadLetters
 from gpufn_gateway.submitted.submit import Submissions
@@ -97,7 +102,9 @@ class Whole:
         buckets: Buckets,
         name: str = "gw-test",
         shared_bodies: GatewaySharedBodies | None = None,
+        *,
         master_key: MasterKey | None = None,
+        settings: GatewaySettings | None = None,
     ) -> None:
         self.clock = clock = SystemClock()
         self.bus = bus
@@ -107,6 +114,8 @@ class Whole:
         self.revisions = buckets.revisions
         self.keys = buckets.keys
         self.access = Access(loopback=True, now=clock.time)
+        self.token_store = TokenStore(buckets, self.access.tokens, clock)
+        self.login = Login(settings or GatewaySettings(), self.access, self.token_store, clock, Fetcher())
         self.registry = Registry(clock, self.access)
         self.caller = Caller(bus, name=name, clock=clock)
         self.telemetry = telemetry = Telemetry(
@@ -169,6 +178,7 @@ class Whole:
             *SecretRoutes(
                 Secrets(buckets.secrets, master_key or MasterKey(KEY, ""), self.registry, self.deploys, clock), bodies
             ).routes(),
+            *LoginRoutes(self.login, self.access, self.token_store, bodies).routes(),
             *TeamRoutes(buckets.teams, self.registry, bodies).routes(),
             *SigningRoutes(TrustedKeys(buckets.signing, self.signatures, self.registry, clock), bodies).routes(),
             *ScheduleRoutes(self.schedules, calls, bodies).routes(),
@@ -214,7 +224,11 @@ class Whole:
 
 @contextlib.asynccontextmanager
 async def gateway_on(
-    nats: Any, name: str = "gw-test", folder: Path | None = None, master_key: MasterKey | None = None
+    nats: Any,
+    name: str = "gw-test",
+    folder: Path | None = None,
+    master_key: MasterKey | None = None,
+    settings: GatewaySettings | None = None,
 ) -> AsyncIterator[Whole]:
     """Start a gateway. With a `folder` it accepts large bodies, which no runner on this host shares."""
     bus = await Bus.connect(nats.url, name="gateway")
@@ -226,9 +240,10 @@ async def gateway_on(
         shared_bodies = None
         if folder is not None:
             shared_bodies = GatewaySharedBodies(folder, name, budget=BodyBudget(1 << 30), reaches_all=lambda: False)
-        whole = Whole(bus, await Buckets.open(bus), name, shared_bodies, master_key)
+        whole = Whole(bus, await Buckets.open(bus), name, shared_bodies, master_key=master_key, settings=settings)
         await whole.registry.start(bus, whole.buckets)
         await whole.signatures.start()
+        await whole.token_store.start()
         await whole.builds.start()
         await whole.schedules.start()
         whole.caller.start()
@@ -239,6 +254,7 @@ async def gateway_on(
         audit_log.cancel()
         whole.registry.stop()
         whole.signatures.stop()
+        whole.token_store.stop()
         whole.builds.stop()
         whole.schedules.stop()
     finally:

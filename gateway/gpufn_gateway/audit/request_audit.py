@@ -56,11 +56,12 @@ class RequestAudit:
 
     async def record(self, scope: Scope, template: str, status: int, code: str) -> None:
         """Append the record of an audited request that has ended."""
-        principal: Principal = scope["gpufn.principal"]
+        principal: Principal | None = scope.get("gpufn.principal")  # an open path may have none
+        id_ = "" if principal is None else principal.id or LOCAL
         path: Mapping[str, Any] = scope.get("path_params", {})
         await self._log.append(
-            principal=principal.id or LOCAL,
-            label=self._access.label_of(principal.id),
+            principal=id_,
+            label=self._access.label_of(id_),
             address=_address(scope),
             request_id=request_id.current.get(),
             action=f"{scope['method']} {template}",

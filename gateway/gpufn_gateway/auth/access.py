@@ -1,16 +1,17 @@
 """Authentication and scopes. `Access.authenticate` runs before every route, including the hot path.
 
-If API keys exist, a request needs `Authorization: Bearer gpufn_<id>_<secret>`, and the scopes of the key apply. Without
-keys the gateway listens only on loopback, and every local request is allowed. Web pages are still rejected: the Host
-header must name loopback (against DNS rebinding), and Origin and Sec-Fetch-Site must name the
-gateway's own origin (against forged requests). A page of another origin cannot send a key, because the gateway does not
-respond to its browser's CORS preflight.
+If API keys exist, a request needs `Authorization: Bearer gpufn_<id>_<secret>` or a token (`tokens`), and the scopes of
+the key or the token apply. Without keys the gateway listens only on loopback, and every local request is allowed. Web
+pages are still rejected: the Host header must name loopback (against DNS rebinding), and Origin and Sec-Fetch-Site must
+name the gateway's own origin (against forged requests). A page of another origin cannot send a key, because the gateway
+does not respond to its browser's CORS preflight.
 """
 
 from __future__ import annotations
 
 import hashlib
 import hmac
+import math
 import secrets
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final
@@ -26,14 +27,22 @@ from gpufn_core.protocol.records import ApiKey, KeyLimits, ReplacedSecret
 from gpufn_gateway.auth import scopes
 from gpufn_gateway.auth.quotas import check as check_limits
 from gpufn_gateway.auth.scopes import ADMIN, INVOKE, INVOKE_ALL, READ
+from gpufn_gateway.auth.tokens import PREFIX as TOKEN_PREFIX
+from gpufn_gateway.auth.tokens import Token, Tokens
 from gpufn_gateway.http import host_field
 from gpufn_gateway.openapi.request_bodies import MAX_LABEL_LENGTH
 
 METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE"})
 
-OPEN_PATHS: Final = frozenset({"/", "/healthz", "/readyz", "/v2/health/live", "/v2/health/ready"})  # for probes
+AUTH_PATH: Final = "/v1/auth"
+EXCHANGE_PATH: Final = f"{AUTH_PATH}/token"
+OPEN_PATHS: Final = frozenset(
+    {"/", "/healthz", "/readyz", "/v2/health/live", "/v2/health/ready"}  # for probes
+    | {AUTH_PATH, EXCHANGE_PATH}  # for `gpufn login`; the latter checks what it exchanges
+)
 _PREFIX = "gpufn_"
 _NO_LIMITS: Final = KeyLimits()
+_SECRET_DIGITS: Final = 16  # of an API key's digest, in tokens that were made with it
 _FOREIGN: Final = (b"cross-site", b"same-site")  # another port of localhost is "same-site"
 
 
@@ -103,6 +112,12 @@ class Principal(msgspec.Struct, frozen=True):
 LOCAL: Final = Principal("", frozenset({ADMIN}), sees_all=True)
 
 
+def principal_with(id_: str, given: Collection[str], limits: KeyLimits | None) -> Principal:
+    """Return the principal that was given these scopes and limits."""
+    own = scopes.effective(given)
+    return Principal(id_, own, None if limits == _NO_LIMITS else limits, scopes.sees_all(own))
+
+
 class Access:
     """The API keys, kept in memory by a watch.
 
@@ -120,15 +135,23 @@ class Access:
         self.teams = Teams()  # whose functions the keys of a team may use
         self.used: set[str] = set()  # keys that were used since `take_used`
         self._local_hosts: set[bytes] = set()
+        self.tokens = Tokens(now, self._principal_of_token)
 
     @property
     def keys(self) -> list[ApiKey]:
         return sorted(self._keys.values(), key=lambda key: key.created_at)
 
     def label_of(self, key_id: str) -> str:
-        """Return the label of a key, or "" if there is no such key."""
+        """Return the label of a key or the name of a user, or "" if there is neither."""
+        if (user := self.tokens.users.get(key_id)) is not None:
+            return user.name
         key = self._keys.get(key_id)
         return "" if key is None else key.label
+
+    def expiry_of(self, key_id: str) -> float | None:
+        """Return when a key expires; None if it does not, or if there is no such key."""
+        key = self._keys.get(key_id)
+        return None if key is None else key.expires_at
 
     def take_used(self) -> set[str]:
         """Return the keys that were used since the last call."""
@@ -143,9 +166,9 @@ class Access:
 
     def put(self, key: ApiKey) -> None:
         self._keys[key.id] = key
-        limits = None if key.limits == _NO_LIMITS else key.limits
-        own = scopes.effective(scopes.of_team(key.scopes, self._owned_by(key.team)) if key.team else key.scopes)
-        self._principals[key.id] = Principal(key.id, own, limits, scopes.sees_all(own))
+        given = scopes.of_team(key.scopes, self._owned_by(key.team)) if key.team else key.scopes
+        self._principals[key.id] = principal_with(key.id, given, key.limits)
+        self.tokens.forget()
 
     def _owned_by(self, name: str) -> tuple[str, ...]:
         team = self.teams.get(name)
@@ -154,6 +177,7 @@ class Access:
     def remove(self, key_id: str) -> None:
         self._keys.pop(key_id, None)
         self._principals.pop(key_id, None)
+        self.tokens.forget()
 
     def check_protected(self, host: str) -> None:
         """Raises NotProtected if the gateway would listen on the network without API keys."""
@@ -196,7 +220,9 @@ class Access:
         if scheme.lower() != b"bearer":
             raise Unauthorized
         secret = credential.strip()
-        key_id = secret[len(_PREFIX) :].partition(b"_")[0].decode("ascii", "replace")
+        if secret.startswith(TOKEN_PREFIX):
+            return self.tokens.authenticate(secret)
+        key_id = _key_id_of(secret)
         key = self._keys.get(key_id)
         digest = hashlib.sha256(secret).hexdigest()
         # An unknown id costs the same comparison, so that timing does not reveal which ids exist.
@@ -207,6 +233,34 @@ class Access:
             raise Unauthorized("This API key has expired: ask its administrator for another one.")
         self.used.add(key_id)
         return self._principals[key_id]
+
+    def token_for(self, credential: bytes, ttl_s: float) -> Token:
+        """Return a token with the scopes of an API key or a token that `authenticate` accepted. It ends with the
+        credential at the latest."""
+        now = self._now()
+        if credential.startswith(TOKEN_PREFIX):
+            given = self.tokens.decode(credential)
+            return msgspec.structs.replace(given, issued_at=now, expires_at=min(given.expires_at, now + ttl_s))
+        key = self._keys[_key_id_of(credential)]
+        expires_at = now + ttl_s if key.expires_at is None else min(key.expires_at, now + ttl_s)
+        secret = hashlib.sha256(credential).hexdigest()[:_SECRET_DIGITS]
+        own = tuple(sorted(self._principals[key.id].scopes))
+        return Token(0, key.id, own, now, expires_at, secret)
+
+    def _principal_of_token(self, token: Token) -> tuple[Principal, float]:
+        """Return the principal of a token, and until when its API key is valid. Raises Unauthorized."""
+        if not token.secret:
+            return principal_with(token.principal, token.scopes, token.limits), token.expires_at
+        key = self._keys.get(token.principal)
+        if key is None:
+            raise Unauthorized("The API key of this token was deleted.")
+        expires_at = math.inf if key.expires_at is None else key.expires_at
+        if key.sha256[:_SECRET_DIGITS] != token.secret:
+            if key.replaced is None or key.replaced.sha256[:_SECRET_DIGITS] != token.secret:
+                raise Unauthorized("The API key of this token was replaced.")
+            expires_at = min(expires_at, key.replaced.valid_until)
+        own = self._principals[key.id].scopes  # those of a team's key may have changed
+        return principal_with(key.id, [each for each in token.scopes if scopes.covers(own, each)], key.limits), expires_at
 
     def _is_replaced(self, digest: str, replaced: ReplacedSecret) -> bool:
         """Return whether a digest is that of a replaced secret that is still valid."""
@@ -223,6 +277,10 @@ class Access:
             raise Forbidden("Without API keys this gateway serves only the hosts localhost and 127.0.0.1.")
         if len(self._local_hosts) < 64:
             self._local_hosts.add(host)
+
+
+def _key_id_of(secret: bytes) -> str:
+    return secret[len(_PREFIX) :].partition(b"_")[0].decode("ascii", "replace")
 
 
 def _check_origin(headers: Mapping[bytes, bytes], host: bytes) -> None:

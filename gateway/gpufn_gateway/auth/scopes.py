@@ -123,6 +123,24 @@ def is_visible(scopes: Scopes, function: str) -> bool:
     return any(has_on(scopes, verb, function) for verb in VERBS)
 
 
+def covers(scopes: Scopes, scope: str) -> bool:
+    """Return whether the scopes allow all that `scope` allows.
+
+    >>> own = frozenset({"deploy:prod/*", "hi"})
+    >>> covers(own, "read:prod/search/*"), covers(own, "invoke:prod/search/*"), covers(own, "deploy")
+    (True, False, False)
+    """
+    scope = _effective(scope)
+    if has_everywhere(scopes, scope):
+        return True
+    verb, _, pattern = scope.partition(":")
+    if not pattern:
+        return False
+    return has_everywhere(scopes, _UNPATTERNED[verb]) or any(
+        patterns.includes(held, pattern) for held in _patterns(scopes, verb)
+    )
+
+
 def _patterns(scopes: Scopes, verb: str) -> list[str]:
     """Return the patterns for which the scopes allow `verb`."""
     pairs = (scope.partition(":") for scope in scopes)

@@ -112,5 +112,14 @@ class KeyRotation(msgspec.Struct, forbid_unknown_fields=True):
     overlap_s: float = 0.0
 
 
+class TokenRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """A request for a token, in exchange for the API key or token of the request, or for a JSON Web Token. Without
+    `scopes`, the token has all that it can have."""
+
+    jwt: str = ""
+    scopes: tuple[str, ...] | None = None
+    expires_in_s: float | None = None
+
+
 class Collect(msgspec.Struct, forbid_unknown_fields=True):
     dry_run: bool = False

@@ -49,6 +49,8 @@ _BUCKETS = (
     subjects.TEAMS,
     subjects.API_KEYS,
     subjects.KEY_USE,
+    subjects.TOKEN_KEYS,
+    subjects.USERS,
     subjects.USAGE,
     subjects.SCHEDULES,
     subjects.WEBHOOK_SECRETS,

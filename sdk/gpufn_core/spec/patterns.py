@@ -38,6 +38,15 @@ def matches(pattern: str, function: str) -> bool:
     return all(part in (ALL, wanted) for part, wanted in zip(_parts(pattern), parts_of(function), strict=True))
 
 
+def includes(outer: str, inner: str) -> bool:
+    """Return whether `outer` matches every function that `inner` matches.
+
+    >>> includes("prod/*", "prod/search/*"), includes("prod/search/*", "prod/*"), includes("*/search/*", "prod/search/f")
+    (True, False, True)
+    """
+    return all(part in (ALL, wanted) for part, wanted in zip(_parts(outer), _parts(inner), strict=True))
+
+
 def overlap(one: str, other: str) -> bool:
     """Return whether two patterns can match the same function.
 

@@ -342,7 +342,7 @@ async def test_no_stream_of_a_node_reads_or_writes_a_bucket(nats: EmbeddedServer
 
 
 @pytest.mark.parametrize("role", NODE_ROLES)
-@pytest.mark.parametrize("bucket", [subjects.API_KEYS, subjects.WEBHOOK_SECRETS])
+@pytest.mark.parametrize("bucket", [subjects.API_KEYS, subjects.WEBHOOK_SECRETS, subjects.TOKEN_KEYS])
 async def test_only_the_gateway_reads_keys_and_secrets(
     nats: EmbeddedServer, connect: Any, role: str, bucket: str
 ) -> None:

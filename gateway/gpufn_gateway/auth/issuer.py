@@ -1,0 +1,223 @@
+"""An issuer of JSON Web Tokens (an OpenID provider): its signing keys, and the verification of its tokens.
+
+Requests go to the issuer's own address only: the discovery document, and the keys that it names. The keys are cached. A
+token with an unknown key makes the gateway fetch them again, but at most once per `_MIN_FETCH_INTERVAL_S`, so that
+forged tokens cause no load. If a fetch fails, the earlier keys stay valid for a day.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import httpx
+import jwt
+import msgspec
+
+from gpufn_core.encoding.urls import is_loopback
+from gpufn_core.errors import IssuerUnavailable, Unauthorized
+
+log = logging.getLogger(__name__)
+
+MAX_JWT_BYTES: Final = 16 << 10
+_ALGORITHMS: Final = {"RS256": ("RSA", ""), "ES256": ("EC", "P-256"), "EdDSA": ("OKP", "Ed25519")}  # kty, crv
+_REQUIRED: Final = ["iss", "aud", "sub", "exp", "iat"]
+_LEEWAY_S: Final = 60.0
+_TIMEOUT_S: Final = 10.0
+_MAX_DOCUMENT_BYTES: Final = 512 << 10
+_FRESH_S: Final = 3600.0
+_STALE_S: Final = 86_400.0
+_MIN_FETCH_INTERVAL_S: Final = 10.0
+_MAX_KEYS: Final = 100
+_HEADERS: Final = {"accept": "application/json", "accept-encoding": "identity"}
+_NOT_VALID: Final = "The identity provider's token is not valid for this gateway: run `gpufn login`."
+
+
+class _Unusable(Exception):
+    """A document of the issuer cannot be used."""
+
+
+_FAILURES: Final = (_Unusable, httpx.HTTPError, OSError, TimeoutError, msgspec.MsgspecError, ValueError, RecursionError)
+
+Fetch = Callable[[str], Awaitable[bytes]]
+Claims = dict[str, Any]
+
+
+class _Discovery(msgspec.Struct):
+    issuer: str
+    jwks_uri: str = ""
+
+
+class _KeySet(msgspec.Struct):
+    keys: list[dict[str, Any]]
+
+
+def is_issuer(url: str) -> bool:
+    """Return whether `url` can be an issuer: https, or http on loopback.
+
+    >>> is_issuer("https://login.example.org/realms/a"), is_issuer("http://login.example.org")
+    (True, False)
+    """
+    try:
+        parts = urlsplit(url)
+        _ = parts.port
+    except ValueError:
+        return False
+    if not parts.hostname or parts.username is not None or parts.query or parts.fragment or not url.isprintable():
+        return False
+    return parts.scheme == "https" or (parts.scheme == "http" and is_loopback(parts.hostname))
+
+
+def issuer_of(token: str) -> str:
+    """Return the `iss` of a token without verification, to find its issuer. Raises Unauthorized."""
+    try:
+        if len(token) > MAX_JWT_BYTES:
+            raise ValueError("too long")
+        claims = jwt.decode(token, options={"verify_signature": False})
+        return str(claims["iss"])
+    except (jwt.PyJWTError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise Unauthorized(_NOT_VALID) from None
+
+
+class Issuer:
+    """`fetch(url)` returns a document; `now` is monotonic, in seconds. `jwks_url` overrides the discovery document."""
+
+    def __init__(self, url: str, fetch: Fetch, now: Callable[[], float], jwks_url: str = "") -> None:
+        self.url = url
+        self._jwks_url = jwks_url
+        self._fetch = fetch
+        self._now = now
+        self._keys: list[tuple[dict[str, Any], jwt.PyJWK]] = []
+        self._fetched_at: float | None = None
+        self._tried_at: float | None = None
+        self._lock = asyncio.Lock()
+
+    async def verify(self, token: str, audiences: Sequence[str]) -> Claims:
+        """Return the claims of a token for one of the audiences. Raises Unauthorized, IssuerUnavailable."""
+        try:
+            header = jwt.get_unverified_header(token)
+            algorithm, key_id = header.get("alg"), header.get("kid")
+            if algorithm not in _ALGORITHMS or not isinstance(key_id, str | None):
+                raise Unauthorized(_NOT_VALID)
+            key = await self._key(algorithm, key_id)
+            claims: Claims = jwt.decode(
+                token,
+                key.key,
+                algorithms=[algorithm],
+                audience=list(audiences),
+                issuer=self.url,
+                leeway=_LEEWAY_S,
+                options={"require": _REQUIRED, "verify_iat": True, "verify_nbf": True},
+            )
+        except jwt.ExpiredSignatureError:
+            raise Unauthorized("The identity provider's token has expired: run `gpufn login`.") from None
+        except (jwt.PyJWTError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            log.info("a token of %s was rejected: %s", self.url, type(error).__name__)
+            raise Unauthorized(_NOT_VALID) from None
+        if not isinstance(claims["sub"], str) or not 0 < len(claims["sub"]) <= 1000:
+            raise Unauthorized(_NOT_VALID)
+        return claims
+
+    async def _key(self, algorithm: str, key_id: str | None) -> jwt.PyJWK:
+        """Return the key of a token. Raises Unauthorized, IssuerUnavailable."""
+        if self._age() < _FRESH_S and (key := self._find(algorithm, key_id)) is not None:
+            return key
+        async with self._lock:
+            if self._age() >= _FRESH_S or self._find(algorithm, key_id) is None:
+                await self._refresh()
+        if self._age() >= _STALE_S:
+            raise IssuerUnavailable
+        if (key := self._find(algorithm, key_id)) is None:
+            raise Unauthorized(_NOT_VALID)
+        return key
+
+    def _age(self) -> float:
+        return float("inf") if self._fetched_at is None else self._now() - self._fetched_at
+
+    def _find(self, algorithm: str, key_id: str | None) -> jwt.PyJWK | None:
+        kind, curve = _ALGORITHMS[algorithm]
+        found = [
+            key
+            for jwk, key in self._keys
+            if jwk.get("kty") == kind
+            and jwk.get("crv", "") == curve
+            and jwk.get("use", "sig") == "sig"
+            and jwk.get("alg", algorithm) == algorithm
+            and (key_id is None or jwk.get("kid") == key_id)
+        ]
+        return found[0] if len(found) == 1 or (found and key_id is not None) else None
+
+    async def _refresh(self) -> None:
+        """Fetch the keys, unless that was tried just now."""
+        now = self._now()
+        if self._tried_at is not None and now - self._tried_at < _MIN_FETCH_INTERVAL_S:
+            return
+        self._tried_at = now
+        try:
+            document = msgspec.json.decode(await self._fetch(await self._keys_url()), type=_KeySet)
+            keys = [(each, key) for each in document.keys[:_MAX_KEYS] if (key := _key_of(each)) is not None]
+            if not keys:
+                raise _Unusable("its key set has no usable key")
+        except _FAILURES as error:
+            log.warning("cannot read the keys of the issuer %s: %s", self.url, str(error)[:200] or type(error).__name__)
+            return
+        self._keys = keys
+        self._fetched_at = self._now()
+
+    async def _keys_url(self) -> str:
+        if self._jwks_url:
+            return self._jwks_url
+        url = f"{self.url.rstrip('/')}/.well-known/openid-configuration"
+        document = msgspec.json.decode(await self._fetch(url), type=_Discovery)
+        if document.issuer != self.url:
+            raise _Unusable(f"its discovery document names the issuer {document.issuer[:100]!r}")
+        if _origin(document.jwks_uri) != _origin(self.url):
+            raise _Unusable(
+                f"its keys are at another address, {document.jwks_uri[:100]!r}: set GPUFN_OIDC_JWKS_URL to allow it"
+            )
+        return document.jwks_uri
+
+
+class Fetcher:
+    """GET requests for documents of issuers, bounded in time and size, without redirects. `ca_file` has further
+    authorities to trust. Raises OSError for an unreadable file."""
+
+    def __init__(self, ca_file: str = "") -> None:
+        self._context = ssl.create_default_context()
+        if ca_file:
+            self._context.load_verify_locations(cafile=ca_file)
+
+    async def __call__(self, url: str) -> bytes:
+        """Return a document. Raises httpx.HTTPError, OSError, ValueError."""
+        async with (
+            asyncio.timeout(_TIMEOUT_S),
+            httpx.AsyncClient(verify=self._context, timeout=_TIMEOUT_S, trust_env=False) as client,
+            client.stream("GET", url, headers=_HEADERS) as response,
+        ):
+            if response.status_code != 200:
+                raise ValueError(f"{url} returned {response.status_code}")
+            body = bytearray()
+            async for part in response.aiter_raw():
+                body += part
+                if len(body) > _MAX_DOCUMENT_BYTES:
+                    raise ValueError(f"{url} returned more than {_MAX_DOCUMENT_BYTES:,} bytes")
+            return bytes(body)
+
+
+def _key_of(jwk: dict[str, Any]) -> jwt.PyJWK | None:
+    """Return a public key of a set, or None for one that we do not use."""
+    if jwk.get("kty") not in {kind for kind, _ in _ALGORITHMS.values()}:
+        return None
+    try:
+        return jwt.PyJWK(jwk)
+    except (jwt.PyJWTError, ValueError, TypeError, KeyError, AttributeError):
+        return None
+
+
+def _origin(url: str) -> tuple[str, str | None, int | None]:
+    parts = urlsplit(url)
+    return parts.scheme, parts.hostname, parts.port
