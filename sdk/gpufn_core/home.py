@@ -10,6 +10,7 @@ cache/tuning/    measurements of the compilers, reused by later builds
 builds/          one folder per running build
 master.key       master key of the secrets, unless a setting names another one (`gpufn_platform.secrets.master_key`)
 store.key        key of an encrypted store, unless a setting names another one (`gpufn_local.store_encryption`)
+logins.json      logins of `gpufn login`, by gateway (`gpufn.client.login.stored_logins`)
 failed-gpus.json GPUs that failed since the last boot
 power-limits.json GPUs whose power limit the agent has changed, with the limit to restore
 """
@@ -48,6 +49,7 @@ class Home:
         self.builds = root / "builds"
         self.master_key = root / "master.key"
         self.store_key = root / "store.key"
+        self.logins_file = root / "logins.json"
         self.failed_gpus = root / "failed-gpus.json"  # `gpufn_runtime.agent.devices.failed_gpus`
         self.power_limits = root / "power-limits.json"  # `gpufn_runtime.agent.devices.power_limits`
         # A suffix of folders outside of `root`, unique per user and home.

@@ -141,6 +141,10 @@ class Access:
     def keys(self) -> list[ApiKey]:
         return sorted(self._keys.values(), key=lambda key: key.created_at)
 
+    def knows(self, id_: str) -> bool:
+        """Return whether there is a key or a user with this id."""
+        return id_ in self._keys or id_ in self.tokens.users
+
     def label_of(self, key_id: str) -> str:
         """Return the label of a key or the name of a user, or "" if there is neither."""
         if (user := self.tokens.users.get(key_id)) is not None:

@@ -15,6 +15,7 @@ import msgspec
 
 from gpufn_core.errors import Conflict
 from gpufn_core.protocol.codec import encode
+from gpufn_gateway.auth.access import Principal
 from gpufn_gateway.auth.tokens import MAX_TTL_S, SigningKey, Tokens, User
 from gpufn_gateway.buckets import Buckets
 from gpufn_gateway.problems import RouteError
@@ -30,7 +31,7 @@ _user = msgspec.msgpack.Decoder(User)
 
 
 class TokenStore:
-    def __init__(self, buckets: Buckets, tokens: Tokens[object], clock: Clock) -> None:
+    def __init__(self, buckets: Buckets, tokens: Tokens[Principal], clock: Clock) -> None:
         self._keys = buckets.token_keys
         self._users = buckets.users
         self._tokens = tokens

@@ -16,7 +16,7 @@ from gpufn_core.protocol.limits import LARGEST_INTEGER
 from gpufn_core.signing import trust
 from gpufn_core.spec import function_spec, image_spec, isolation, model_spec, names, patterns, resources
 from gpufn_core.spec.units import MIN_PROCESS_BYTES, Bounds
-from gpufn_gateway.auth import quotas, scopes
+from gpufn_gateway.auth import quotas, scopes, tokens
 from gpufn_gateway.openapi import request_bodies, request_bounds
 
 Schema = Mapping[str, Any]
@@ -129,6 +129,10 @@ _FIELDS: Final[Mapping[str, Mapping[str, Schema]]] = {
         "scopes": {"minItems": 1, "items": _text(re.compile(_SCOPES))},
         "label": {"maxLength": request_bodies.MAX_LABEL_LENGTH},
         "expires_in_s": {"minimum": request_bodies.MIN_KEY_S, "maximum": request_bodies.MAX_KEY_S},
+    },
+    "TokenRequest": {
+        "scopes": {"minItems": 1, "items": _text(re.compile(_SCOPES))},
+        "expires_in_s": {"minimum": tokens.MIN_TTL_S, "maximum": tokens.MAX_TTL_S},
     },
     "KeyRotation": {"overlap_s": {"minimum": 0, "maximum": request_bodies.MAX_KEY_S}},
     "KeyLimits": {

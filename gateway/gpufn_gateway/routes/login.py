@@ -8,13 +8,13 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from gpufn_gateway.audit.request_audit import add_details
-from gpufn_gateway.auth.access import ADMIN, AUTH_PATH, EXCHANGE_PATH, Access
+from gpufn_gateway.auth.access import AUTH_PATH, EXCHANGE_PATH, Access
 from gpufn_gateway.auth.login import Issued, Login
+from gpufn_gateway.auth.scopes import ADMIN
 from gpufn_gateway.auth.token_store import TokenStore
 from gpufn_gateway.auth.tokens import PREFIX
 from gpufn_gateway.http.body_reader import BodyReader
 from gpufn_gateway.openapi.request_bodies import TokenRequest
-from gpufn_gateway.problems import RouteError
 from gpufn_gateway.routes.requests import headers_of, json_response, principal_of, read_json, route
 
 _NOT_STORED = {"cache-control": "no-store"}
@@ -39,9 +39,7 @@ class LoginRoutes:
 
     async def provider(self, request: Request) -> Response:
         """Show the provider that `gpufn login` uses. Open: a client that logs in has no credential yet."""
-        if (provider := self._login.provider) is None:
-            raise RouteError(404, "This gateway has no identity provider: use an API key.")
-        return json_response(provider)
+        return json_response({"provider": self._login.provider})
 
     async def issue(self, request: Request) -> Response:
         """Exchange a JSON Web Token, or the API key or token of the request, for a token."""

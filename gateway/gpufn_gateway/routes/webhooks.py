@@ -33,6 +33,6 @@ class WebhookRoutes:
         principal, owner = principal_of(request), request.path_params["id"]
         if owner != principal.id:
             principal.require(ADMIN)
-        if owner != Webhook.PLATFORM and all(key.id != owner for key in self._access.keys):
+        if owner != Webhook.PLATFORM and not self._access.knows(owner):
             raise no_such_key()
         return str(owner)

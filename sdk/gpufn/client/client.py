@@ -25,10 +25,14 @@ from gpufn.client.views import (
     FunctionView,
     InvocationView,
     KeyView,
+    PrincipalView,
+    ProviderView,
     ScheduleView,
     SecretView,
     SignerView,
     SigningView,
+    TokenView,
+    UserView,
 )
 from gpufn.declare.argument_checks import check_list, check_seconds
 from gpufn_core.domain.team import Team, TeamLimits
@@ -49,11 +53,15 @@ T = TypeVar("T")
 _NO_TEAM_LIMITS = TeamLimits()
 
 
+class _Provider(msgspec.Struct):
+    provider: ProviderView | None = None
+
+
 class Client(CallApi, ModelRequests):
     """Client of one gateway.
 
-    The defaults are GPUFN_URL and GPUFN_API_KEY, else the platform on this machine. Workers have neither variable: call
-    functions with `f.remote(...)` there.
+    The defaults are GPUFN_URL and GPUFN_API_KEY, else the platform on this machine and the token of `gpufn login`.
+    Workers have neither variable: call functions with `f.remote(...)` there.
 
     >>> with Client("http://127.0.0.1:1") as client:
     ...     client.functions()
@@ -271,6 +279,43 @@ class Client(CallApi, ModelRequests):
     def allow_unsigned(self, environment: str) -> SigningView:
         """Allow unsigned deploys in an environment again."""
         return self._json(SigningView, "DELETE", f"/v1/signing/required/{segment(environment)}")
+
+    # Logins
+
+    def provider(self) -> ProviderView | None:
+        """Return the OpenID provider of `gpufn login`; None if the gateway has none."""
+        return self._json(_Provider, "GET", "/v1/auth").provider
+
+    def exchange(self, jwt: str) -> TokenView:
+        """Return a token in exchange for a JSON Web Token of an OpenID provider that the gateway accepts."""
+        return self._json(
+            TokenView, "POST", "/v1/auth/token", content=msgspec.json.encode({"jwt": jwt}), headers=JSON_BODY
+        )
+
+    def token(self, scopes: Sequence[str] | None = None, *, expires_in_s: float | None = None) -> TokenView:
+        """Return a short-lived token for this client's API key or login. Without `scopes` it has all of them.
+
+        It ends with the key or the login. Raises Forbidden for a scope that this client does not have.
+        """
+        if scopes is not None:
+            check_list("scopes", scopes, "['invoke:f', 'read']")
+        wanted = {"scopes": None if scopes is None else list(scopes), "expires_in_s": expires_in_s}
+        body = msgspec.json.encode({name: value for name, value in wanted.items() if value is not None})
+        return self._json(TokenView, "POST", "/v1/auth/token", content=body, headers=JSON_BODY)
+
+    def whoami(self) -> PrincipalView:
+        """Return the principal of this client's requests."""
+        return self._json(PrincipalView, "GET", "/v1/auth/me")
+
+    def users(self) -> list[UserView]:
+        """List the users and workloads that have logged in."""
+        return self._member(list[UserView], "users", "GET", "/v1/users")
+
+    def revoke_tokens(self, user: str | None = None) -> None:
+        """Reject the tokens of a user, or all tokens, that were issued until now."""
+        self._request("DELETE", "/v1/auth/tokens" if user is None else f"/v1/users/{segment(user)}/tokens")
+
+    # Keys
 
     def keys(self) -> list[KeyView]:
         """List the API keys, without their secrets."""

@@ -8,10 +8,11 @@ gateway looks like that.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import ssl
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from http import HTTPStatus
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
@@ -128,6 +129,7 @@ class Requests:
         address = _address(url)
         self.url = public(address)
         self.environment = _checked_environment(environment)
+        self._address = address
         key = _checked_key("api_key" if api_key else "GPUFN_API_KEY", api_key or os.environ.get("GPUFN_API_KEY", ""))
         try:
             transport = httpx.HTTPTransport(
@@ -140,6 +142,7 @@ class Requests:
                 base_url=address,
                 transport=transport,
                 headers={"authorization": f"Bearer {key}"} if key else {},
+                auth=None if key else self._stored_login(),
                 timeout=httpx.Timeout(MANAGE_TIMEOUT_S, connect=_CONNECT_TIMEOUT_S, pool=None),
                 follow_redirects=False,
                 trust_env=False,
@@ -149,6 +152,28 @@ class Requests:
         self._no_timeout = httpx.Timeout(None, connect=_CONNECT_TIMEOUT_S)
         self._failures = httpx.TransportError
         self._has_responded = False
+
+    def _stored_login(self) -> Callable[[httpx.Request], httpx.Request] | None:
+        """Return what adds the token of `gpufn login` to a request, if the user is logged in at this gateway."""
+        from gpufn.client.login.stored_logins import Logins, StoredToken  # noqa: PLC0415
+
+        logins = Logins()
+        if (login := logins.get(self.url)) is None:
+            return None
+        from gpufn.client.login.log_in import renewed  # noqa: PLC0415
+
+        token = StoredToken(self.url, login, logins, functools.partial(renewed, self._address))
+
+        def add_token(request: httpx.Request) -> httpx.Request:
+            request.headers["authorization"] = f"Bearer {token.get()}"
+            return request
+
+        return add_token
+
+    @property
+    def has_credential(self) -> bool:
+        """Whether requests have an API key or a token."""
+        return "authorization" in self._http.headers or self._http.auth is not None
 
     def close(self) -> None:
         """Close the connections."""

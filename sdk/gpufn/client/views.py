@@ -298,6 +298,50 @@ class KeyView(msgspec.Struct, frozen=True, kw_only=True):
     key: str | None = None
 
 
+class ProviderView(msgspec.Struct, frozen=True, kw_only=True):
+    """The OpenID provider of `gpufn login`. `scopes` are the scopes to request; "" means a choice of those that the
+    provider lists."""
+
+    issuer: str
+    client_id: str
+    client_secret: str = ""
+    scopes: str = ""
+
+
+class TokenView(msgspec.Struct, frozen=True, kw_only=True):
+    """A new token, and the id and name of its principal. `expires_at` is in UNIX seconds of the gateway's clock."""
+
+    token: str
+    id: str
+    name: str = ""
+    scopes: tuple[str, ...] = ()
+    expires_at: float = 0.0
+    expires_in_s: float = 0.0
+
+
+class PrincipalView(msgspec.Struct, frozen=True, kw_only=True):
+    """The sender of a request: an API key, a user, or, with an empty `id`, a client of a gateway without keys."""
+
+    id: str = ""
+    name: str = ""
+    scopes: tuple[str, ...] = ()
+    expires_at: float | None = None
+    limits: KeyLimits | None = None
+
+
+class UserView(msgspec.Struct, frozen=True, kw_only=True):
+    """A user or a workload that has logged in. `scopes` are those of the last login, at `seen_at` in UNIX seconds.
+    Tokens issued up to `not_before` are rejected."""
+
+    id: str
+    issuer: str
+    subject: str
+    name: str = ""
+    scopes: tuple[str, ...] = ()
+    seen_at: float = 0.0
+    not_before: float = 0.0
+
+
 class AuditHead(msgspec.Struct, frozen=True, kw_only=True):
     """The last record of the audit log: its number, hash and time in UNIX seconds."""
 

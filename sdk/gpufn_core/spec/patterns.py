@@ -41,8 +41,8 @@ def matches(pattern: str, function: str) -> bool:
 def includes(outer: str, inner: str) -> bool:
     """Return whether `outer` matches every function that `inner` matches.
 
-    >>> includes("prod/*", "prod/search/*"), includes("prod/search/*", "prod/*"), includes("*/search/*", "prod/search/f")
-    (True, False, True)
+    >>> includes("prod/*", "prod/search/*"), includes("prod/search/*", "prod/*")
+    (True, False)
     """
     return all(part in (ALL, wanted) for part, wanted in zip(_parts(outer), _parts(inner), strict=True))
 

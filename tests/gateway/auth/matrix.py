@@ -25,6 +25,7 @@ from gpufn_core.spec.model_spec import ModelFile, ModelSpec, Precision, TensorSp
 from gpufn_core.spec.names import parts_of
 from gpufn_core.spec.schedule import Schedule
 from gpufn_gateway.auth.access import new_key
+from gpufn_gateway.auth.tokens import User
 from gpufn_gateway.functions.deploys import DeployOptions
 from gpufn_platform.bus.storage import object_store
 from gpufn_platform.queue import dead_letters
@@ -35,6 +36,7 @@ from tests.waiting import until_async
 _ONNX: Final = b"a model of the access test"
 _NET: Final = ModelSpec(parameter="net", files=(ModelFile("net.onnx", digest_of(_ONNX), len(_ONNX)),))
 _SECRET: Final = "MATRIX_TOKEN"
+_USER: Final = User(id="user-matrix", issuer="https://login.example.org", subject="a", name="a", seen_at=0.0)
 _TEAM: Final = "access-matrix"
 _SIGNER: Final = "access-matrix"
 _PUBLIC_KEY: Final = Signer.new().public_pem()
@@ -173,6 +175,8 @@ class Matrix:
             key, _ = new_key("target", ("read",), 0.0)
             await gateway.keys.create(side.key, encode(msgspec.structs.replace(key, id=side.key)))
             await until_async(lambda: any(key.id == side.key for key in gateway.access.keys))
+        elif kind == "users":
+            await gateway.token_store.record(_USER)
         elif kind == "teams":
             assert (await self.send("PUT /v1/teams/{team}", side, "admin")).status_code == 200
             await until_async(lambda: self.gateway.registry.teams.get(_TEAM) is not None)
@@ -216,7 +220,7 @@ class Matrix:
             return new_invocation_id()
         ids = {
             "/v1/schedules": side.schedule, "/v1/invocations": side.call, "/v1/maps": side.map, "/v1/dlq": side.letter,
-            "/v1/builds": side.build, "/v1/keys": side.key,
+            "/v1/builds": side.build, "/v1/keys": side.key, "/v1/users": _USER.id,
         }  # fmt: skip
         if ROUTES[route] == "own key" and side is self.sides["own"]:
             return self._ids.get(principal, side.key)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import time
 from typing import Any
@@ -73,7 +72,7 @@ def create(
     """
     with connect() as client:
         scopes = list(scope) or (["deploy", "invoke:*"] if team else ["admin"])
-        expires_in_s = _seconds_of(expires)
+        expires_in_s = seconds_of(expires)
         key = client.create_key(label, scopes, rate=per_second(rate), expires_in_s=expires_in_s, team=team, **limits)
     if json:
         print_json(key)
@@ -82,7 +81,7 @@ def create(
         owner = f" of the team {team}" if team else ""
         say(f"key {key.id}{owner} ({described}); store it, it is not shown again:", err=True)
         say(key.key or "")
-    if not os.environ.get("GPUFN_API_KEY"):  # with other keys, the request would have needed one
+    if not client.has_credential:  # with other keys, the request would have needed one
         say("this is the first key: from now on every request needs a key, from this machine too", err=True)
         say("  to use it: export GPUFN_API_KEY=...", err=True)
         say(f"  to undo this, with the key set: gpufn keys rm {key.id}", err=True)
@@ -95,7 +94,7 @@ def create(
 def rotate(*, id: str, overlap: str | None, json: bool) -> None:  # noqa: A002
     """Replace the secret of a key and print the new one once. Scopes, limits and usage of the key stay."""
     with connect() as client:
-        key = client.rotate_key(id, overlap_s=_seconds_of(overlap) or 0.0)
+        key = client.rotate_key(id, overlap_s=seconds_of(overlap) or 0.0)
     if json:
         print_json(key)
     else:
@@ -148,9 +147,9 @@ def _expiry(expires_at: float | None) -> str:
     return f"in {duration(remaining_s)}" if remaining_s > 0 else "expired"
 
 
-def _seconds_of(text: str | None) -> float | None:
+def seconds_of(text: str | None) -> float | None:
     """
-    >>> _seconds_of("30d"), _seconds_of("90min"), _seconds_of(None)
+    >>> seconds_of("30d"), seconds_of("90min"), seconds_of(None)
     (2592000.0, 5400.0, None)
     """
     if text is None:
