@@ -31,7 +31,7 @@ _MAX_INTERVAL_S: Final = 60.0
 class Grant(msgspec.Struct, frozen=True):
     """What a provider grants: a token that names the user, and one for the next grant."""
 
-    id_token: str
+    id_token: str = ""
     refresh_token: str = ""
 
 
@@ -109,7 +109,7 @@ class DeviceFlow:
                 interval_s = min(max(interval_s, 1.0) * 2, _MAX_INTERVAL_S)
                 continue
             if response.status_code == 200:
-                return self._grant(response)
+                return self._first(_decoded(response, Grant))
             error = _error_in(response)
             if error == "slow_down":
                 interval_s += _SLOW_DOWN_S
@@ -127,7 +127,9 @@ class DeviceFlow:
             self._discovery.token_endpoint, {"grant_type": "refresh_token", "refresh_token": refresh_token}
         )
         if response.status_code == 200:
-            grant = self._grant(response)
+            grant = _decoded(response, Grant)
+            if not grant.id_token:  # OpenID Connect Core, 12.2: optional
+                raise Unauthorized("Your login has ended, and its provider renews none: run `gpufn login`.")
             return msgspec.structs.replace(grant, refresh_token=grant.refresh_token or refresh_token)
         if 400 <= response.status_code < 500 and response.status_code != 429:
             raise Unauthorized("Your login has ended: run `gpufn login`.")
@@ -164,8 +166,12 @@ class DeviceFlow:
         except self._failures as error:
             raise self._unreachable(error) from None
 
-    def _grant(self, response: httpx.Response) -> Grant:
-        return _decoded(response, Grant)
+    def _first(self, grant: Grant) -> Grant:
+        if not grant.id_token:
+            raise GatewayUnavailable(
+                f"the identity provider {self._provider.issuer} returned no ID token: GPUFN_OIDC_SCOPES needs openid"
+            )
+        return grant
 
     def _unreachable(self, error: Exception) -> GatewayUnavailable:
         return GatewayUnavailable(f"the identity provider {self._provider.issuer} does not answer: {error}")
