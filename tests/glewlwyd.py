@@ -103,7 +103,8 @@ def _plugin(issuer: str) -> dict[str, Any]:
     groups = {"name": "groups", "user-property": "groups", "type": "string", "mandatory": True, "scope": []}
     parameters = {
         "iss": issuer, "jwt-type": "rsa", "jwt-key-size": "256", "key": private, "cert": public,
-        "access-token-duration": 3600, "refresh-token-duration": 86400, "code-duration": 600, "refresh-token-rolling": True,
+        "access-token-duration": 3600, "refresh-token-duration": 86400, "code-duration": 600,
+        "refresh-token-rolling": True,
         "allow-non-oidc": False, "subject-type": "public", "jwks-show": True,
         **{f"auth-type-{kind}-enabled": False for kind in ("code", "token", "none", "password", "client")},
         "auth-type-implicit-enabled": False, "auth-type-device-enabled": True, "auth-type-refresh-enabled": True,

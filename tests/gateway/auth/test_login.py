@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import contextlib
+import dataclasses
 import hashlib
 import hmac
 import json
@@ -16,11 +18,18 @@ import jwt
 import pytest
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-from gpufn_gateway.auth.access import new_key, rotated
+from gpufn_core.errors import IssuerUnavailable, Unauthorized
+from gpufn_gateway.auth.access import Access, new_key, rotated
+from gpufn_gateway.auth.issuer import Fetcher, Issuer
 from gpufn_gateway.auth.login import user_id
+from gpufn_gateway.auth.token_store import ROTATION_S, TokenStore
+from gpufn_gateway.auth.tokens import MAX_TTL_S, Token, sign
 from gpufn_gateway.settings import GatewaySettings
+from gpufn_platform.bus.storage.key_value import KeyValue
+from tests.gateway.conftest import ManualClock
 from tests.gateway.whole import Whole, gateway_on
 from tests.issuer import CLIENT, Key, StandInIssuer, serving
+from tests.waiting import until_async
 
 ROLES = """
 [groups]
@@ -299,3 +308,51 @@ def test_the_stand_in_signs_as_a_provider_does() -> None:
     key = Key("ES256", "k1")
     token = StandInIssuer("https://x", [key]).token()
     assert jwt.decode(token, key.private.public_key(), ["ES256"], audience=CLIENT)["sub"] == "alice"
+
+
+async def test_signing_keys_rotate_with_overlap(nats: Any, clock: ManualClock) -> None:
+    async with gateway_on(nats) as gateway:
+        bucket = await KeyValue.open(gateway.bus, "test_rotation_of_token_keys")
+        buckets = dataclasses.replace(gateway.buckets, token_keys=bucket)
+        first, second = (Access(loopback=True, now=clock.time) for _ in range(2))
+        one, other = TokenStore(buckets, first.tokens, clock), TokenStore(buckets, second.tokens, clock)
+        await asyncio.gather(one.start(), other.start())
+        assert (await one.signing_key()) == (await other.signing_key())  # both have started with the same key
+        old = sign(await one.signing_key(), Token(0, "user-1", ("read",), clock.time(), clock.time() + 10 * MAX_TTL_S))
+        clock.now += ROTATION_S + 1
+        assert (await one.signing_key()).number == 1  # the other gateways get the new key first
+        await until_async(lambda: 2 in second.tokens.signing_keys)
+        clock.now += 11
+        assert [(await each.signing_key()).number for each in (one, other)] == [2, 2]
+        assert second.tokens.authenticate(old.encode()).id == "user-1"
+        clock.now += MAX_TTL_S
+        assert (await one.signing_key()).number == 2
+        await until_async(lambda: 1 not in second.tokens.signing_keys)
+        with pytest.raises(Unauthorized):
+            second.tokens.authenticate(old.encode())
+        one.stop()
+        other.stop()
+
+
+async def test_keys_of_the_provider_are_cached(issuer: StandInIssuer, clock: ManualClock) -> None:
+    provider = Issuer(issuer.url, Fetcher(), clock.monotonic)
+
+    async def is_valid() -> bool:
+        with contextlib.suppress(Unauthorized, IssuerUnavailable):
+            return bool(await provider.verify(issuer.token(), [CLIENT]))
+        return False
+
+    assert await asyncio.gather(*(is_valid() for _ in range(5))) == [True] * 5
+    assert issuer.requests.count("/keys") == 1
+    issuer.keys = [Key("ES256", "k2")]
+    assert not await is_valid()  # fetched just now
+    clock.now += 11
+    assert await is_valid()
+    issuer.replies["/keys"] = (500, b"")
+    clock.now += 3601
+    assert await is_valid()  # an earlier key, while the provider is away
+    clock.now += 86_400
+    assert not await is_valid()
+    del issuer.replies["/keys"]
+    clock.now += 11
+    assert await is_valid()
