@@ -32,10 +32,30 @@ def test_values_come_from_the_environment() -> None:
 def test_a_value_from_the_environment_has_the_type_of_its_default(field: msgspec.structs.FieldInfo) -> None:
     """Bug: GPUFN_MAX_SHARED_BODIES_BYTES was not parsed, so the size check of each large body failed."""
     text = {bool: "yes", tuple: "10.0.0.1", str: "info", Sync: "always"}.get(type(field.default), "7")
+    text = "https://login.example.org" if field.name in ("oidc_issuer", "oidc_jwks_url") else text
     others = {"GPUFN_NATS_STORE": "/store", "GPUFN_TLS_CERT": "chain.pem", "GPUFN_TLS_KEY": "key.pem"}
+    others |= {"GPUFN_OIDC_CLIENT_ID": "c", "GPUFN_ROLE_FILE": "roles.toml"}
     environ = others | {f"GPUFN_{field.name.upper()}": text}
     read = getattr(GatewaySettings.from_env(environ), field.name)
     assert type(read) is type(field.default)
+
+
+def test_the_settings_of_a_provider() -> None:
+    complete = {
+        "GPUFN_OIDC_ISSUER": "https://login.example.org/", "GPUFN_OIDC_CLIENT_ID": "c", "GPUFN_ROLE_FILE": "roles.toml",
+    }  # fmt: skip
+    assert GatewaySettings.from_env(complete).oidc_issuer == "https://login.example.org/"
+    for missing in ("GPUFN_OIDC_CLIENT_ID", "GPUFN_ROLE_FILE"):
+        with pytest.raises(InvalidSetting, match=missing):
+            GatewaySettings.from_env({name: value for name, value in complete.items() if name != missing})
+    wrong = {
+        "GPUFN_OIDC_ISSUER": ("http://login.example.org", "https://a@x", "https://x?y", "x"),
+        "GPUFN_TOKEN_TTL_S": ("90000", "0"),
+    }
+    for name, values in wrong.items():
+        for value in values:
+            with pytest.raises(InvalidSetting, match=name):
+                GatewaySettings.from_env(complete | {name: value})
 
 
 @pytest.mark.parametrize("variable", ["GPUFN_TLS_CERT", "GPUFN_TLS_KEY"])

@@ -13,7 +13,8 @@ from gpufn_core.errors import Forbidden, InvalidInput, Unauthorized
 from gpufn_gateway.auth import scopes
 from gpufn_gateway.auth.access import Access
 from gpufn_gateway.auth.issuer import Fetch, Issuer, issuer_of
-from gpufn_gateway.auth.roles import RoleFile, Roles, groups_in
+from gpufn_gateway.auth.role_file import RoleFile
+from gpufn_gateway.auth.roles import Roles, groups_in
 from gpufn_gateway.auth.token_store import TokenStore
 from gpufn_gateway.auth.tokens import MAX_TTL_S, MIN_TTL_S, Token, User, sign
 from gpufn_gateway.settings import GatewaySettings

@@ -1,4 +1,4 @@
-"""The role table: which scopes the groups of users have, and the workloads of other issuers. Pure, except `RoleFile`.
+"""The role table: which scopes the groups of users have, and the workloads of other issuers. Pure.
 
 [groups]
 search-devs = ["deploy:*/search/*", "invoke:*/search/*"]
@@ -16,10 +16,8 @@ rate = 50
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -28,9 +26,6 @@ from gpufn_core.errors import InvalidInput
 from gpufn_core.protocol.records import KeyLimits
 from gpufn_gateway.auth import scopes
 from gpufn_gateway.auth.quotas import check as check_limits
-from gpufn_platform.process.settings import InvalidSetting
-
-log = logging.getLogger(__name__)
 
 
 class Workload(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -96,40 +91,3 @@ def groups_in(claims: Mapping[str, Any], claim: str) -> list[str]:
             value = value.get(name) if isinstance(value, Mapping) else None
     groups = [value] if isinstance(value, str) else value
     return [group for group in groups if isinstance(group, str)] if isinstance(groups, list) else []
-
-
-class RoleFile:
-    """The role table in a file, read again after the file has changed. Raises InvalidSetting if it is unusable."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._changed_at = _changed_at(path)
-        self._roles = _read(path)
-
-    def roles(self) -> Roles:
-        """Return the table as it is now; the last valid one if the file is unusable now."""
-        changed_at = _changed_at(self._path)
-        if changed_at != self._changed_at:
-            self._changed_at = changed_at
-            try:
-                self._roles = _read(self._path)
-            except InvalidSetting as error:
-                log.error("the earlier role table stays in force: %s", error)
-        return self._roles
-
-
-def _changed_at(path: Path) -> int:
-    """Return when a file was changed, in ns; 0 if it does not exist."""
-    try:
-        return path.stat().st_mtime_ns
-    except OSError:
-        return 0
-
-
-def _read(path: Path) -> Roles:
-    try:
-        return Roles.parse(path.read_bytes())
-    except OSError as error:
-        raise InvalidSetting(f"GPUFN_ROLE_FILE={path}: {error.strerror}") from None
-    except (ValueError, msgspec.MsgspecError) as error:
-        raise InvalidSetting(f"GPUFN_ROLE_FILE={path}: {error}") from None

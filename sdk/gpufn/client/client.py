@@ -288,9 +288,7 @@ class Client(CallApi, ModelRequests):
 
     def exchange(self, jwt: str) -> TokenView:
         """Return a token in exchange for a JSON Web Token of an OpenID provider that the gateway accepts."""
-        return self._json(
-            TokenView, "POST", "/v1/auth/token", content=msgspec.json.encode({"jwt": jwt}), headers=JSON_BODY
-        )
+        return self._exchange(jwt)
 
     def token(self, scopes: Sequence[str] | None = None, *, expires_in_s: float | None = None) -> TokenView:
         """Return a short-lived token for this client's API key or login. Without `scopes` it has all of them.

@@ -22,6 +22,7 @@ import msgspec
 from gpufn.call.context import is_in_worker
 from gpufn.client.interruptible_http import make_interruptible
 from gpufn.client.responses import decode, error_of
+from gpufn.client.views import TokenView
 from gpufn_core.encoding import media
 from gpufn_core.encoding.urls import DEFAULT_GATEWAY, function_path, gateway_address, public
 from gpufn_core.errors import Forbidden, GatewayUnavailable, GpufnError, InvalidInput, InvalidSpec, Unauthorized
@@ -129,7 +130,6 @@ class Requests:
         address = _address(url)
         self.url = public(address)
         self.environment = _checked_environment(environment)
-        self._address = address
         key = _checked_key("api_key" if api_key else "GPUFN_API_KEY", api_key or os.environ.get("GPUFN_API_KEY", ""))
         try:
             transport = httpx.HTTPTransport(
@@ -160,15 +160,20 @@ class Requests:
         logins = Logins()
         if (login := logins.get(self.url)) is None:
             return None
-        from gpufn.client.login.log_in import renewed  # noqa: PLC0415
+        from gpufn.client.login.renewal import renewed  # noqa: PLC0415
 
-        token = StoredToken(self.url, login, logins, functools.partial(renewed, self._address))
+        token = StoredToken(self.url, login, logins, functools.partial(renewed, self._exchange))
 
         def add_token(request: httpx.Request) -> httpx.Request:
             request.headers["authorization"] = f"Bearer {token.get()}"
             return request
 
         return add_token
+
+    def _exchange(self, jwt: str) -> TokenView:
+        """Return the gateway's token for one of its OpenID provider. The request itself has none."""
+        body = msgspec.json.encode({"jwt": jwt})
+        return self._json(TokenView, "POST", "/v1/auth/token", content=body, headers=JSON_BODY, auth=None)
 
     @property
     def has_credential(self) -> bool:

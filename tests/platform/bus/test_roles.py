@@ -23,7 +23,7 @@ from gpufn_platform.bus.storage.key_value import KeyValue
 NODE_ROLES = ("agent", "runner", "builder")
 BUCKETS = (
     "arrivals", "assignments", "builds", "engines", "functions", "key_use", "keys", "leases", "revisions", "schedules",
-    "secrets", "signing", "teams", "usage", "webhook_secrets",
+    "secrets", "signing", "teams", "token_keys", "usage", "users", "webhook_secrets",
 )  # fmt: skip
 STORES = ("bundles", "engine_files", "models", "results", "arguments")
 QUEUES = ("ASYNC", "AUDIT", "BUILD", "CHECKPOINTS", "DLQ", "LOGS", "PROBE", "RESULTS", "SYNC", "WEBHOOKS")
