@@ -29,8 +29,8 @@ from gpufn_gateway.app import App
 from gpufn_gateway.audit.log import AuditLog
 from gpufn_gateway.audit.request_audit import RequestAudit
 from gpufn_gateway.auth.access import Access, NotProtected
-from gpufn_gateway.auth.key_use import KeyUse
 from gpufn_gateway.auth.issuer import Fetcher
+from gpufn_gateway.auth.key_use import KeyUse
 from gpufn_gateway.auth.login import Login
 from gpufn_gateway.auth.quota_sync import QuotaSync
 from gpufn_gateway.auth.token_store import TokenStore

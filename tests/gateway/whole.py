@@ -21,8 +21,8 @@ from gpufn_gateway.app import App
 from gpufn_gateway.audit.log import AuditLog
 from gpufn_gateway.audit.request_audit import RequestAudit
 from gpufn_gateway.auth.access import Access
-from gpufn_gateway.auth.key_use import KeyUse
 from gpufn_gateway.auth.issuer import Fetcher
+from gpufn_gateway.auth.key_use import KeyUse
 from gpufn_gateway.auth.login import Login
 from gpufn_gateway.auth.quota_sync import QuotaSync
 from gpufn_gateway.auth.token_store import TokenStore
@@ -61,8 +61,8 @@ from gpufn_gateway.routes.usage import UsageRoutes
 from gpufn_gateway.routes.webhooks import WebhookRoutes
 from gpufn_gateway.schedules.store import Schedules
 from gpufn_gateway.secrets.secrets import Secrets
-from gpufn_gateway.signing.trusted_keys import TrustedKeys
 from gpufn_gateway.settings import GatewaySettings
+from gpufn_gateway.signing.trusted_keys import TrustedKeys
 from gpufn_gateway.store_sync import StoreSync
 from gpufn_gateway.submitted.dead_letters import DeadLetters
 from gpufn_gateway.submitted.submit import Submissions

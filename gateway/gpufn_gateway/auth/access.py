@@ -264,7 +264,9 @@ class Access:
                 raise Unauthorized("The API key of this token was replaced.")
             expires_at = min(expires_at, key.replaced.valid_until)
         own = self._principals[key.id].scopes  # those of a team's key may have changed
-        return principal_with(key.id, [each for each in token.scopes if scopes.covers(own, each)], key.limits), expires_at
+        return principal_with(
+            key.id, [each for each in token.scopes if scopes.covers(own, each)], key.limits
+        ), expires_at
 
     def _is_replaced(self, digest: str, replaced: ReplacedSecret) -> bool:
         """Return whether a digest is that of a replaced secret that is still valid."""

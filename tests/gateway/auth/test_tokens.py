@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from gpufn_core.domain.team import Team
 from gpufn_core.errors import InvalidInput, Unauthorized
 from gpufn_gateway.auth.access import Access, new_key
 from gpufn_gateway.auth.tokens import MAX_BYTES, SigningKey, Token, User, sign
@@ -121,3 +122,15 @@ def test_verified_tokens_take_bounded_memory() -> None:
     for number in range(3000):
         scopes_of(access, user_token(principal=f"user-{number}"))
     assert len(access.tokens._verified) < 3000
+
+
+def test_a_token_of_a_teams_key_follows_the_team() -> None:
+    access = access_with()
+    access.teams.put(Team(name="search", owns=("prod/search/*",)))
+    key, secret = new_key("ci", ("deploy",), 0.0, team="search")
+    access.put(key)
+    token = sign(SIGNING_KEY, access.token_for(secret.encode(), 60.0))
+    assert scopes_of(access, token) == {"deploy:prod/search/*"}
+    access.teams.put(Team(name="search", owns=("prod/ads/*",)))
+    access.on_team("search")
+    assert scopes_of(access, token) == frozenset()
