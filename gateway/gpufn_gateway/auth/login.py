@@ -25,7 +25,7 @@ _MAX_NAME: Final = 100
 
 
 class Provider(msgspec.Struct, frozen=True):
-    """What `gpufn login` needs to know of the OpenID provider."""
+    """The OpenID provider of `gpufn login`."""
 
     issuer: str
     client_id: str

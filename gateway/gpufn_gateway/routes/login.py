@@ -17,8 +17,6 @@ from gpufn_gateway.http.body_reader import BodyReader
 from gpufn_gateway.openapi.request_bodies import TokenRequest
 from gpufn_gateway.routes.requests import headers_of, json_response, principal_of, read_json, route
 
-_NOT_STORED = {"cache-control": "no-store"}
-
 
 class LoginRoutes:
     def __init__(self, login: Login, access: Access, store: TokenStore, bodies: BodyReader) -> None:
@@ -50,7 +48,7 @@ class LoginRoutes:
         else:
             issued = await self._login.exchange(headers, body.scopes, body.expires_in_s)
         self._record(request, issued)
-        return json_response(issued, 201, _NOT_STORED)
+        return json_response(issued, 201)
 
     def _record(self, request: Request, issued: Issued) -> None:
         request.scope["gpufn.principal"] = self._access.tokens.authenticate(issued.token.encode())

@@ -177,7 +177,7 @@ class Requests:
 
     @property
     def has_credential(self) -> bool:
-        """Whether requests have an API key or a token."""
+        """True if requests have an API key or a token."""
         return "authorization" in self._http.headers or self._http.auth is not None
 
     def close(self) -> None:

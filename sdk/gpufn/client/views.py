@@ -299,8 +299,8 @@ class KeyView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ProviderView(msgspec.Struct, frozen=True, kw_only=True):
-    """The OpenID provider of `gpufn login`. `scopes` are the scopes to request; "" means a choice of those that the
-    provider lists."""
+    """The OpenID provider of `gpufn login`. `scopes` are the scopes to request; "" leaves the choice
+    to the client."""
 
     issuer: str
     client_id: str
@@ -330,7 +330,7 @@ class PrincipalView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class UserView(msgspec.Struct, frozen=True, kw_only=True):
-    """A user or a workload that has logged in. `scopes` are those of the last login, at `seen_at` in UNIX seconds.
+    """A user or a workload that has logged in. The last login was at `seen_at` in UNIX seconds, with `scopes`.
     Tokens issued up to `not_before` are rejected."""
 
     id: str

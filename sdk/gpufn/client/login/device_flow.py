@@ -29,7 +29,7 @@ _MAX_INTERVAL_S: Final = 60.0
 
 
 class Grant(msgspec.Struct, frozen=True):
-    """What a provider grants: a token that names the user, and one for the next grant."""
+    """A grant of a provider: a token that names the user, and a token for the next grant."""
 
     id_token: str = ""
     refresh_token: str = ""
