@@ -79,7 +79,8 @@ class StandInIssuer:
             self.forms.append(form)
             error = self.polls.pop(0) if self.polls else ""
             if error:
-                return 400, json.dumps({"error": error}).encode()
+                status = 401 if error == "authorization_pending" else 400  # as Dex does
+                return status, json.dumps({"error": error}).encode()
             return 200, json.dumps({"id_token": self.token(), "refresh_token": "r1", "expires_in": 300}).encode()
         return 404, b""
 

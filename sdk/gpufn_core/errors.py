@@ -173,11 +173,11 @@ class DeadLetterNotFound(RequestError, code="dead_letter_not_found"):
 
 
 class Unauthorized(RequestError, code="unauthorized"):
-    """A valid API key or token is needed: set GPUFN_API_KEY, or run `gpufn login`."""
+    """A valid API key or token is needed: set GPUFN_API_KEY, run `gpufn login`, or send `Authorization: Bearer ...`."""
 
 
 class Forbidden(RequestError, code="forbidden"):
-    """The API key's scopes do not allow this."""
+    """The scopes of the API key or token do not allow this."""
 
 
 class ScheduleNotFound(RequestError, code="schedule_not_found"):

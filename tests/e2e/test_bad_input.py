@@ -26,6 +26,7 @@ import msgspec
 import pytest
 
 from gpufn_core.encoding import media
+from gpufn_core.errors import Unauthorized
 from tests.conftest import Platform, http_client, running_platform
 
 pytestmark = pytest.mark.e2e
@@ -466,7 +467,7 @@ def test_wrong_keys_and_scopes(tmp_path: Path) -> None:
         caller = {"authorization": f"Bearer {make_key(client, admin, 'invoke:add')}"}
         call = "/v1/functions/add/invoke"
 
-        said = "A valid API key is needed: set GPUFN_API_KEY or send `Authorization: Bearer ...`."
+        said = Unauthorized().message
         answer = client.post(call, json={"x": 1})
         assert refusal(answer) == (401, "unauthorized", said, None)
         assert answer.headers["www-authenticate"] == "Bearer"

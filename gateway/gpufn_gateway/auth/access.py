@@ -263,6 +263,7 @@ class Access:
             if key.replaced is None or key.replaced.sha256[:_SECRET_DIGITS] != token.secret:
                 raise Unauthorized("The API key of this token was replaced.")
             expires_at = min(expires_at, key.replaced.valid_until)
+        self.used.add(key.id)
         own = self._principals[key.id].scopes  # of a team's key, they may have changed
         return principal_with(
             key.id, [each for each in token.scopes if scopes.covers(own, each)], key.limits
