@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from gpufn_core.encoding.urls import is_issuer
 from gpufn_core.protocol import limits
-from gpufn_gateway.auth.issuer import is_issuer
 from gpufn_gateway.auth.tokens import MAX_TTL_S, MIN_TTL_S
 from gpufn_gateway.http import host_field
 from gpufn_platform.process.grace_period import GRACE_S

@@ -18,7 +18,6 @@ import httpx
 import jwt
 import msgspec
 
-from gpufn_core.encoding.urls import is_loopback
 from gpufn_core.errors import IssuerUnavailable, Unauthorized
 
 log = logging.getLogger(__name__)
@@ -54,22 +53,6 @@ class _Discovery(msgspec.Struct):
 
 class _KeySet(msgspec.Struct):
     keys: list[dict[str, Any]]
-
-
-def is_issuer(url: str) -> bool:
-    """Return whether `url` can be an issuer: https, or http on loopback.
-
-    >>> is_issuer("https://login.example.org/realms/a"), is_issuer("http://login.example.org")
-    (True, False)
-    """
-    try:
-        parts = urlsplit(url)
-        _ = parts.port
-    except ValueError:
-        return False
-    if not parts.hostname or parts.username is not None or parts.query or parts.fragment or not url.isprintable():
-        return False
-    return parts.scheme == "https" or (parts.scheme == "http" and is_loopback(parts.hostname))
 
 
 def issuer_of(token: str) -> str:

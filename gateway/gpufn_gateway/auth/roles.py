@@ -22,6 +22,7 @@ from typing import Any
 
 import msgspec
 
+from gpufn_core.encoding.urls import is_issuer
 from gpufn_core.errors import InvalidInput
 from gpufn_core.protocol.records import KeyLimits
 from gpufn_gateway.auth import scopes
@@ -66,6 +67,9 @@ class Roles(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 for scope in given:
                     scopes.check(scope)
             check_limits(roles.limits)
+            for workload in roles.workloads:
+                if not is_issuer(workload.issuer):
+                    raise InvalidInput(f"{workload.issuer!r} is no issuer: use an https address without a query")
         except InvalidInput as error:
             raise ValueError(error.message) from None
         return roles

@@ -108,6 +108,28 @@ def check_bus(url: str) -> None:
             raise InvalidInput(f"{public(server)!r} is not a NATS server's address: write for example nats://HOST:4222")
 
 
+def keeps_secrets(url: str) -> bool:
+    """Return whether credentials may go to an address: https, or http on this machine.
+
+    >>> keeps_secrets("https://login.example.org/a?b"), keeps_secrets("http://login.example.org")
+    (True, False)
+    """
+    parts = _parts_of(url, "http", "https")
+    return parts is not None and (parts.scheme == "https" or is_loopback(parts.hostname or ""))
+
+
+def is_issuer(url: str) -> bool:
+    """Return whether `url` can be an OpenID provider.
+
+    >>> is_issuer("https://login.example.org/realms/a"), is_issuer("https://login.example.org/?a=b")
+    (True, False)
+    """
+    parts = _parts_of(url, "http", "https")
+    return (
+        parts is not None and keeps_secrets(url) and not (parts.query or parts.fragment or parts.username is not None)
+    )
+
+
 def is_loopback(host: str) -> bool:
     """True for `localhost` and for loopback addresses, which are compared by value."""
     if host.lower() == "localhost":

@@ -7,12 +7,12 @@ import ssl
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
-from urllib.parse import quote_plus, urlsplit
+from urllib.parse import quote_plus
 
 import msgspec
 
 from gpufn.client.views import ProviderView
-from gpufn_core.encoding.urls import is_loopback
+from gpufn_core.encoding.urls import keeps_secrets
 from gpufn_core.errors import Forbidden, GatewayUnavailable, Unauthorized
 
 if TYPE_CHECKING:
@@ -198,12 +198,8 @@ def _error_in(response: httpx.Response) -> str:
 
 
 def _checked(url: str) -> str:
-    """Return an address to which credentials may go: https, or http on this machine. Raises GatewayUnavailable."""
-    try:
-        parts = urlsplit(url)
-    except ValueError:
-        parts = urlsplit("")
-    if not parts.hostname or not (parts.scheme == "https" or (parts.scheme == "http" and is_loopback(parts.hostname))):
+    """Return an address to which credentials may go. Raises GatewayUnavailable."""
+    if not keeps_secrets(url):
         raise GatewayUnavailable(f"{url[:200]!r} is not a safe address of an identity provider: it needs https")
     return url
 
