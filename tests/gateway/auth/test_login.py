@@ -200,6 +200,28 @@ async def test_without_the_keys_of_the_provider_only_logins_fail(
         assert (await gateway.http.get("/healthz")).status_code == 200
 
 
+async def test_a_slow_provider_delays_only_logins(
+    nats: Any, issuer: StandInIssuer, settings: GatewaySettings, problem: Any
+) -> None:
+    asked, answers = asyncio.Event(), asyncio.Event()
+
+    async def fetch(url: str) -> bytes:
+        asked.set()
+        await answers.wait()
+        raise TimeoutError
+
+    async with protected(nats, settings) as gateway:
+        key, secret = new_key("robot", ("read",), 0.0)
+        gateway.access.put(key)
+        gateway.login._fetch = fetch
+        logins = [asyncio.create_task(exchange(gateway, issuer.token())) for _ in range(3)]
+        await asked.wait()
+        assert (await gateway.http.get("/v1/functions", headers=bearer(secret))).status_code == 200
+        assert not any(login.done() for login in logins)
+        answers.set()
+        assert [problem(login) for login in await asyncio.gather(*logins)] == [(503, "issuer_unavailable")] * 3
+
+
 async def test_keys_at_another_address_need_the_setting(
     nats: Any, issuer: StandInIssuer, settings: GatewaySettings, problem: Any
 ) -> None:
