@@ -264,10 +264,9 @@ class Access:
                 raise Unauthorized("The API key of this token was replaced.")
             expires_at = min(expires_at, key.replaced.valid_until)
         self.used.add(key.id)
-        own = self._principals[key.id].scopes  # of a team's key, they may have changed
-        return principal_with(
-            key.id, [each for each in token.scopes if scopes.covers(own, each)], key.limits
-        ), expires_at
+        own = self._principals[key.id].scopes  # a team's key may have lost some
+        still = [scope for scope in token.scopes if scopes.covers(own, scope)]
+        return principal_with(key.id, still, key.limits), expires_at
 
     def _is_replaced(self, digest: str, replaced: ReplacedSecret) -> bool:
         """Return whether a digest is that of a replaced secret that is still valid."""
