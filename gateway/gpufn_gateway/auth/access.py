@@ -133,7 +133,7 @@ class Access:
         self._keys: dict[str, ApiKey] = {}
         self._principals: dict[str, Principal] = {}
         self.teams = Teams()  # whose functions the keys of a team may use
-        self.used: set[str] = set()  # keys that were used since `take_used`
+        self.used: set[str] = set()  # keys, and users with tokens, that sent requests since `take_used`
         self._local_hosts: set[bytes] = set()
         self.tokens = Tokens(now, self._principal_of_token)
 
@@ -225,7 +225,9 @@ class Access:
             raise Unauthorized
         secret = credential.strip()
         if secret.startswith(TOKEN_PREFIX):
-            return self.tokens.authenticate(secret)
+            principal = self.tokens.authenticate(secret)
+            self.used.add(principal.id)
+            return principal
         key_id = _key_id_of(secret)
         key = self._keys.get(key_id)
         digest = hashlib.sha256(secret).hexdigest()
@@ -263,7 +265,6 @@ class Access:
             if key.replaced is None or key.replaced.sha256[:_SECRET_DIGITS] != token.secret:
                 raise Unauthorized("The API key of this token was replaced.")
             expires_at = min(expires_at, key.replaced.valid_until)
-        self.used.add(key.id)
         own = self._principals[key.id].scopes  # a team's key may have lost some
         still = [scope for scope in token.scopes if scopes.covers(own, scope)]
         return principal_with(key.id, still, key.limits), expires_at

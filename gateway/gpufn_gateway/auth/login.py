@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -21,6 +22,7 @@ from gpufn_gateway.settings import GatewaySettings
 from gpufn_platform.process.clock import Clock
 
 USER_PREFIX: Final = "user-"
+_ID_DIGITS: Final = 20  # 100 bits: some subjects, such as branches in a CI system, are chosen by their users
 _MAX_NAME: Final = 100
 
 
@@ -86,10 +88,10 @@ class Login:
             scopes=tuple(sorted(own)),
             seen_at=now,
         )
-        token = Token(0, user.id, user.scopes, now, now + self._settings.token_ttl_s, limits=roles.limits)
-        token = self._narrowed(token, wanted, expires_in_s)
-        await self._store.record(user)
-        return await self._issue(token, user.name)
+        life_s = min(self._life_s(expires_in_s), self._settings.token_ttl_s)  # then the groups are looked up again
+        token = self._narrowed(Token(0, user.id, user.scopes, now, now + life_s, limits=roles.limits), wanted)
+        generation = await self._store.record(user)
+        return await self._issue(msgspec.structs.replace(token, generation=generation), user.name)
 
     async def exchange(
         self, headers: Mapping[bytes, bytes], wanted: Sequence[str] | None, expires_in_s: float | None
@@ -99,8 +101,8 @@ class Login:
         if not principal.id:
             raise InvalidInput("this gateway has no API keys, so clients of this machine need no token")
         credential = headers[b"authorization"].partition(b" ")[2].strip()
-        token = self._access.token_for(credential, self._settings.token_ttl_s)
-        return await self._issue(self._narrowed(token, wanted, expires_in_s), self._access.label_of(principal.id))
+        token = self._narrowed(self._access.token_for(credential, self._life_s(expires_in_s)), wanted)
+        return await self._issue(token, self._access.label_of(principal.id))
 
     async def _issue(self, token: Token, name: str) -> Issued:
         text = sign(await self._store.signing_key(), token)
@@ -108,15 +110,18 @@ class Login:
             text, token.principal, name, token.scopes, token.expires_at, token.expires_at - self._clock.time()
         )
 
-    def _narrowed(self, token: Token, wanted: Sequence[str] | None, expires_in_s: float | None) -> Token:
-        """Return a token with fewer scopes and a shorter life. Raises InvalidInput, Forbidden."""
-        if expires_in_s is not None:
-            if not MIN_TTL_S <= expires_in_s <= MAX_TTL_S:
-                raise InvalidInput(
-                    f"expires_in_s is a number of seconds from {MIN_TTL_S:g} to {MAX_TTL_S:,.0f}", field="expires_in_s"
-                )
-            expires_at = min(token.expires_at, token.issued_at + expires_in_s)
-            token = msgspec.structs.replace(token, expires_at=expires_at)
+    def _life_s(self, wanted_s: float | None) -> float:
+        """Return the life of a token. Raises InvalidInput."""
+        if wanted_s is None:
+            return self._settings.token_ttl_s
+        if not MIN_TTL_S <= wanted_s <= MAX_TTL_S:
+            raise InvalidInput(
+                f"expires_in_s is a number of seconds from {MIN_TTL_S:g} to {MAX_TTL_S:,.0f}", field="expires_in_s"
+            )
+        return wanted_s
+
+    def _narrowed(self, token: Token, wanted: Sequence[str] | None) -> Token:
+        """Return a token with only the wanted scopes. Raises InvalidInput, Forbidden."""
         if wanted is None:
             return token
         if not wanted:
@@ -165,9 +170,10 @@ def user_id(issuer: str, subject: str) -> str:
     """Return the id of a subject, which is part of subjects on the bus and of usage records.
 
     >>> user_id("https://login.example.org", "alice")
-    'user-ecaefa46c11c19b0'
+    'user-5sxpurwbdqm3by2mxsz3'
     """
-    return USER_PREFIX + hashlib.sha256(msgspec.json.encode((issuer, subject))).hexdigest()[:16]
+    digest = hashlib.sha256(msgspec.json.encode((issuer, subject))).digest()
+    return USER_PREFIX + base64.b32encode(digest)[:_ID_DIGITS].decode().lower()
 
 
 def _name_in(claims: Mapping[str, Any]) -> str:

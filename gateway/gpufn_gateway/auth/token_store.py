@@ -62,14 +62,14 @@ class TokenStore:
         spread = [key for key in keys if now - key.created_at > _SPREAD_S]
         return spread[-1] if spread else keys[0]
 
-    async def record(self, user: User) -> None:
-        """Store that a user has exchanged a token now."""
+    async def record(self, user: User) -> int:
+        """Store that a user has exchanged a token now. Return the generation of the token."""
 
         def change(entry: Entry | None) -> bytes:
-            not_before = 0.0 if entry is None else _user.decode(entry.value).not_before
-            return encode(msgspec.structs.replace(user, not_before=not_before))
+            generation = 0 if entry is None else _user.decode(entry.value).generation
+            return encode(msgspec.structs.replace(user, generation=generation))
 
-        await self._users.change(user.id, change)
+        return _user.decode((await self._users.change(user.id, change)).value).generation
 
     async def revoke(self, id_: str) -> None:
         """Reject all tokens of a user that were issued until now. Raises RouteError."""
@@ -77,7 +77,8 @@ class TokenStore:
         def change(entry: Entry | None) -> bytes:
             if entry is None:
                 raise RouteError(404, "There is no user with this id.")
-            return encode(msgspec.structs.replace(_user.decode(entry.value), not_before=self._clock.time()))
+            user = _user.decode(entry.value)
+            return encode(msgspec.structs.replace(user, generation=user.generation + 1))
 
         if id_ not in self._tokens.users:
             raise RouteError(404, "There is no user with this id.")

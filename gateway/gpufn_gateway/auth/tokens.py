@@ -1,6 +1,6 @@
 """Tokens: short-lived credentials that each gateway verifies on its own.
 
-A token is `gpufn.<payload>.<MAC>`, in base64url. The payload names the principal, its scopes and the end of the token.
+A token is `gpufnt_<payload>.<MAC>`, in base64url. The payload names the principal, its scopes and the end of the token.
 The MAC is HMAC-SHA256 under a signing key that all gateways have. A verified token is cached, so that a further request
 with it costs one lookup.
 
@@ -22,8 +22,8 @@ from gpufn_core.protocol.records import KeyLimits
 
 P = TypeVar("P")
 
-PREFIX: Final = b"gpufn."
-MAX_TTL_S: Final = 86_400.0  # the longest life of a token, and how long a replaced signing key verifies tokens
+PREFIX: Final = b"gpufnt_"
+MAX_TTL_S: Final = 43_200.0  # the longest life of a token, and how long a replaced signing key verifies tokens
 MIN_TTL_S: Final = 1.0
 MAX_BYTES: Final = 4096
 _MAX_CACHED: Final = 2048
@@ -38,8 +38,11 @@ class SigningKey(msgspec.Struct, frozen=True):
 
 
 class User(msgspec.Struct, frozen=True, kw_only=True):
-    """A subject of an OpenID provider that has exchanged a token here. Tokens issued up to `not_before` are rejected.
-    Times are in unix seconds."""
+    """A subject of an OpenID provider that has exchanged a token here, last at `seen_at` in unix seconds.
+
+    Tokens of an earlier `generation` are rejected. It counts how often the user's tokens were ended. A time would not do:
+    the clocks of gateways differ.
+    """
 
     id: str
     issuer: str
@@ -47,12 +50,12 @@ class User(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     scopes: tuple[str, ...] = ()
     seen_at: float
-    not_before: float = 0.0
+    generation: int = 0
 
 
 class Token(msgspec.Struct, frozen=True, array_like=True):
     """The payload of a token. `secret` is the start of the digest of the API key that it was made with, empty for the
-    token of a user."""
+    token of a user. `generation` is that of the user."""
 
     signing_key: int
     principal: str
@@ -61,6 +64,7 @@ class Token(msgspec.Struct, frozen=True, array_like=True):
     expires_at: float
     secret: str = ""
     limits: KeyLimits | None = None
+    generation: int = 0
 
 
 _encode: Final = msgspec.json.Encoder().encode
@@ -97,7 +101,7 @@ class Tokens(Generic[P]):
         before = self.users.pop(id_, None)
         if user is not None:
             self.users[id_] = user
-        if (before.not_before if before else 0.0) != (user.not_before if user else 0.0):
+        if (before.generation if before else 0) != (user.generation if user else 0):
             self.forget()
 
     def forget(self) -> None:
@@ -137,7 +141,7 @@ class Tokens(Generic[P]):
         except (ValueError, KeyError, msgspec.MsgspecError):
             raise Unauthorized("This token is not valid: run `gpufn login`, or request another one.") from None
         user = self.users.get(token.principal)
-        if user is not None and token.issued_at <= user.not_before:
+        if user is not None and token.generation < user.generation:
             raise Unauthorized("This token was revoked: run `gpufn login`.")
         return token
 

@@ -331,7 +331,7 @@ class PrincipalView(msgspec.Struct, frozen=True, kw_only=True):
 
 class UserView(msgspec.Struct, frozen=True, kw_only=True):
     """A user or a workload that has logged in. The last login was at `seen_at` in UNIX seconds, with `scopes`.
-    Tokens issued up to `not_before` are rejected."""
+    `generation` counts how often the user's tokens were ended."""
 
     id: str
     issuer: str
@@ -339,7 +339,7 @@ class UserView(msgspec.Struct, frozen=True, kw_only=True):
     name: str = ""
     scopes: tuple[str, ...] = ()
     seen_at: float = 0.0
-    not_before: float = 0.0
+    generation: int = 0
 
 
 class AuditHead(msgspec.Struct, frozen=True, kw_only=True):

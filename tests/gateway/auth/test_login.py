@@ -99,6 +99,8 @@ async def test_a_user_gets_a_token_with_the_scopes_of_the_groups(
         assert problem(await exchange(gateway, issuer.token(), scopes=["deploy"])) == (403, "forbidden")
         assert problem(await exchange(gateway, issuer.token(), scopes=["nonsense"])) == (422, "invalid_input")
         assert problem(await exchange(gateway, issuer.token(), expires_in_s=90_000)) == (422, "invalid_input")
+        longer = await exchange(gateway, issuer.token(), expires_in_s=7200)  # the groups are looked up each hour
+        assert 3590 < longer.json()["expires_in_s"] <= 3600
         issuer.groups = ("guests",)
         assert problem(await exchange(gateway, issuer.token())) == (403, "forbidden")
 
@@ -161,7 +163,7 @@ BAD: dict[str, Callable[[StandInIssuer], str]] = {
     "empty parts": lambda issuer: "..",
     "not ASCII": lambda issuer: "é" * 100,
     "too long": lambda issuer: issuer.token(padding="x" * 20_000),
-    "a gateway's own token": lambda issuer: "gpufn.e30.x",
+    "a gateway's own token": lambda issuer: "gpufnt_e30.x",
 }  # fmt: skip
 
 
@@ -306,6 +308,15 @@ async def test_an_api_key_gives_tokens_that_end_with_it(nats: Any, problem: Any)
         assert problem(await token("gpufn_x_y")) == (401, "unauthorized")
         assert await status(issued["token"]) == 200
 
+        lasting, lasting_secret = new_key("nightly", ("read",), now)
+        gateway.access.put(lasting)
+        assert (await token(lasting_secret)).json()["expires_in_s"] == pytest.approx(3600, abs=10)
+        longest = await token(lasting_secret, expires_in_s=12 * 3600)  # more than the default
+        assert longest.json()["expires_in_s"] == pytest.approx(12 * 3600, abs=10)
+        derived = (await token(longest.json()["token"], expires_in_s=12 * 3600)).json()
+        assert derived["expires_at"] == longest.json()["expires_at"]
+        assert problem(await token(lasting_secret, expires_in_s=12 * 3600 + 1)) == (422, "invalid_input")
+
         replaced, new_secret = rotated(key, now, overlap_s=0)
         gateway.access.put(replaced)
         assert await status(issued["token"]) == 401
@@ -340,7 +351,7 @@ async def test_signing_keys_rotate_with_overlap(nats: Any, clock: ManualClock) -
         one, other = TokenStore(buckets, first.tokens, clock), TokenStore(buckets, second.tokens, clock)
         await asyncio.gather(one.start(), other.start())
         assert (await one.signing_key()) == (await other.signing_key())  # both have started with the same key
-        old = sign(await one.signing_key(), Token(0, "user-1", ("read",), clock.time(), clock.time() + 10 * MAX_TTL_S))
+        old = sign(await one.signing_key(), Token(0, "user-1", ("read",), clock.time(), clock.time() + 2 * ROTATION_S))
         clock.now += ROTATION_S + 1
         assert (await one.signing_key()).number == 1  # the other gateways get the new key first
         await until_async(lambda: 2 in second.tokens.signing_keys)

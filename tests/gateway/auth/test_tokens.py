@@ -79,16 +79,16 @@ def test_a_token_is_valid_until_it_ends() -> None:
 def test_an_altered_token_is_refused() -> None:
     access = access_with()
     good = user_token()
-    head, payload, mac = good.split(".")
+    head, payload, mac = good[:7], *good[7:].split(".")
     other_mac = sign(
         msgspec.structs.replace(SIGNING_KEY, secret=b"t" * 32), Token(0, "user-1", ("admin",), 100.0, 200.0)
     )
     admin = base64.urlsafe_b64encode(msgspec.json.encode(Token(1, "user-1", ("admin",), 100.0, 200.0))).decode()
     unknown_key = sign(msgspec.structs.replace(SIGNING_KEY, number=2), Token(0, "user-1", ("admin",), 100.0, 200.0))
     wrong = [
-        other_mac, unknown_key, f"{head}.{admin.rstrip('=')}.{mac}", f"{head}.{payload}.", f"{head}.{payload}",
-        "gpufn.", "gpufn..", good + "=", good + "A", good[:-1], f"{head}.{payload}.{mac}.x", "gpufn.é.é",
-        "gpufn." + "x" * MAX_BYTES,
+        other_mac, unknown_key, f"{head}{admin.rstrip('=')}.{mac}", f"{head}{payload}.", f"{head}{payload}",
+        "gpufnt_", "gpufnt_.", good + "=", good + "A", good[:-1], f"{head}{payload}.{mac}.x", "gpufnt_é.é",
+        "gpufnt_" + "x" * MAX_BYTES,
     ]  # fmt: skip
     for token in wrong:
         with pytest.raises(Unauthorized):
@@ -102,11 +102,17 @@ def test_a_token_ends_with_its_signing_key_and_when_its_user_is_signed_out() -> 
     assert scopes_of(access, user_token()) == {"read"}
     access.tokens.put_user("user-1", user)
     assert scopes_of(access, user_token()) == {"read"}
-    access.tokens.put_user("user-1", msgspec.structs.replace(user, not_before=100.0))
-    with pytest.raises(Unauthorized):
-        scopes_of(access, user_token())
-    later = user_token(issued_at=100.5)
+    access.tokens.put_user("user-1", msgspec.structs.replace(user, generation=1))
+    for issued_at in (100.0, 150.0):  # bug: a token of a gateway whose clock is fast stayed valid
+        with pytest.raises(Unauthorized):
+            scopes_of(access, user_token(issued_at=issued_at))
+    later = user_token(generation=1)
     assert scopes_of(access, later) == {"read"}
+    derived = access.token_for(later.encode(), 60.0)
+    access.tokens.put_user("user-1", msgspec.structs.replace(user, generation=2))
+    with pytest.raises(Unauthorized):  # another gateway made it from a token that was ended here
+        scopes_of(access, sign(SIGNING_KEY, derived))
+    later = user_token(generation=2)
     access.tokens.put_signing_key(1, None)
     with pytest.raises(Unauthorized):
         scopes_of(access, later)
@@ -122,6 +128,18 @@ def test_verified_tokens_take_bounded_memory() -> None:
     for number in range(3000):
         scopes_of(access, user_token(principal=f"user-{number}"))
     assert len(access.tokens._verified) < 3000
+
+
+def test_each_use_of_a_token_is_a_use_of_its_key() -> None:
+    """Bug: only the first use counted, since further ones find the verified token."""
+    access = access_with()
+    key, secret = new_key("ci", ("read",), 0.0)
+    access.put(key)
+    token = sign(SIGNING_KEY, access.token_for(secret.encode(), 60.0))
+    for _ in range(2):
+        scopes_of(access, token)
+        scopes_of(access, user_token())
+        assert access.take_used() == {key.id}
 
 
 def test_a_token_of_a_teams_key_follows_the_team() -> None:

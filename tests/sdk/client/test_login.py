@@ -171,13 +171,13 @@ def test_a_client_secret_is_sent_as_the_provider_supports_it(issuer: StandInIssu
 
 def test_the_commands_about_tokens(gateway: Any) -> None:
     gateway.on("GET /v1/auth/me", {"id": "k1", "name": "robot", "scopes": ["read"], "expires_at": None, "limits": None})
-    gateway.on("POST /v1/auth/token", {"token": "gpufn.a.b", "id": "k1"}, status=201)
+    gateway.on("POST /v1/auth/token", {"token": "gpufnt_a.b", "id": "k1"}, status=201)
     user = {"id": "user-1", "issuer": "https://login.example.org", "subject": "a", "name": "alice", "scopes": ["read"]}
     gateway.on("GET /v1/users", {"users": [user]})
     gateway.on("DELETE /v1/users/user-1/tokens", status=204)
     gateway.on("DELETE /v1/auth/tokens", status=204)
     assert "robot" in run("whoami").stdout
-    assert run("token", "--scope", "invoke:f", "--expires", "15min").stdout == "gpufn.a.b\n"
+    assert run("token", "--scope", "invoke:f", "--expires", "15min").stdout == "gpufnt_a.b\n"
     body = next(each.json for each in gateway.requests if each.path == "/v1/auth/token")
     assert body == {"scopes": ["invoke:f"], "expires_in_s": 900.0}
     assert "alice" in run("users").stdout
