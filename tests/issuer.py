@@ -18,12 +18,16 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 CLIENT = "gpufn-cli"
 _MAKE: dict[str, Callable[[], Any]] = {
     "RS256": lambda: rsa.generate_private_key(65537, 2048),
+    "PS256": lambda: rsa.generate_private_key(65537, 2048),
     "ES256": lambda: ec.generate_private_key(ec.SECP256R1()),
+    "ES384": lambda: ec.generate_private_key(ec.SECP384R1()),
     "EdDSA": ed25519.Ed25519PrivateKey.generate,
 }
 _JWK: dict[str, Callable[..., Any]] = {
     "RS256": jwt.algorithms.RSAAlgorithm.to_jwk,
+    "PS256": jwt.algorithms.RSAAlgorithm.to_jwk,
     "ES256": jwt.algorithms.ECAlgorithm.to_jwk,
+    "ES384": jwt.algorithms.ECAlgorithm.to_jwk,
     "EdDSA": jwt.algorithms.OKPAlgorithm.to_jwk,
 }
 

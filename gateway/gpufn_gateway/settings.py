@@ -50,8 +50,8 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     oidc_groups_claim: str = "groups"  # GPUFN_OIDC_GROUPS_CLAIM: claim with the groups, or its path: realm.roles
     oidc_jwks_url: str = ""  # GPUFN_OIDC_JWKS_URL: the provider's keys, if they are on another host than the issuer
     oidc_ca_file: str = ""  # GPUFN_OIDC_CA_FILE: PEM file of an authority to trust for the provider
-    role_file: str = ""  # GPUFN_ROLE_FILE: TOML file of the scopes of groups and workloads
-    token_ttl_s: float = 3600.0  # GPUFN_TOKEN_TTL_S: life of a token, at most a day
+    oidc_roles: str = ""  # GPUFN_OIDC_ROLES: TOML or .json file of the scopes of groups and workloads
+    token_ttl_s: float = 3600.0  # GPUFN_TOKEN_TTL_S: life of a token, at most 12 h
     log_level: str = "INFO"  # GPUFN_LOG_LEVEL: DEBUG, INFO, WARNING or ERROR
 
     @classmethod
@@ -70,8 +70,8 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
             )
         if ("tls_cert" in values) != ("tls_key" in values):
             raise InvalidSetting("Set both GPUFN_TLS_CERT and GPUFN_TLS_KEY, or neither.")
-        if "oidc_issuer" in values and not {"oidc_client_id", "role_file"} <= values.keys():
-            raise InvalidSetting("GPUFN_OIDC_ISSUER also needs GPUFN_OIDC_CLIENT_ID and GPUFN_ROLE_FILE.")
+        if "oidc_issuer" in values and not {"oidc_client_id", "oidc_roles"} <= values.keys():
+            raise InvalidSetting("GPUFN_OIDC_ISSUER also needs GPUFN_OIDC_CLIENT_ID and GPUFN_OIDC_ROLES.")
         return cls(**values)
 
     def max_call_bytes(self, max_payload: int) -> int:

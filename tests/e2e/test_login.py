@@ -59,7 +59,7 @@ def test_users_log_in_with_a_real_provider(tmp_path: Path) -> None:
         settings = {
             "GPUFN_OIDC_ISSUER": provider.issuer,
             "GPUFN_OIDC_CLIENT_ID": glewlwyd.CLIENT,
-            "GPUFN_ROLE_FILE": str(tmp_path / "roles.toml"),
+            "GPUFN_OIDC_ROLES": str(tmp_path / "roles.toml"),
         }
         with running_platform(tmp_path / "home", environ=settings) as platform:
             platform.gpufn("deploy", str(tmp_path / "app.py"))

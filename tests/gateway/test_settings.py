@@ -34,7 +34,7 @@ def test_a_value_from_the_environment_has_the_type_of_its_default(field: msgspec
     text = {bool: "yes", tuple: "10.0.0.1", str: "info", Sync: "always"}.get(type(field.default), "7")
     text = "https://login.example.org" if field.name in ("oidc_issuer", "oidc_jwks_url") else text
     others = {"GPUFN_NATS_STORE": "/store", "GPUFN_TLS_CERT": "chain.pem", "GPUFN_TLS_KEY": "key.pem"}
-    others |= {"GPUFN_OIDC_CLIENT_ID": "c", "GPUFN_ROLE_FILE": "roles.toml"}
+    others |= {"GPUFN_OIDC_CLIENT_ID": "c", "GPUFN_OIDC_ROLES": "roles.toml"}
     environ = others | {f"GPUFN_{field.name.upper()}": text}
     read = getattr(GatewaySettings.from_env(environ), field.name)
     assert type(read) is type(field.default)
@@ -42,15 +42,17 @@ def test_a_value_from_the_environment_has_the_type_of_its_default(field: msgspec
 
 def test_the_settings_of_a_provider() -> None:
     complete = {
-        "GPUFN_OIDC_ISSUER": "https://login.example.org/", "GPUFN_OIDC_CLIENT_ID": "c", "GPUFN_ROLE_FILE": "roles.toml",
-    }  # fmt: skip
+        "GPUFN_OIDC_ISSUER": "https://login.example.org/",
+        "GPUFN_OIDC_CLIENT_ID": "c",
+        "GPUFN_OIDC_ROLES": "roles.toml",
+    }
     assert GatewaySettings.from_env(complete).oidc_issuer == "https://login.example.org/"
-    for missing in ("GPUFN_OIDC_CLIENT_ID", "GPUFN_ROLE_FILE"):
+    for missing in ("GPUFN_OIDC_CLIENT_ID", "GPUFN_OIDC_ROLES"):
         with pytest.raises(InvalidSetting, match=missing):
             GatewaySettings.from_env({name: value for name, value in complete.items() if name != missing})
     wrong = {
         "GPUFN_OIDC_ISSUER": ("http://login.example.org", "https://a@x", "https://x?y", "x"),
-        "GPUFN_TOKEN_TTL_S": ("90000", "0"),
+        "GPUFN_TOKEN_TTL_S": ("43201", "0"),
     }
     for name, values in wrong.items():
         for value in values:

@@ -23,7 +23,13 @@ from gpufn_core.errors import IssuerUnavailable, Unauthorized
 log = logging.getLogger(__name__)
 
 MAX_JWT_BYTES: Final = 16 << 10
-_ALGORITHMS: Final = {"RS256": ("RSA", ""), "ES256": ("EC", "P-256"), "EdDSA": ("OKP", "Ed25519")}  # kty, crv
+_ALGORITHMS: Final = {  # kty, crv
+    **dict.fromkeys(("RS256", "RS384", "RS512", "PS256", "PS384", "PS512"), ("RSA", "")),
+    "ES256": ("EC", "P-256"),
+    "ES384": ("EC", "P-384"),
+    "ES512": ("EC", "P-521"),
+    "EdDSA": ("OKP", "Ed25519"),
+}
 _REQUIRED: Final = ["iss", "aud", "sub", "exp", "iat"]
 _LEEWAY_S: Final = 60.0
 _TIMEOUT_S: Final = 10.0

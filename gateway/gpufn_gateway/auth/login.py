@@ -57,7 +57,7 @@ class Login:
         self._store = store
         self._clock = clock
         self._fetch = fetch
-        self._role_file = RoleFile(Path(settings.role_file)) if settings.role_file else None
+        self._role_file = RoleFile(Path(settings.oidc_roles)) if settings.oidc_roles else None
         self._issuers: dict[str, Issuer] = {}
 
     @property

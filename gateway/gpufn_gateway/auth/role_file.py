@@ -43,8 +43,8 @@ def _changed_at(path: Path) -> int:
 
 def _read(path: Path) -> Roles:
     try:
-        return Roles.parse(path.read_bytes())
+        return Roles.parse(path.read_bytes(), json=path.suffix == ".json")
     except OSError as error:
-        raise InvalidSetting(f"GPUFN_ROLE_FILE={path}: {error.strerror}") from None
+        raise InvalidSetting(f"GPUFN_OIDC_ROLES={path}: {error.strerror}") from None
     except (ValueError, msgspec.MsgspecError) as error:
-        raise InvalidSetting(f"GPUFN_ROLE_FILE={path}: {error}") from None
+        raise InvalidSetting(f"GPUFN_OIDC_ROLES={path}: {error}") from None

@@ -59,9 +59,9 @@ class Roles(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     limits: KeyLimits = KeyLimits()
 
     @classmethod
-    def parse(cls, text: bytes) -> Roles:
-        """Parse a role table. Raises ValueError."""
-        roles = msgspec.toml.decode(text, type=cls)
+    def parse(cls, text: bytes, *, json: bool = False) -> Roles:
+        """Parse a role table in TOML, or in JSON. Raises ValueError."""
+        roles = msgspec.json.decode(text, type=cls) if json else msgspec.toml.decode(text, type=cls)
         try:
             for given in (*roles.groups.values(), *(workload.scopes for workload in roles.workloads)):
                 for scope in given:

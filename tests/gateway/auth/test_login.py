@@ -57,7 +57,7 @@ def issuer() -> Iterator[StandInIssuer]:
 def settings(issuer: StandInIssuer, tmp_path: Path) -> GatewaySettings:
     roles = tmp_path / "roles.toml"
     roles.write_text(ROLES.format(issuer=issuer.url))
-    return GatewaySettings(oidc_issuer=issuer.url, oidc_client_id=CLIENT, role_file=str(roles))
+    return GatewaySettings(oidc_issuer=issuer.url, oidc_client_id=CLIENT, oidc_roles=str(roles))
 
 
 @contextlib.asynccontextmanager
@@ -105,7 +105,7 @@ async def test_a_user_gets_a_token_with_the_scopes_of_the_groups(
         assert problem(await exchange(gateway, issuer.token())) == (403, "forbidden")
 
 
-@pytest.mark.parametrize("algorithm", ["RS256", "EdDSA"])
+@pytest.mark.parametrize("algorithm", ["RS256", "PS256", "ES384", "EdDSA"])
 async def test_keys_of_other_kinds_and_new_keys(
     nats: Any, issuer: StandInIssuer, settings: GatewaySettings, algorithm: str
 ) -> None:
@@ -234,7 +234,7 @@ async def test_keys_at_another_address_need_the_setting(
         async with protected(nats, settings) as gateway:
             assert problem(await exchange(gateway, issuer.token())) == (503, "issuer_unavailable")
             assert elsewhere.requests == []
-        allowed = {**{name: getattr(settings, name) for name in ("oidc_issuer", "oidc_client_id", "role_file")}}
+        allowed = {**{name: getattr(settings, name) for name in ("oidc_issuer", "oidc_client_id", "oidc_roles")}}
         async with protected(nats, GatewaySettings(**allowed, oidc_jwks_url=f"{elsewhere.url}/keys")) as gateway:
             assert (await exchange(gateway, issuer.token())).status_code == 201
 
@@ -252,7 +252,7 @@ async def test_a_workload_has_the_scopes_of_its_subject(
 async def test_a_changed_role_table_applies_to_the_next_login(
     nats: Any, issuer: StandInIssuer, settings: GatewaySettings
 ) -> None:
-    file = Path(settings.role_file)
+    file = Path(settings.oidc_roles)
 
     def write(text: str) -> None:
         file.write_text(text)

@@ -31,12 +31,27 @@ from gpufn_platform.process.settings import InvalidSetting
 def test_a_table_with_an_error_ends_the_start(tmp_path: Path, text: str) -> None:
     file = tmp_path / "roles.toml"
     file.write_bytes(text.encode("latin-1"))
-    with pytest.raises(InvalidSetting, match="GPUFN_ROLE_FILE"):
+    with pytest.raises(InvalidSetting, match="GPUFN_OIDC_ROLES"):
         RoleFile(file)
 
 
+@pytest.mark.parametrize("text", ["{", "[]", '{"groups": {"devs": ["nonsense"]}}', '{"roles": {}}'])
+def test_an_error_in_json(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "roles.json"
+    file.write_text(text)
+    with pytest.raises(InvalidSetting, match="GPUFN_OIDC_ROLES"):
+        RoleFile(file)
+
+
+def test_a_table_in_json(tmp_path: Path) -> None:
+    file = tmp_path / "roles.json"
+    file.write_text('{"groups": {"devs": ["read"]}, "limits": {"rate": 5}}')
+    roles = RoleFile(file).roles()
+    assert (roles.groups, roles.limits.rate) == ({"devs": ("read",)}, 5.0)
+
+
 def test_a_table_that_does_not_exist_ends_the_start(tmp_path: Path) -> None:
-    with pytest.raises(InvalidSetting, match="GPUFN_ROLE_FILE"):
+    with pytest.raises(InvalidSetting, match="GPUFN_OIDC_ROLES"):
         RoleFile(tmp_path / "roles.toml")
 
 
