@@ -40,7 +40,7 @@ class SigningKey(msgspec.Struct, frozen=True):
 class User(msgspec.Struct, frozen=True, kw_only=True):
     """A subject of an OpenID provider that has exchanged a token here, last at `seen_at` in unix seconds.
 
-    Tokens of an earlier `generation` are rejected. It counts how often the user's tokens were ended. It is no time, since
+    Tokens of an earlier `generation` are rejected. It counts how often the user's tokens were ended. It is no time:
     the clocks of gateways differ.
     """
 
