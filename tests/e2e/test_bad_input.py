@@ -27,6 +27,7 @@ import pytest
 
 from gpufn_core.encoding import media
 from gpufn_core.errors import Unauthorized
+from gpufn_core.ids import new_ulid
 from tests.conftest import Platform, http_client, running_platform
 
 pytestmark = pytest.mark.e2e
@@ -246,7 +247,7 @@ def test_ids_and_waits_that_make_no_sense(picky: Platform) -> None:
     client = picky.client
     put = client.put("/v1/functions/add/invocations/not-an-id", json={"x": 1})
     assert refusal(put) == (
-        422, "invalid_input", "an invocation id must be a ULID: 26 characters of 0-9 and a-z", "id",
+        422, "invalid_input", "an invocation id must be a ULID: 26 characters of 0-9 and a-z, the first 0 to 7", "id",
     )  # fmt: skip
     for path in ("not-an-id", "0" * 25 + "1", "%00"):
         assert refusal(client.get(f"/v1/invocations/{path}"))[:2] == (404, "invocation_not_found")
@@ -257,12 +258,20 @@ def test_ids_and_waits_that_make_no_sense(picky: Platform) -> None:
 
 
 def test_an_id_of_another_functions_call_is_not_taken_over(picky: Platform) -> None:
-    mine = picky.client.post("/v1/functions/add/submit", json={"x": 1}, headers={"idempotency-key": "k"}).json()["id"]
+    mine = new_ulid()
+    assert picky.client.put(f"/v1/functions/add/invocations/{mine}", json={"x": 1}).status_code == 202
     taken = picky.client.put(f"/v1/functions/echo/invocations/{mine}", json={})
     assert refusal(taken)[:2] == (409, "idempotency_mismatch")
     assert taken.json()["retryable"] is False, "another try fails the same way"
+    assert picky.client.get(f"/v1/invocations/{mine}/result", params={"wait": 30}).json() == 2
+
+
+def test_an_idempotency_key_belongs_to_its_function(picky: Platform) -> None:
+    mine = picky.client.post("/v1/functions/add/submit", json={"x": 1}, headers={"idempotency-key": "k"}).json()["id"]
+    derived = picky.client.put(f"/v1/functions/echo/invocations/{mine}", json={})
+    assert refusal(derived)[:2] == (422, "invalid_input"), "a client cannot choose an id that a key derives"
     other = picky.client.post("/v1/functions/echo/submit", json={}, headers={"idempotency-key": "k"}).json()["id"]
-    assert other != mine, "a key belongs to its function"
+    assert other != mine
     assert picky.client.get(f"/v1/invocations/{mine}/result", params={"wait": 30}).json() == 2
 
 
