@@ -28,6 +28,7 @@ from tests.e2e.chaos.cluster import Cluster
 T = TypeVar("T")
 RECORDS = 200
 ROUNDS = 3  # of reads after the node has caught up
+PAUSE_S = 0.05  # between requests: without it they keep a busy machine from replicating, once for two minutes
 READERS = 3  # at a time: more keep a busy machine from ever catching up
 
 
@@ -95,8 +96,7 @@ def test_the_documented_servers_speak_tls_with_clients_and_with_each_other(tmp_p
 async def _kept_by_three_over_tls(cluster: Cluster) -> None:
     bus = await Bus.connect(cluster.url, name="test", tls=cluster.tls)
     await at_last(lambda: bus.js("STREAM.CREATE.S", {"name": "S", "subjects": ["s"], "num_replicas": 3}))
-    while not _all_are_current(await about(bus, "S")):
-        pass
+    await _current(bus, "S")
     urls = bus.server_info.get("connect_urls")
     assert urls is not None
     cluster.kill(int(str(bus.server_info["server_name"]).removeprefix("n")))
@@ -120,7 +120,16 @@ async def about(bus: Bus, stream: str) -> dict[str, Any]:
         try:
             return await bus.js(f"STREAM.INFO.{stream}", timeout_s=1)
         except PlatformError:
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(PAUSE_S)
+
+
+async def _current(bus: Bus, stream: str) -> dict[str, Any]:
+    """Wait until all replicas are current, and return the response of the leader."""
+    while True:
+        info = await about(bus, stream)
+        if _all_are_current(info):
+            return info
+        await asyncio.sleep(PAUSE_S)
 
 
 async def at_last(work: Callable[[], Awaitable[T]]) -> T:
@@ -129,7 +138,7 @@ async def at_last(work: Callable[[], Awaitable[T]]) -> T:
         try:
             return await work()
         except BusUnavailable:
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(PAUSE_S)
 
 
 def test_a_stream_is_kept_by_three_nodes_also_while_one_of_them_is_away(cluster: Cluster) -> None:
@@ -145,8 +154,7 @@ async def _kept_by_three(cluster: Cluster) -> None:
 
     await at_last(lambda: bus.js(f"STREAM.CREATE.{subjects.SYNC}", early))  # created while the cluster was smaller
     await at_last(ensure)
-    while not _all_are_current(info := await about(bus, subjects.SYNC)):
-        pass
+    info = await _current(bus, subjects.SYNC)
     cluster.kill(0)
     await about(bus, subjects.SYNC)
     await at_last(ensure)
@@ -194,6 +202,7 @@ async def _shows_no_past(cluster: Cluster) -> None:
     seen: set[int | None] = set()
     rounds = 0
     while rounds < ROUNDS:
+        await asyncio.sleep(PAUSE_S)
         has_caught_up = _all_are_current(await about(bus, kv.stream))
         rounds = rounds + 1 if has_caught_up else 0
         seen.update(await asyncio.gather(*(read() for _ in range(READERS))))
