@@ -20,7 +20,7 @@ from typing import Final
 import msgspec
 
 from gpufn_core.domain.invocation import OutcomeKind, deleted_error
-from gpufn_core.domain.revision import Check, CheckState, Function, Revision, RevisionKey, RevisionState, Source
+from gpufn_core.domain.revision import Check, CheckState, Function, Revision, RevisionState, Source
 from gpufn_core.errors import (
     BuildFailed,
     BuildNotFound,
@@ -161,8 +161,7 @@ class Deploys:
         self, name: str, number: int | None, check: Callable[[FunctionSpec], None] = lambda spec: None
     ) -> Function:
         """Make an earlier revision active: `number`, or the one before the active one. `check` may refuse its spec.
-        Raises RevisionNotFound, and UntrustedDeploy for a revision without the signature that its environment requires
-        now."""
+        Raises RevisionNotFound, and what `check_rules` raises."""
 
         def change(function: Function) -> Function:
             known = self.registry.revisions.get(name, {})
@@ -178,16 +177,17 @@ class Deploys:
                 raise _not_ready(known[number])
             else:
                 raise RevisionNotFound(f"{name} has no revision {number}; it has {_listed(usable)}.")
-            self.signatures.check_new(known[wanted])
+            self.check_rules(known[wanted])
             check(known[wanted].spec)
             return self._with_active(function, known[wanted])
 
         return await self._change(name, change)
 
-    def check_signatures(self, revisions: Iterable[RevisionKey]) -> None:
-        """Raises UntrustedDeploy if one of them lacks the signature that its environment requires now."""
-        for name, number in revisions:
-            self.signatures.check_new(self.registry.revision(name, number))
+    def check_rules(self, revision: Revision) -> None:
+        """Check an earlier revision by the rules of today. Raises UntrustedDeploy if it lacks the signature that its
+        environment requires, InvalidSpec if its team requires a stronger isolation."""
+        self.signatures.check_new(revision)
+        self._check_isolation(revision.spec)
 
     async def restart(self, name: str) -> Function:
         """Replace the workers of a function without losing a call: a copy of its active revision becomes active, as
@@ -261,8 +261,10 @@ class Deploys:
                 await self.buckets.schedules.delete(key)
 
     async def _check(self, spec: FunctionSpec, bundle: str, options: DeployOptions) -> None:
-        """Check the signature, the webhook's address, the schedule's arguments, the uploads and the source."""
+        """Check the signature, the isolation, the webhook's address, the schedule's arguments, the uploads and the
+        source."""
         await self.signatures.verify_new(self._revision(spec, Digest(bundle), options))
+        self._check_isolation(spec)
         try:
             if spec.webhook is not None:
                 self.addresses.check(spec.webhook)
@@ -275,6 +277,14 @@ class Deploys:
         await self.artifacts.check_uploaded(spec.models, spec.weights)
         await self._check_secrets(spec)
         await self._check_source(spec.name, options)
+
+    def _check_isolation(self, spec: FunctionSpec) -> None:
+        team = self.registry.teams.get(self.registry.teams.name_of(spec.name))
+        if team is not None and not team.accepts(spec):
+            raise InvalidSpec(
+                f"{spec.name}: functions of the team {team.name} need isolation={team.isolation.value!r} or stronger. "
+                f"Set isolation={team.isolation.value!r}."
+            )
 
     async def _check_secrets(self, spec: FunctionSpec) -> None:
         missing = [name for name in spec.secrets if await self.buckets.secrets.get(name) is None]

@@ -280,6 +280,11 @@ class Registry:
         for numbered in self.revisions.values():
             yield from numbered.values()
 
+    def active_revisions(self) -> Iterator[Revision]:
+        for function in self.functions.values():
+            if (revision := self.revisions.get(function.name, {}).get(function.active)) is not None:
+                yield revision
+
     def numbers(self, name: str) -> list[int]:
         """Return the numbers of the existing revisions, in order. The highest ever is kept as a tombstone."""
         return sorted(self.revisions.get(name, ()))

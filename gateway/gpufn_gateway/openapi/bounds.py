@@ -109,6 +109,7 @@ _FIELDS: Final[Mapping[str, Mapping[str, Schema]]] = {
     "NewTeam": {
         "owns": {"minItems": 1, "maxItems": request_bodies.MAX_OWNED, "items": _text(patterns.PATTERN)},
         "weight": {"minimum": request_bodies.MIN_WEIGHT, "maximum": request_bodies.MAX_WEIGHT},
+        "isolation": {"not": {"enum": sorted(isolation.NO_RUNTIME)}},
     },
     "TeamLimits": {
         "workers": _HELD_BY_A_TEAM,

@@ -12,6 +12,7 @@ from gpufn_core.domain.team import TeamLimits
 from gpufn_core.errors import InvalidInput
 from gpufn_core.protocol.records import KeyLimits
 from gpufn_core.signing.statement import DeploySignature
+from gpufn_core.spec.isolation import Isolation
 from gpufn_core.spec.model_spec import ModelSpec
 from gpufn_core.spec.priority import Priority
 from gpufn_core.spec.schedule import Missed, Schedule
@@ -89,6 +90,7 @@ class NewTeam(msgspec.Struct, forbid_unknown_fields=True):
     owns: tuple[str, ...]
     weight: float = 1.0
     limits: TeamLimits = TeamLimits()
+    isolation: Isolation = Isolation.PROCESS
 
 
 class NewSigner(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

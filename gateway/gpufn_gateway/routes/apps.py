@@ -53,9 +53,10 @@ class AppRoutes:
         earlier = apps.earlier_revisions(functions, self._registry.revisions)
         if not earlier:
             raise RevisionNotFound(f"No function of the app {'/'.join(home)} has an earlier revision.")
-        self._deploys.check_signatures(earlier)  # of all, so that none goes back alone
-        for name, number in earlier:  # before the first change
-            check_secret_use(principal, self._registry, self._registry.revision(name, number).spec)
+        for name, number in earlier:  # before the first change, so that none goes back alone
+            revision = self._registry.revision(name, number)
+            self._deploys.check_rules(revision)
+            check_secret_use(principal, self._registry, revision.spec)
         changed = [await self._deploys.rollback(name, number) for name, number in earlier]
         return json_response(
             {"functions": [{"name": each.name, "active": each.active, "serving": each.serving} for each in changed]}

@@ -11,6 +11,7 @@ from gpufn_core.errors import Conflict, InvalidInput, InvalidSpec
 from gpufn_core.protocol.codec import encode
 from gpufn_core.protocol.records import KeyLimits
 from gpufn_core.spec import names, patterns
+from gpufn_core.spec.isolation import LEAST
 from gpufn_gateway.audit.request_audit import add_details
 from gpufn_gateway.auth import quotas
 from gpufn_gateway.auth.scopes import ADMIN
@@ -40,21 +41,32 @@ class TeamRoutes:
 
     async def set(self, request: Request) -> Response:
         """Create a team, or replace all that is set of it. Raises InvalidInput; Conflict if it would own functions of
-        another team."""
+        another team, or functions with less isolation than it requires."""
         name = request.path_params["team"]
         try:
             names.check_group("team", name)
         except InvalidSpec as error:
             raise InvalidInput(error.message, field="team") from None
         body = await read_json(request, NewTeam, self._bodies)
-        team = Team(name=name, owns=tuple(dict.fromkeys(body.owns)), weight=body.weight, limits=body.limits)
-        add_details(request.scope, owns=",".join(team.owns), weight=team.weight)
+        owns = tuple(dict.fromkeys(body.owns))
+        team = Team(name=name, owns=owns, weight=body.weight, limits=body.limits, isolation=body.isolation)
+        add_details(request.scope, owns=",".join(team.owns), weight=team.weight, isolation=team.isolation.value)
         _check(team)
         if (conflict := self._registry.teams.conflict(team)) is not None:
             other, pattern = conflict
             raise Conflict(f"The team {other} owns {pattern}, which overlaps: a function belongs to one team.")
+        if refused := self._refused(team):
+            raise Conflict(
+                f"These functions have less isolation than {team.isolation.value!r}: {', '.join(refused)}. Deploy them "
+                f"with isolation={team.isolation.value!r} first."
+            )
         await self._records.put(name, encode(team))
         return json_response(team)
+
+    def _refused(self, team: Team) -> list[str]:
+        """Return the functions that the team would own, but not accept."""
+        active = self._registry.active_revisions()
+        return sorted(each.function for each in active if team.has(each.function) and not team.accepts(each.spec))
 
     async def remove(self, request: Request) -> Response:
         """Remove a team. Its functions stay and belong to no team."""
@@ -76,6 +88,8 @@ def _check(team: Team) -> None:
                 "name of a function",
                 field="owns",
             )
+    if team.isolation not in LEAST:
+        raise InvalidInput(f"isolation must be one of {', '.join(LEAST)}", field="isolation")
     if not MIN_WEIGHT <= team.weight <= MAX_WEIGHT:
         raise InvalidInput(f"weight must be from {MIN_WEIGHT:g} to {MAX_WEIGHT:g}", field="weight")
     _check_limits(team.limits)

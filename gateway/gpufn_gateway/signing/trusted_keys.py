@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import msgspec
 
-from gpufn_core.domain.revision import Revision
 from gpufn_core.errors import Conflict, InvalidInput, InvalidSpec, SignerNotFound
 from gpufn_core.protocol.codec import encode
 from gpufn_core.signing.ed25519 import key_id, parse_public_key
@@ -95,18 +94,14 @@ class TrustedKeys:
     def _refused(self, environment: str) -> list[str]:
         return sorted(
             revision.function
-            for revision in self._active()
+            for revision in self._registry.active_revisions()
             if parts_of(revision.function).env == environment
             and self._signatures.would_refuse(revision, required=environment)
         )
 
-    def _active(self) -> list[Revision]:
-        revisions = self._registry.revisions
-        found = (revisions.get(each.name, {}).get(each.active) for each in self._registry.functions.values())
-        return [revision for revision in found if revision is not None]
-
     def _view(self, key: TrustedKey) -> SignerView:
-        signed = sorted(each.function for each in self._active() if each.signature and each.signature.key == key.id)
+        active = self._registry.active_revisions()
+        signed = sorted(each.function for each in active if each.signature and each.signature.key == key.id)
         return SignerView(key.name, key.id, key.patterns, key.added_at, tuple(signed))
 
 

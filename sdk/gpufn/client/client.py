@@ -234,14 +234,22 @@ class Client(CallApi, ModelRequests):
         return self._member(list[Team], "teams", "GET", "/v1/teams")
 
     def set_team(
-        self, name: str, owns: Sequence[str], *, weight: float = 1.0, limits: TeamLimits = _NO_TEAM_LIMITS
+        self,
+        name: str,
+        owns: Sequence[str],
+        *,
+        weight: float = 1.0,
+        limits: TeamLimits = _NO_TEAM_LIMITS,
+        isolation: str = "process",
     ) -> Team:
-        """Create a team, or replace its settings. `owns` are patterns of functions, such as ``prod/search/*``.
+        """Create a team, or replace its settings. `owns` are patterns of functions, such as ``prod/search/*``. Its
+        functions need the tier `isolation`, or a stronger one.
 
-        Raises InvalidInput; Conflict if another team owns functions of these patterns.
+        Raises InvalidInput; Conflict if another team owns functions of these patterns, or if functions have less
+        isolation.
         """
         check_list("owns", owns, "['prod/search/*']")
-        body = msgspec.json.encode({"owns": list(owns), "weight": weight, "limits": limits})
+        body = msgspec.json.encode({"owns": list(owns), "weight": weight, "limits": limits, "isolation": isolation})
         return self._json(Team, "PUT", f"/v1/teams/{segment(name)}", content=body, headers=JSON_BODY)
 
     def delete_team(self, name: str) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from gpufn_core.spec import patterns
+from gpufn_core.spec.function_spec import FunctionSpec
+from gpufn_core.spec.isolation import LEAST, Isolation
 
 NO_TEAM = ""
 
@@ -34,13 +36,23 @@ class TeamLimits(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown
 class Team(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A team owns the functions that match one of the patterns `owns`. The patterns of two teams do not overlap.
 
-    Teams that compete for room get GPU seconds in proportion to `weight`.
+    Teams that compete for room get GPU seconds in proportion to `weight`. Its functions need the tier `isolation` or a
+    stronger one.
     """
 
     name: str
     owns: tuple[str, ...]
     weight: float = 1.0
     limits: TeamLimits = TeamLimits()
+    isolation: Isolation = Isolation.PROCESS
+
+    def has(self, function: str) -> bool:
+        """Return whether the team owns a function."""
+        return any(patterns.matches(pattern, function) for pattern in self.owns)
+
+    def accepts(self, spec: FunctionSpec) -> bool:
+        """Return whether a function of the team may have this isolation."""
+        return LEAST.index(spec.least_isolation) >= LEAST.index(self.isolation)
 
 
 class Teams:
@@ -73,13 +85,8 @@ class Teams:
             return NO_TEAM
         name = self._names.get(function)
         if name is None:
-            name = self._names[function] = next(
-                (each for each in sorted(self._teams) if self._owns(each, function)), NO_TEAM
-            )
+            name = self._names[function] = next((each.name for each in self.all() if each.has(function)), NO_TEAM)
         return name
-
-    def _owns(self, team: str, function: str) -> bool:
-        return any(patterns.matches(pattern, function) for pattern in self._teams[team].owns)
 
     def conflict(self, team: Team) -> tuple[str, str] | None:
         """Return another team, and its pattern that overlaps one of `team`; None if there is none."""

@@ -408,6 +408,14 @@ class FunctionSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         return self.image is not None or self.isolation is Isolation.CONTAINER
 
     @property
+    def least_isolation(self) -> Isolation:
+        """The tier that its workers have on every node. Without a choice it is a process, because a node may lack parts
+        of the sandbox."""
+        if self.in_container:
+            return Isolation.CONTAINER
+        return Isolation.PROCESS if self.isolation is msgspec.UNSET else self.isolation
+
+    @property
     def node_needs(self) -> frozenset[str]:
         """The requirements that a node must offer: a tier by name, and `none` for workers without a network."""
         tier = {self.isolation.value} if self.isolation in AS_PROCESS else set()

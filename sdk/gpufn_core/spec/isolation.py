@@ -19,6 +19,7 @@ class Network(enum.StrEnum):
     NONE = "none"
 
 
+LEAST = (Isolation.PROCESS, Isolation.SANDBOX, Isolation.CONTAINER)  # the tiers that a team can require, in order
 NO_RUNTIME = frozenset({Isolation.GVISOR, Isolation.VM})  # names without an implementation in this release
 AS_PROCESS = frozenset({Isolation.PROCESS, Isolation.SANDBOX})
 

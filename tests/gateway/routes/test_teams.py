@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from gpufn_core.domain.usage import Usage, UsageKey, day_of
+from gpufn_core.errors import InvalidSpec
 from gpufn_core.protocol.codec import encode
+from gpufn_core.spec.isolation import Isolation
 from tests.gateway.whole import DIGEST, gateway_on
 
 
@@ -41,6 +44,7 @@ async def test_a_team_is_set_listed_and_removed(nats: Any, problem: Any) -> None
         ("search", {"owns": ["*"], "limits": {"workers": -1}}, "limits.workers"),
         ("search", {"owns": ["*"], "limits": {"queued": 0}}, "limits.queued"),
         ("search", {"owns": ["*"], "limits": {"storage": 1}}, "limits.storage"),
+        ("search", {"owns": ["*"], "isolation": "gvisor"}, "isolation"),
     ],
 )
 async def test_a_wrong_team_names_the_field(nats: Any, name: str, body: dict[str, Any], field: str) -> None:
@@ -87,3 +91,25 @@ async def test_the_gpu_seconds_of_a_team_are_those_of_its_functions(nats: Any, m
         await gateway.http.delete("/v1/teams/spent")
         for name in ("prod/spent/f", "kept"):
             await gateway.http.delete(f"/v1/functions/{name}")
+
+
+async def test_a_team_is_bound_to_a_tier(nats: Any, make: Any, problem: Any) -> None:
+    async with gateway_on(nats) as gateway:
+        weak = make.spec("prod/search/rank")
+        strong = msgspec.structs.replace(weak, isolation=Isolation.SANDBOX)
+        bound = {"owns": ["prod/search/*"], "isolation": "sandbox"}
+        await gateway.deploys.deploy(weak, DIGEST)
+        refused = await gateway.http.put("/v1/teams/search", json=bound)
+        assert problem(refused) == (409, "conflict")
+        assert "prod/search/rank" in refused.json()["detail"]
+        await gateway.deploys.deploy(strong, DIGEST)
+        assert (await gateway.http.put("/v1/teams/search", json=bound)).json()["isolation"] == "sandbox"
+        back = {"revision": 1}
+        rolled_back = await gateway.http.post("/v1/functions/prod/search/rank/rollback", json=back)
+        assert problem(rolled_back) == (422, "invalid_spec")
+        assert problem(await gateway.http.post("/v1/apps/prod/search/rollback")) == (422, "invalid_spec")
+        for spec in (weak, msgspec.structs.replace(weak, isolation=Isolation.PROCESS)):
+            with pytest.raises(InvalidSpec):
+                await gateway.deploys.deploy(spec, DIGEST)
+        await gateway.deploys.deploy(msgspec.structs.replace(weak, isolation=Isolation.CONTAINER), DIGEST)
+        await gateway.deploys.deploy(make.spec("prod/ads/rank"), DIGEST)

@@ -9,6 +9,7 @@ import click
 from gpufn.cli.terminal.command import Argument, FloatRange, Group, IntRange, connect, json_option
 from gpufn.cli.terminal.output import print_json, print_table, say_or_json
 from gpufn_core.domain.team import TeamLimits
+from gpufn_core.spec.isolation import LEAST, Isolation
 
 app = Group("teams", help="List, set and remove teams: who owns which functions.")
 
@@ -25,8 +26,11 @@ def list_teams(json: bool) -> None:
     if json:
         print_json(teams)
         return
-    rows = [(team.name, ", ".join(team.owns), f"{team.weight:g}", _limits(team.limits)) for team in teams]
-    print_table(("team", "owns", "weight", "limits"), rows, empty="no teams: see `gpufn teams set --help`")
+    rows = [
+        (team.name, ", ".join(team.owns), f"{team.weight:g}", team.isolation.value, _limits(team.limits))
+        for team in teams
+    ]
+    print_table(("team", "owns", "weight", "isolation", "limits"), rows, empty="no teams: see `gpufn teams set --help`")
 
 
 @app.command("set")
@@ -45,15 +49,21 @@ def list_teams(json: bool) -> None:
 @click.option("--queued", type=IntRange(min=1), help="Maximum number of submitted calls that have not ended.")
 @click.option("--run-seconds", "run_s", type=_SECONDS, help="Maximum run time of its calls in seconds per UTC day.")
 @click.option("--gpu-seconds", "gpu_s", type=_SECONDS, help="Maximum GPU seconds of its calls per UTC day.")
+@click.option(
+    "--isolation",
+    type=click.Choice(LEAST),
+    default=Isolation.PROCESS,
+    help="The weakest isolation that its functions may have.",
+)
 @json_option
-def set_(name: str, owns: tuple[str, ...], weight: float, json: bool, **limits: Any) -> None:
+def set_(name: str, owns: tuple[str, ...], weight: float, isolation: str, json: bool, **limits: Any) -> None:
     """Create a team, or replace its settings.
 
     Options that are left out are reset. Teams that compete for room get GPU seconds by weight, and borrow what other
     teams do not use. Functions of different teams share no GPU, unless both name the same trust domain.
     """
     with connect() as client:
-        team = client.set_team(name, owns, weight=weight, limits=TeamLimits(**limits))
+        team = client.set_team(name, owns, weight=weight, limits=TeamLimits(**limits), isolation=isolation)
     say_or_json(f"team {team.name} owns {', '.join(team.owns)}; {_limits(team.limits)}", team, json=json)
 
 
