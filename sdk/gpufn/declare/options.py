@@ -49,6 +49,7 @@ _OTHER_NAMES = {
     "max_ongoing_requests": "concurrency",
     "min_containers": "min_workers",
     "num_replicas": "max_workers",
+    "single_use_containers": "max_calls",
     "pip": "image",
     "requirements": "image",
     "time_limit": "timeout",
@@ -66,6 +67,7 @@ _SCALING = {
 }
 _LIMITS = {
     "concurrency": "concurrency",
+    "max_calls": "max_calls",
     "timeout": "timeout_s",
     "startup_timeout": "startup_timeout_s",
     "queue_timeout": "queue_timeout_s",
@@ -151,6 +153,7 @@ class PlainOptions(TypedDict, total=False):
         float, "seconds that a queued call may wait before it justifies the start of another worker"
     ]
     concurrency: Annotated[int, "calls, or batches, that one worker runs at the same time"]
+    max_calls: Annotated[int | None, "calls after which a worker is replaced; 1: each call has a process of its own"]
     batch: Annotated[Batch | None, "a `Batch`: calls are gathered, and the function gets a list per parameter"]
     timeout: Annotated[float, "seconds that one call may run"]
     startup_timeout: Annotated[float, "seconds that a worker may take to start"]
@@ -222,6 +225,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     resources: Resources = Resources()
     scaling: ScalingPolicy = ScalingPolicy()
     concurrency: int = _SPEC_DEFAULTS["concurrency"]
+    max_calls: int | msgspec.UnsetType = msgspec.UNSET
     batch: Batch | None = None
     timeout_s: float = _SPEC_DEFAULTS["timeout_s"]
     startup_timeout_s: float = _SPEC_DEFAULTS["startup_timeout_s"]
@@ -305,6 +309,8 @@ def settings_from(options: Mapping[str, Any], default_name: str) -> Settings:
         "declared_weights": _weights(options.get("weights")),
     }
     fields |= {field: options[name] for name, field in _LIMITS.items() if name in options}
+    if fields.get("max_calls", 0) is None:
+        del fields["max_calls"]
     return Settings(**fields)
 
 

@@ -215,6 +215,7 @@ class FunctionSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
 
     bounds: ClassVar[Mapping[str, Bounds]] = {
         "concurrency": Bounds("concurrency", 1, 1000, is_whole=True),
+        "max_calls": Bounds("max_calls", 1, 1_000_000_000, is_whole=True),
         "timeout_s": Bounds("timeout", 0.001, 7 * 86400),
         "startup_timeout_s": Bounds("startup_timeout", 0.1, 86400),
         "queue_timeout_s": Bounds("queue_timeout", 0.001, 7 * 86400, may_be_none=True),
@@ -248,6 +249,7 @@ class FunctionSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     # Unset ones are not stored, so that nodes of an older release read specs that do not use them.
     isolation: Isolation | msgspec.UnsetType = msgspec.UNSET  # unset: the node's default
     network: Network | msgspec.UnsetType = msgspec.UNSET  # unset: full, or none in a container without `egress`
+    max_calls: int | msgspec.UnsetType = msgspec.UNSET  # calls after which a worker is replaced; unset: no limit
     modules: tuple[str, ...] = ()  # third-party modules that importing it loads; template processes preload them
 
     def __post_init__(self) -> None:
@@ -298,6 +300,7 @@ class FunctionSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
             "models": "its engines are for one device: load the model in the function" if self.models else "",
             "image": "other nodes cannot reach a container" if self.image else "",
             "isolation": "other nodes cannot reach a container" if self.in_container and not self.image else "",
+            "max_calls": "its ranks are replaced together" if self.max_calls is not msgspec.UNSET else "",
             "network": "its ranks connect to each other" if self.network is Network.NONE else "",
             "park_timeout": "a gang does not park" if self.scaling.park_timeout_s else "",
         }
@@ -430,6 +433,11 @@ class FunctionSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     def slots(self) -> int:
         """Calls that one worker holds at a time: running calls and, with `batch`, one more batch that gathers."""
         return self.parallel_calls if self.batch is None else self.parallel_calls + self.batch.max_size
+
+    @property
+    def calls_per_worker(self) -> int | None:
+        """Calls after which a worker is replaced; None: no limit."""
+        return None if self.max_calls is msgspec.UNSET else self.max_calls
 
     @property
     def park_timeout_s(self) -> float:

@@ -6,6 +6,8 @@ import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
+import msgspec
+
 from gpufn_core.errors import InvalidSpec
 from gpufn_core.protocol.limits import LARGEST_INTEGER
 
@@ -35,9 +37,10 @@ class Bounds(NamedTuple):
 
 
 def check_fields(owner: object, bounds: Mapping[str, Bounds]) -> None:
-    """Check fields of `owner`; `bounds` is keyed by field. Raises InvalidSpec."""
+    """Check the fields of `owner` that are set; `bounds` is keyed by field. Raises InvalidSpec."""
     for field, each in bounds.items():
-        each.check(getattr(owner, field))
+        if (value := getattr(owner, field)) is not msgspec.UNSET:
+            each.check(value)
 
 
 def parse_bytes(quantity: str | int) -> int:

@@ -182,6 +182,10 @@ class SlotChanged(WorkerAction):
     """A slot is free or poisoned: request deliveries. An empty worker may have to drain, park or end."""
 
 
+class WorkerSpent(WorkerAction):
+    """The worker has begun the last call that it may run (`max_calls`): replace it when it is empty."""
+
+
 class OfferCredits(Action):
     """Request deliveries for the free slots."""
 

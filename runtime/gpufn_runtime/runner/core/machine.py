@@ -142,6 +142,8 @@ class RevisionMachine(Generic[W]):
                 self._emit(actions.GetArguments(attempt))
             else:
                 self._proceed(attempt)
+            if worker.slots.is_spent:
+                self._emit(actions.WorkerSpent(worker))
 
     def _add_to_backlog(self, call: events.Arrived) -> None:
         """Let the call wait, or return it. A call from the queue may exceed the room: it had a credit."""

@@ -82,7 +82,7 @@ class WorkerLink:
         self.revision = revision
         self.path = path
         self.state = WorkerState.STARTING
-        self.slots = SlotPool(revision.spec.slots)
+        self.slots = SlotPool(revision.spec.slots, revision.spec.calls_per_worker)
         self.busy = BusyTime()
         self.gpus = gpus
         self.gpus_charged = gpus_charged
@@ -262,6 +262,8 @@ class WorkerLink:
         if hello.protocol != PROTOCOL or hello.worker != self.id:
             raise ProtocolMismatch(f"hello from {hello.worker} with protocol {hello.protocol}, ours is {PROTOCOL}")
         self.was_ready = hello.was_ready
+        if hello.was_ready and self.revision.spec.calls_per_worker is not None:
+            self.drain_requested = True  # how many calls it has run is not known
         while self._leftover_slots < hello.running and self.slots.free:
             self.slots.take()
             self._leftover_slots += 1

@@ -117,6 +117,7 @@ def _options(spec: dict[str, Any]) -> list[tuple[str, Any]]:
     priority = spec.get("priority")
     return [
         ("queue timeout", spec.get("queue_timeout_s") and duration(spec["queue_timeout_s"])),
+        ("max calls", spec.get("max_calls") and f"{spec['max_calls']:,} per worker"),
         ("batch", batch and f"up to {batch['max_size']} calls{wait or ''}"),
         ("retries", retries.get("attempts") and f"{retries['attempts']}, after {duration(retries['delay_s'])}{on}"),
         ("schedule", schedule and f"{schedule['cron']} {schedule.get('timezone', 'UTC')}"),

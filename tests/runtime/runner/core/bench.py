@@ -91,7 +91,7 @@ class FakeWorker:
     last_number: int = 0
 
     def __post_init__(self) -> None:
-        self.slots = SlotPool(self.revision.spec.slots)
+        self.slots = SlotPool(self.revision.spec.slots, self.revision.spec.calls_per_worker)
 
     @property
     def accepts_calls(self) -> bool:

@@ -23,6 +23,15 @@ def test_a_call_begins_in_a_free_slot(bench: Bench) -> None:
     assert (bench.capacity.free, bench.capacity.workers["w-1"].idle_since) == (0, None)
 
 
+def test_a_worker_that_begins_its_last_call_is_to_be_replaced() -> None:
+    bench = Bench(max_calls=2)
+    bench.worker()
+    bench.result(bench.start())
+    assert actions.WorkerSpent not in bench.kinds
+    bench.start()
+    assert bench.kinds == [actions.SendRun, actions.WorkerSpent]
+
+
 @pytest.mark.parametrize(
     ("retries", "delay_s"), [(Retry(1, delay_s=10.0), 5.0), (Retry(1, delay_s=3.0), 3.0), (None, 0)]
 )

@@ -305,6 +305,35 @@ def test_a_drained_worker_finishes_what_runs_and_takes_nothing_new(url: str, tmp
     on_node(url, tmp_path, test)
 
 
+def test_a_worker_drains_during_its_last_call(url: str, tmp_path: Path) -> None:
+    async def test(node: Node) -> None:
+        revision = await node.deploy("single", max_calls=1)
+        worker = await node.worker(revision)
+        call = node.invoke(revision, b"1")
+        run, body = await worker.run()
+        await node.report_of("w-1", WorkerState.DRAINING)
+        waiting = node.invoke(revision, b"2")
+        worker.answer(run, body)
+        assert (await call.future)[1] == b"1"
+        assert isinstance((await worker.next())[0], frames.Drain)
+        fresh = await node.worker(revision, "w-2")
+        await fresh.echo(1)
+        assert (await waiting.future)[1] == b"2"
+
+    on_node(url, tmp_path, test)
+
+
+def test_a_worker_whose_calls_an_earlier_runner_counted_runs_no_further_call(url: str, tmp_path: Path) -> None:
+    async def test(node: Node) -> None:
+        revision = await node.deploy("counted", max_calls=5)
+        await node.assign(revision, "w-1")
+        worker = await node.connect("w-1", frames.Hello(PROTOCOL, "w-1", was_ready=True))
+        worker.ready()
+        assert isinstance((await worker.next())[0], frames.Drain)
+
+    on_node(url, tmp_path, test)
+
+
 def test_a_worker_that_cannot_start_is_told_with_the_users_error(url: str, tmp_path: Path) -> None:
     async def test(node: Node) -> None:
         revision = await node.deploy("broken")
