@@ -16,6 +16,9 @@ from gpufn_core.protocol.launch import Sandbox
 from gpufn_platform.sandbox import landlock, layout, namespaces, seccomp, system_calls
 
 _CAP_SETFCAP = 31
+# Processes and threads of one worker. The kernel counts them per user namespace, but does not limit root's, whose
+# workers have a cgroup for that.
+MAX_PROCESSES = 4096
 _prepared: list[namespaces.Root] = []
 
 
@@ -43,6 +46,8 @@ def enter(sandbox: Sandbox) -> None:
         root = _prepared.pop() if _prepared else namespaces.Root()
         root.add(layout.mounts(sandbox, own), sandbox.memory_bytes)
         root.move_in(network=sandbox.network, shares_memory=sandbox.shares_memory)
+        if not sandbox.is_template:
+            resource.setrlimit(resource.RLIMIT_NPROC, (MAX_PROCESSES, MAX_PROCESSES))
     # Root needs this capability to map its own id in a further namespace. It means nothing outside of ours.
     keep = {_CAP_SETFCAP} if has_mounts_ahead and os.geteuid() == 0 else ()
     system_calls.drop_capabilities(frozenset(keep))

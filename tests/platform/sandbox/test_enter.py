@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import os
+import signal
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +18,7 @@ from gpufn_platform.sandbox.enter import enter
 from tests.conftest import missing
 
 NOBODY = 65534
+PR_SET_DUMPABLE = 4
 
 
 def in_child(work: Callable[[], None]) -> str:
@@ -94,3 +97,26 @@ def test_a_worker_in_the_sandbox_of_a_template_loses_what_only_the_template_may_
 
 def test_a_worker_without_a_network_does_not_run_where_there_are_no_namespaces(folder: Path) -> None:
     assert in_child(lambda: enter(Sandbox(namespaces=False, network=False))) == "PermissionError"
+
+
+def test_the_processes_of_a_worker_are_limited(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gpufn_platform.sandbox.enter.MAX_PROCESSES", 8)
+
+    def fork_without_end() -> None:
+        # A process that changed its user cannot write its own uid_map without this.
+        ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 1)
+        enter(Sandbox(readable=("/usr", "/lib", "/lib64"), writable=(os.fspath(folder / "own"),)))
+        children = []
+        try:
+            for _ in range(64):
+                child = os.fork()
+                if child == 0:
+                    signal.pause()
+                children.append(child)
+        finally:
+            for child in children:
+                os.kill(child, signal.SIGKILL)
+
+    if (raised := in_child(fork_without_end)) == "PermissionError":
+        missing("user namespaces of plain users")
+    assert raised == "BlockingIOError"

@@ -1,4 +1,5 @@
-"""Memory limits by cgroup (v1 or v2) below the agent's own cgroup, and detection of OOM kills.
+"""Memory limits by cgroup (v1 or v2) below the agent's own cgroup, and detection of OOM kills. With v2 the group also
+limits the number of processes.
 
 A worker process joins its group through the `join_file` file before it loads anything, so all its memory counts. If no
 group can be created (no memory controller, no write permission), the worker limits itself with RLIMIT_DATA.
@@ -12,6 +13,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from gpufn_platform.sandbox.enter import MAX_PROCESSES
 from gpufn_runtime.agent.workers import processes
 
 log = logging.getLogger(__name__)
@@ -123,7 +125,7 @@ def _limit(path: Path, limit_bytes: int) -> None:
     text = str(limit_bytes)
     if (path / "memory.max").exists():
         (path / "memory.max").write_text(text)
-        for name, value in (("memory.swap.max", "0"), ("memory.oom.group", "1")):
+        for name, value in (("memory.swap.max", "0"), ("memory.oom.group", "1"), ("pids.max", str(MAX_PROCESSES))):
             with contextlib.suppress(OSError):
                 (path / name).write_text(value)
         return
@@ -163,5 +165,7 @@ def _controls_memory(base: Path) -> bool:
         if "memory" in control.read_text().split():
             return True
         control.write_text("+memory")
+        with contextlib.suppress(OSError):
+            control.write_text("+pids")
         return True
     return False

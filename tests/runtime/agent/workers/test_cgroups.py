@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from gpufn_platform.sandbox.enter import MAX_PROCESSES
 from gpufn_runtime.agent.workers.cgroups import MemoryGroup, MemoryGroups
 
 
@@ -45,3 +46,11 @@ def test_all_of_a_group_is_killed_by_the_kernels_switch_where_there_is_one(tmp_p
     (tmp_path / "cgroup.kill").write_text("")
     group.kill()
     assert (tmp_path / "cgroup.kill").read_text() == "1"
+
+
+def test_a_group_of_v2_limits_memory_and_processes(tmp_path: Path) -> None:
+    path = tmp_path / "gpufn-w"
+    path.mkdir()
+    (path / "memory.max").write_text("max")
+    assert MemoryGroups(tmp_path).create("w", 1 << 20) == MemoryGroup(path)
+    assert [(path / name).read_text() for name in ("memory.max", "pids.max")] == [str(1 << 20), str(MAX_PROCESSES)]
