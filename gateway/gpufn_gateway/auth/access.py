@@ -73,6 +73,10 @@ class Principal(msgspec.Struct, frozen=True):
         """Whether the principal has the verb for the function with this full name."""
         return scopes.has_on(self.scopes, verb, function)
 
+    def may_on_all(self, verb: str, pattern: str) -> bool:
+        """Whether the principal has the verb for every function that the pattern names."""
+        return scopes.covers(self.scopes, f"{verb}:{pattern}")
+
     def may_invoke(self, function: str) -> bool:
         own = self.scopes
         return ADMIN in own or INVOKE_ALL in own or f"invoke:{function}" in own or scopes.has_on(own, INVOKE, function)

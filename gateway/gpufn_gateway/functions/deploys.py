@@ -37,12 +37,14 @@ from gpufn_core.protocol.codec import encode
 from gpufn_core.signing.statement import DeploySignature
 from gpufn_core.spec.function_spec import FunctionSpec, ScalingPolicy
 from gpufn_gateway.arguments.signature import Signature
+from gpufn_gateway.auth.access import LOCAL, Principal
 from gpufn_gateway.buckets import Buckets, decode_function, decode_revision
 from gpufn_gateway.builds import build_rules
 from gpufn_gateway.builds.artifacts import Artifacts
 from gpufn_gateway.builds.builds import Builds
 from gpufn_gateway.functions.bundle_check import check_bundle
 from gpufn_gateway.functions.registry import Registry, is_usable
+from gpufn_gateway.functions.secret_use import secret_scopes
 from gpufn_gateway.garbage_collection.rules import as_retired
 from gpufn_gateway.webhooks.address_policy import AddressPolicy
 from gpufn_platform.bus.connection import Bus
@@ -81,7 +83,7 @@ class SourceConflict(Conflict):
 class DeployOptions(msgspec.Struct, frozen=True):
     """Options of a deploy. `check`: move calls once a worker of the revision has started. `replace`: allow an active
     revision that came from another file or project than `source`. `code`, `deploy_id` and `signature` are as in
-    Revision."""
+    Revision. `principal`: who deploys, and so which secrets the function may get."""
 
     check: bool = True
     source: Source | None = None
@@ -89,6 +91,7 @@ class DeployOptions(msgspec.Struct, frozen=True):
     code: str = ""
     deploy_id: str = ""
     signature: DeploySignature | None = None
+    principal: Principal = LOCAL
 
 
 _DEFAULT_OPTIONS: Final = DeployOptions()
@@ -122,19 +125,19 @@ class Deploys:
     async def deploy(self, spec: FunctionSpec, bundle: str, options: DeployOptions = _DEFAULT_OPTIONS) -> Function:
         """Deploy a spec without models.
 
-        Raises InvalidBundle or InvalidSpec if something was not uploaded, SourceConflict, UntrustedDeploy, and Conflict
-        if too many deploys race.
+        Raises InvalidBundle or InvalidSpec if something was not uploaded, Forbidden, SourceConflict, UntrustedDeploy,
+        and Conflict if too many deploys race.
         """
-        await self._check(spec, bundle, options)
-        return await self._move_active(await self._create_revision(spec, Digest(bundle), options))
+        revision = await self._checked(spec, bundle, options)
+        return await self._move_active(await self._add_revision(revision))
 
     async def build(self, spec: FunctionSpec, bundle: str, options: DeployOptions = _DEFAULT_OPTIONS) -> Revision:
         """Start the builds of a spec with models, and return the BUILDING revision.
 
-        Raises InvalidBundle or InvalidSpec if something was not uploaded, SourceConflict, UntrustedDeploy, and
-        NoCapacity without a device to build for.
+        Raises InvalidBundle or InvalidSpec if something was not uploaded, Forbidden, SourceConflict, UntrustedDeploy,
+        and NoCapacity without a device to build for.
         """
-        await self._check(spec, bundle, options)
+        revision = await self._checked(spec, bundle, options)
         kinds = build_rules.device_kinds(spec.resources, self.registry.live_nodes())
         # Queue the builds before creating the revision: a revision without running builds would wait forever.
         builds: list[str] = []
@@ -142,7 +145,9 @@ class Deploys:
             for model in spec.models:
                 for kind in kinds:
                     builds.append((await self.builds.begin(model, kind, spec.name, options.signature)).id)
-            return await self._create_revision(spec, Digest(bundle), options, tuple(builds))
+            return await self._add_revision(
+                msgspec.structs.replace(revision, state=RevisionState.BUILDING, builds=tuple(builds))
+            )
         except BaseException:
             await self._cancel(builds)
             raise
@@ -158,9 +163,9 @@ class Deploys:
             await self._move_active(stored)
 
     async def rollback(
-        self, name: str, number: int | None, check: Callable[[FunctionSpec], None] = lambda spec: None
+        self, name: str, number: int | None, check: Callable[[Revision], None] = lambda revision: None
     ) -> Function:
-        """Make an earlier revision active: `number`, or the one before the active one. `check` may refuse its spec.
+        """Make an earlier revision active: `number`, or the one before the active one. `check` may refuse it.
         Raises RevisionNotFound, and what `check_rules` raises."""
 
         def change(function: Function) -> Function:
@@ -178,7 +183,7 @@ class Deploys:
             else:
                 raise RevisionNotFound(f"{name} has no revision {number}; it has {_listed(usable)}.")
             self.check_rules(known[wanted])
-            check(known[wanted].spec)
+            check(known[wanted])
             return self._with_active(function, known[wanted])
 
         return await self._change(name, change)
@@ -260,10 +265,11 @@ class Deploys:
             if await self.buckets.schedules.get(key) is not None:
                 await self.buckets.schedules.delete(key)
 
-    async def _check(self, spec: FunctionSpec, bundle: str, options: DeployOptions) -> None:
-        """Check the signature, the isolation, the webhook's address, the schedule's arguments, the uploads and the
-        source."""
-        await self.signatures.verify_new(self._revision(spec, Digest(bundle), options))
+    async def _checked(self, spec: FunctionSpec, bundle: str, options: DeployOptions) -> Revision:
+        """Return a revision without its number. Check the signature, the isolation, the webhook's address, the
+        schedule's arguments, the uploads, the secrets and the source."""
+        revision = self._revision(spec, Digest(bundle), options)
+        await self.signatures.verify_new(revision)
         self._check_isolation(spec)
         try:
             if spec.webhook is not None:
@@ -275,8 +281,9 @@ class Deploys:
         if not await self.has_bundle(bundle):
             raise InvalidBundle(f"The bundle {bundle[:12]} is not uploaded: PUT /v1/bundles/{bundle} first.")
         await self.artifacts.check_uploaded(spec.models, spec.weights)
-        await self._check_secrets(spec)
         await self._check_source(spec.name, options)
+        scopes = await secret_scopes(options.principal, self.registry, self.buckets.secrets, spec)
+        return msgspec.structs.replace(revision, secret_scopes=scopes)
 
     def _check_isolation(self, spec: FunctionSpec) -> None:
         team = self.registry.teams.get(self.registry.teams.name_of(spec.name))
@@ -285,12 +292,6 @@ class Deploys:
                 f"{spec.name}: functions of the team {team.name} need isolation={team.isolation.value!r} or stronger. "
                 f"Set isolation={team.isolation.value!r}."
             )
-
-    async def _check_secrets(self, spec: FunctionSpec) -> None:
-        missing = [name for name in spec.secrets if await self.buckets.secrets.get(name) is None]
-        if missing:
-            commands = "; ".join(f"gpufn secrets set {name}" for name in missing)
-            raise InvalidSpec(f"{spec.name} needs secrets that are not set: {', '.join(missing)}. Run: {commands}")
 
     async def _cancel(self, builds: Iterable[str]) -> None:
         for build in builds:
@@ -311,23 +312,13 @@ class Deploys:
         if options.source is None or not before.source.is_same_file(options.source):
             raise SourceConflict(before, options.source)
 
-    async def _create_revision(
-        self, spec: FunctionSpec, bundle: Digest, options: DeployOptions, builds: tuple[str, ...] = ()
-    ) -> Revision:
-        return await self._add_revision(self._revision(spec, bundle, options, builds))
-
-    def _revision(
-        self, spec: FunctionSpec, bundle: Digest, options: DeployOptions, builds: tuple[str, ...] = ()
-    ) -> Revision:
-        """Return a revision without its number."""
+    def _revision(self, spec: FunctionSpec, bundle: Digest, options: DeployOptions) -> Revision:
         return Revision(
             function=spec.name,
             number=0,
             spec=spec,
             bundle=bundle,
             created_at=self.clock.time(),
-            state=RevisionState.BUILDING if builds else RevisionState.READY,
-            builds=builds,
             check=Check(CheckState.PENDING) if options.check else None,
             source=options.source,
             code=options.code,

@@ -14,7 +14,16 @@ from gpufn_core import ids
 from gpufn_core.encoding import urls
 from gpufn_core.protocol.limits import LARGEST_INTEGER
 from gpufn_core.signing import trust
-from gpufn_core.spec import function_spec, image_spec, isolation, model_spec, names, patterns, resources
+from gpufn_core.spec import (
+    function_spec,
+    image_spec,
+    isolation,
+    model_spec,
+    names,
+    patterns,
+    resources,
+    secret_scopes,
+)
 from gpufn_core.spec.units import MIN_PROCESS_BYTES, Bounds
 from gpufn_gateway.auth import quotas, scopes, tokens
 from gpufn_gateway.openapi import request_bodies, request_bounds
@@ -58,6 +67,7 @@ _ENV_NAME: Final = f"^(?!{_RESERVED_ENV})(?:{function_spec.ENV_NAME.pattern})$"
 SECRET: Final[Schema] = {
     "type": "string", "pattern": _ENV_NAME, "maxLength": function_spec.LONGEST_SECRET_NAME,
 }  # fmt: skip
+SECRET_SCOPE: Final = _text(secret_scopes.SCOPE)
 SIGNER: Final = _text(trust.SIGNER_NAME)
 ENVIRONMENT: Final = _text(names.GROUP)
 CURSOR: Final = _text_or_empty(request_bounds.CURSOR)

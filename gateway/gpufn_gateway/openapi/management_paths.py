@@ -68,6 +68,7 @@ _TAIL: Final = _query("tail", "number", minimum=0, maximum=MAX_LOG_LINES)
 _SINCE_CHANGE: Final = _query("since", "number", minimum=0, maximum=MAX_CHANGE)
 _AFTER_RECORD: Final = _query("after", "number", minimum=-MAX_LISTED)
 _KEY: Final = _query("key", "string")
+_SECRET_SCOPE: Final[dict[str, Any]] = {"name": "scope", "in": "query", "schema": bounds.SECRET_SCOPE}
 _DAYS: Final = tuple(_query(name, "string", format="date") for name in ("since", "until"))
 _PATH_SCHEMAS: Final[dict[str, Any]] = {
     **dict.fromkeys(("env", "app", "team"), GROUP),
@@ -128,8 +129,8 @@ _OPERATIONS: Final[tuple[tuple[str, str, str, Sequence[int], Sequence[dict[str, 
     ("get", "/v1/usage", "Report usage per function, key and day", (200,), (_FUNCTION, _KEY, *_DAYS), ""),
     ("get", "/v1/nodes", "List the nodes", (200,), (), ""),
     ("get", "/v1/secrets", "List the secrets, without values", (200,), (), ""),
-    ("put", "/v1/secrets/{name}", "Set a secret", (200,), (), "NewSecret"),
-    ("delete", "/v1/secrets/{name}", "Delete a secret", (204,), (), ""),
+    ("put", "/v1/secrets/{name}", "Set a secret", (200,), (_SECRET_SCOPE,), "NewSecret"),
+    ("delete", "/v1/secrets/{name}", "Delete a secret", (204,), (_SECRET_SCOPE,), ""),
     ("post", "/v1/secrets/rotate", "Encrypt the secrets under a new master key", (200,), (), ""),
     ("get", "/v1/audit", "Read the audit log", (200,), (_limit(), _AFTER_RECORD), ""),
     ("get", "/v1/auth", "Show the OpenID provider of logins", (200,), (), ""),

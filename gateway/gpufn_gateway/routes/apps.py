@@ -56,7 +56,7 @@ class AppRoutes:
         for name, number in earlier:  # before the first change, so that none goes back alone
             revision = self._registry.revision(name, number)
             self._deploys.check_rules(revision)
-            check_secret_use(principal, self._registry, revision.spec)
+            check_secret_use(principal, self._registry, revision)
         changed = [await self._deploys.rollback(name, number) for name, number in earlier]
         return json_response(
             {"functions": [{"name": each.name, "active": each.active, "serving": each.serving} for each in changed]}

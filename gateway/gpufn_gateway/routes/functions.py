@@ -103,14 +103,13 @@ class FunctionRoutes:
             raise InvalidSpec(f"the spec is nested more than {MAX_DEPTH} levels deep")
         spec = spec_from_json(spec_json)
         principal.require_on(DEPLOY, spec.name)
-        check_secret_use(principal, self.registry, spec)
         if Priority.HI in (spec.priority, spec.schedule and spec.schedule.priority):
             principal.require(HI)
         bundle = checked_digest(body.bundle, "the bundle")
         add_details(request.scope, function=spec.name, bundle=bundle, signed_by=body.signature and body.signature.key)
         source = body.source and msgspec.structs.replace(body.source, key=principal.id)
         deploy_id = body.deploy_id or new_ulid()
-        options = DeployOptions(body.check, source, body.replace, body.code, deploy_id, body.signature)
+        options = DeployOptions(body.check, source, body.replace, body.code, deploy_id, body.signature, principal)
         if spec.models:
             revision = await self.deploys.build(spec, bundle, options)
             url = f"/v1/functions/{revision.function}/revisions/{revision.number}"

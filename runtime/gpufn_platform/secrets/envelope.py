@@ -1,8 +1,8 @@
 """Envelope encryption of secrets. Pure, except for random numbers.
 
-Each value is encrypted with AES-256-GCM under a data key of its own, and the data key under a master key. Name and
-version are associated data of both, so a record that was copied under another name or version does not open. A rotation
-of the master key encrypts the data keys again, not the values.
+Each value is encrypted with AES-256-GCM under a data key of its own, and the data key under a master key. Name, scope
+and version are associated data of both, so a record that was copied under another name, scope or version does not open.
+A rotation of the master key encrypts the data keys again, not the values.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from gpufn_core.errors import PlatformError
+from gpufn_core.spec.patterns import ALL
+from gpufn_core.spec.secret_scopes import SecretRef
 
 _KEY_BYTES = 32
 _NONCE_BYTES = 12
@@ -37,6 +39,11 @@ class SealedSecret(msgspec.Struct, frozen=True, kw_only=True):
     master_key: str
     data_key: bytes  # encrypted
     value: bytes  # encrypted
+    scope: str = ALL
+
+    @property
+    def ref(self) -> SecretRef:
+        return SecretRef(self.name, self.scope)
 
 
 decode_secret = msgspec.msgpack.Decoder(SealedSecret).decode
@@ -69,33 +76,35 @@ class Keyring:
     def opens(self, secret: SealedSecret) -> bool:
         return secret.master_key in self._key_by_id
 
-    def seal(self, name: str, version: int, value: str, now: float) -> SealedSecret:
+    def seal(self, ref: SecretRef, version: int, value: str, now: float) -> SealedSecret:
         data_key = os.urandom(_KEY_BYTES)
         return SealedSecret(
-            name=name,
+            name=ref.name,
+            scope=ref.scope,
             version=version,
             updated_at=now,
             master_key=self.first,
-            data_key=_encrypt(self.keys[0], data_key, _context("data key", name, version)),
-            value=_encrypt(data_key, value.encode(), _context("value", name, version)),
+            data_key=_encrypt(self.keys[0], data_key, _context("data key", ref, version)),
+            value=_encrypt(data_key, value.encode(), _context("value", ref, version)),
         )
 
-    def open(self, secret: SealedSecret) -> str:
-        """Decrypt the value. Raises WrongMasterKey, or PlatformError for a damaged record."""
-        data_key = self._data_key(secret)
-        return _decrypt(secret, data_key, secret.value, "value").decode()
+    def open(self, secret: SealedSecret, ref: SecretRef) -> str:
+        """Decrypt the value of the secret `ref`, under whose key the record was found. Raises WrongMasterKey, or
+        PlatformError for a damaged record and for one of another secret."""
+        data_key = self._data_key(secret, ref)
+        return _decrypt(secret, ref, data_key, secret.value, "value").decode()
 
     def rewrap(self, secret: SealedSecret) -> SealedSecret:
         """Encrypt the data key under the first master key. Raises as `open`."""
-        context = _context("data key", secret.name, secret.version)
-        data_key = _encrypt(self.keys[0], self._data_key(secret), context)
+        context = _context("data key", secret.ref, secret.version)
+        data_key = _encrypt(self.keys[0], self._data_key(secret, secret.ref), context)
         return msgspec.structs.replace(secret, master_key=self.first, data_key=data_key)
 
-    def _data_key(self, secret: SealedSecret) -> bytes:
+    def _data_key(self, secret: SealedSecret, ref: SecretRef) -> bytes:
         master_key = self._key_by_id.get(secret.master_key)
         if master_key is None:
-            raise WrongMasterKey(f"The secret {secret.name} is encrypted under another master key.")
-        return _decrypt(secret, master_key, secret.data_key, "data key")
+            raise WrongMasterKey(f"The secret {ref.key} is encrypted under another master key.")
+        return _decrypt(secret, ref, master_key, secret.data_key, "data key")
 
 
 def new_master_key() -> bytes:
@@ -106,8 +115,10 @@ def _id_of(key: bytes) -> str:
     return hashlib.sha256(b"gpufn master key id\0" + key).hexdigest()[:16]
 
 
-def _context(part: str, name: str, version: int) -> bytes:
-    return msgspec.msgpack.encode(("gpufn secret", part, name, version))
+def _context(part: str, ref: SecretRef, version: int) -> bytes:
+    """Return the associated data. That of a secret for every function is as in releases without scopes."""
+    scope = () if ref.scope == ALL else (ref.scope,)
+    return msgspec.msgpack.encode(("gpufn secret", part, ref.name, version, *scope))
 
 
 def _encrypt(key: bytes, data: bytes, context: bytes) -> bytes:
@@ -115,9 +126,9 @@ def _encrypt(key: bytes, data: bytes, context: bytes) -> bytes:
     return nonce + AESGCM(key).encrypt(nonce, data, context)
 
 
-def _decrypt(secret: SealedSecret, key: bytes, data: bytes, part: str) -> bytes:
-    context = _context(part, secret.name, secret.version)
+def _decrypt(secret: SealedSecret, ref: SecretRef, key: bytes, data: bytes, part: str) -> bytes:
+    context = _context(part, ref, secret.version)
     try:
         return AESGCM(key).decrypt(data[:_NONCE_BYTES], data[_NONCE_BYTES:], context)
     except (InvalidTag, ValueError):
-        raise PlatformError(f"The record of the secret {secret.name} is damaged: set the secret again.") from None
+        raise PlatformError(f"The record of the secret {ref.key} is damaged: set the secret again.") from None

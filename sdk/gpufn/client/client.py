@@ -43,6 +43,7 @@ from gpufn_core.protocol.records import KeyLimits
 from gpufn_core.spec import names
 from gpufn_core.spec.priority import priority_of
 from gpufn_core.spec.schedule import Schedule
+from gpufn_core.spec.secret_scopes import scope_of
 
 if TYPE_CHECKING:
     from gpufn.deploy.bundle import AnyFunction
@@ -213,17 +214,22 @@ class Client(CallApi, ModelRequests):
         return self._member(list[dict[str, Any]], "nodes", "GET", "/v1/nodes")
 
     def secrets(self) -> list[SecretView]:
-        """List the secrets, without their values."""
+        """List the secrets for functions that the key may read, without their values."""
         return self._member(list[SecretView], "secrets", "GET", "/v1/secrets")
 
-    def set_secret(self, name: str, value: str) -> SecretView:
-        """Set a secret. The workers of the functions that use it are replaced; no call is lost."""
-        body = msgspec.json.encode({"value": value})
-        return self._json(SecretView, "PUT", f"/v1/secrets/{segment(name)}", content=body, headers=JSON_BODY)
+    def set_secret(self, name: str, value: str, *, env: str = "", app: str = "") -> SecretView:
+        """Set a secret for the app `app` of the environment `env`, for an environment, or for every function.
 
-    def delete_secret(self, name: str) -> None:
-        """Delete a secret that no function uses. Raises SecretNotFound, Conflict."""
-        self._request("DELETE", f"/v1/secrets/{segment(name)}")
+        A function gets the most specific one. The workers of the functions that get it are replaced; no call is lost.
+        """
+        body = msgspec.json.encode({"value": value})
+        path, params = f"/v1/secrets/{segment(name)}", {"scope": scope_of(env, app)}
+        return self._json(SecretView, "PUT", path, content=body, headers=JSON_BODY, params=params)
+
+    def delete_secret(self, name: str, *, env: str = "", app: str = "") -> None:
+        """Delete a secret; its functions get the next wider one. Raises SecretNotFound; Conflict if a function would
+        have none."""
+        self._request("DELETE", f"/v1/secrets/{segment(name)}", params={"scope": scope_of(env, app)})
 
     def rotate_master_key(self) -> int:
         """Encrypt the secrets under a new master key; return their number."""

@@ -358,11 +358,13 @@ class AuditPage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SecretView(msgspec.Struct, frozen=True, kw_only=True):
-    """A secret, without its value. `functions` are the functions that use it."""
+    """A secret, without its value. `scope` is the pattern of the functions that it is for, `functions` are those that
+    get it."""
 
     name: str
     version: int
     updated_at: float
+    scope: str = "*"
     functions: tuple[str, ...] = ()
 
 

@@ -67,7 +67,8 @@ class Revision(msgspec.Struct, frozen=True, kw_only=True):
     revision keeps its number, with a bundle named "". `check` is None for a deploy without a check. A revision whose
     check failed is FAILED. `source` is None if the client did not send it. `code` is the client's digest of the
     function's own code: deploying the same code in another bundle creates no new revision. `deploy_id` is common to
-    the revisions of one deploy. `signature` is None for an unsigned deploy.
+    the revisions of one deploy. `signature` is None for an unsigned deploy. `secret_scopes` has the widest scope that
+    each secret may have (`gpufn_core.spec.secret_scopes`); a secret without one may have any.
     """
 
     function: str
@@ -85,6 +86,7 @@ class Revision(msgspec.Struct, frozen=True, kw_only=True):
     code: str = ""
     deploy_id: str = ""
     signature: DeploySignature | None = None
+    secret_scopes: dict[str, str] = {}
 
     def __str__(self) -> str:
         return f"{self.function}@{self.number}"

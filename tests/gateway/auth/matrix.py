@@ -96,7 +96,7 @@ class Matrix:
             await self._add_function(side)
             await self._add_model(side)
             await self._add_others(side)
-        assert (await gateway.http.put(f"/v1/secrets/{_SECRET}", json={"value": "v"})).status_code == 200
+            await self.restore("secrets", side)
         document = (await gateway.http.get("/openapi.json")).json()
         self.documented = {
             route: {int(status) for status in operation["responses"] if status.isdecimal() and int(status) < 600}
@@ -194,7 +194,7 @@ class Matrix:
         for side in self.sides.values():
             for name in (side.function, side.model, side.doomed):
                 await self.gateway.http.delete(f"/v1/functions/{name}")
-        await self.gateway.http.delete(f"/v1/secrets/{_SECRET}")
+            await self.send("DELETE /v1/secrets/{name}", side, "admin")
         await self.gateway.http.delete(f"/v1/signing/keys/{_SIGNER}")
 
     async def send(self, route: str, side: Objects, principal: str) -> httpx.Response:
@@ -209,6 +209,8 @@ class Matrix:
             "digest": digest_of(_ONNX) if "artifacts" in path else DIGEST,
         }  # fmt: skip
         url = re.sub(r"{(\w+)}", lambda match: values[match[1]], path)
+        if path == "/v1/secrets/{name}":
+            url += f"?scope={env}/{app_}/*"
         assert is_model or "{" not in url
         content, headers = _body(route, side)
         return await self.gateway.http.request(
@@ -242,6 +244,8 @@ class Matrix:
         await self._undo(route, side, answer)
         if "listed" in ROUTES[route]:
             name = side.model if "model" in route or "engines" in route or "v2" in route or "builds" in route else ""
+            if "secrets" in route:
+                name = '"scope":"{}/{}/*"'.format(*parts_of(side.function))
             return "yes" if (name or side.function) in answer.text else "hidden"
         return "yes"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,9 @@ from gpufn_core.ids import Digest, invocation_id_for, new_ulid
 from gpufn_core.protocol.codec import encode
 from gpufn_core.spec.function_spec import EntryPoint, FunctionSpec, MethodSpec
 from gpufn_gateway.auth.access import new_key
+from gpufn_gateway.functions.deploys import DeployOptions
 from gpufn_platform.bus.storage.key_value import Entry
+from gpufn_platform.secrets.envelope import decode_secret
 from gpufn_platform.secrets.master_key import MasterKey
 from tests.gateway.auth.matrix import Matrix, Objects, objects
 from tests.gateway.whole import DIGEST, Whole, gateway_on
@@ -35,6 +38,10 @@ class Outsider:
         self.nothing = objects("prod/ads", "nothing")
         self.key, secret = new_key("team", TEAM, 0.0)
         gateway.access.put(self.key)
+        administrator, secret_of_admin = new_key("administrator", ("admin",), 0.0)
+        gateway.access.put(administrator)
+        self.keys = self.key.id, administrator.id
+        self.admin = {"authorization": f"Bearer {secret_of_admin}"}
         self.headers = {"authorization": f"Bearer {secret}"}
 
     async def send(self, method: str, path: str, **options: Any) -> httpx.Response:
@@ -54,7 +61,8 @@ async def outside(nats: Any, folder: Path) -> AsyncIterator[Outsider]:
         try:
             yield outsider
         finally:
-            gateway.access.remove(outsider.key.id)
+            for key in outsider.keys:
+                gateway.access.remove(key)
             await matrix.clean()
 
 
@@ -144,34 +152,132 @@ async def test_values_of_env_are_shown_only_where_the_key_may_deploy(gateway: An
     assert statuses == [200, 403]
 
 
-async def test_a_key_with_a_pattern_gives_a_function_no_further_secret(nats: Any, tmp_path: Path, make: Any) -> None:
+class Deployer:
+    """Deploys one function of the team `search` with secrets, as the team or as an administrator."""
+
+    def __init__(self, outsider: Outsider) -> None:
+        self.outsider, self.gateway = outsider, outsider.gateway
+        self.name = f"{outsider.own.function}-secret"
+
+    def body(self, secrets: tuple[str, ...]) -> bytes:
+        spec = FunctionSpec(name=self.name, entry=EntryPoint("app", "f"), methods=(MethodSpec(),), secrets=secrets)
+        return msgspec.json.encode({"spec": spec, "bundle": DIGEST, "check": False})
+
+    async def deploy(self, *secrets: str) -> httpx.Response:
+        return await self._settled(await self.outsider.send("POST", "/v1/functions", content=self.body(secrets)))
+
+    async def deploy_as_admin(self, *secrets: str) -> None:
+        spec = FunctionSpec(name=self.name, entry=EntryPoint("app", "f"), methods=(MethodSpec(),), secrets=secrets)
+        await self.gateway.deploys.deploy(spec, DIGEST, DeployOptions(check=False))
+        await until_async(lambda: self.name in self.gateway.registry.functions)
+        await until_async(lambda: self.active in self.gateway.registry.revisions.get(self.name, {}))
+
+    async def rollback(self, revision: int | None = None) -> httpx.Response:
+        body = {} if revision is None else {"revision": revision}
+        return await self.outsider.send("POST", f"/v1/functions/{self.name}/rollback", json=body)
+
+    async def move_calls(self) -> None:
+        """Move the calls to the active revision, as a controller does."""
+        moved = msgspec.structs.replace(self.gateway.registry.functions[self.name], serving=self.active)
+        await self.gateway.buckets.functions.put(self.name, encode(moved))
+
+    async def set_as_admin(self, secret: str) -> None:
+        answer = await self.gateway.http.put(f"/v1/secrets/{secret}", json={"value": "v"}, headers=self.outsider.admin)
+        assert answer.status_code == 200, answer.text
+
+    @property
+    def active(self) -> int:
+        return self.gateway.registry.functions[self.name].active
+
+    async def _settled(self, answer: httpx.Response) -> httpx.Response:
+        if answer.status_code == 201:
+            number = answer.json()["active"]
+            await until_async(lambda: self.name in self.gateway.registry.functions and self.active == number)
+            await until_async(lambda: number in self.gateway.registry.revisions[self.name])
+        return answer
+
+
+async def test_a_key_with_a_pattern_gives_a_function_no_wider_secret(nats: Any, tmp_path: Path) -> None:
     async with outside(nats, tmp_path) as outsider:
-        gateway, name = outsider.gateway, f"{outsider.own.function}-secret"
+        team = Deployer(outsider)
+        await team.set_as_admin("WIDE_TOKEN")
+        stored, unknown = await team.deploy("WIDE_TOKEN"), await team.deploy("NONE_TOKEN")
+        assert stored.text.replace("WIDE", "NONE").partition("request_id")[0] == unknown.text.partition("request_id")[0]
+        assert (stored.status_code, unknown.status_code) == (422, 422)
+        assert "gpufn secrets set WIDE_TOKEN --env prod --app search" in stored.json()["detail"]
+        await team.deploy_as_admin("WIDE_TOKEN")
+        assert (await team.deploy("WIDE_TOKEN")).status_code == 201, "the active revision has it"
+        assert (await team.deploy()).status_code == 201
+        taken_away = [await team.rollback(1), await team.rollback(), await team.deploy("WIDE_TOKEN")]
+        assert [answer.status_code for answer in taken_away] == [403, 403, 422]
+        assert team.active == 3
+        await team.gateway.deploys.delete(team.name)
+        await team.gateway.buckets.secrets.delete("WIDE_TOKEN")
 
-        async def deploy(*secrets: str) -> httpx.Response:
-            spec = FunctionSpec(name=name, entry=EntryPoint("app", "f"), methods=(MethodSpec(),), secrets=secrets)
-            body = msgspec.json.encode({"spec": spec, "bundle": DIGEST, "check": False})
-            return await outsider.send("POST", "/v1/functions", content=body)
 
-        stored, unknown = await deploy("MATRIX_TOKEN"), await deploy("NO_SUCH_TOKEN")
-        assert (stored.status_code, stored.text) == (unknown.status_code, unknown.text)
-        assert stored.status_code == 403
-        spec = FunctionSpec(name=name, entry=EntryPoint("app", "f"), methods=(MethodSpec(),), secrets=("MATRIX_TOKEN",))
-        await gateway.deploys.deploy(spec, DIGEST)
-        await until_async(lambda: name in gateway.registry.functions)
-        await until_async(lambda: gateway.registry.revisions.get(name))
-        assert (await deploy("MATRIX_TOKEN")).status_code == 201, "the active revision has it"
-        assert (await deploy()).status_code == 201
-        await until_async(lambda: gateway.registry.functions[name].active == 3)
-        await until_async(lambda: 3 in gateway.registry.revisions[name])
-        taken_away = [
-            await deploy("MATRIX_TOKEN"),
-            await outsider.send("POST", f"/v1/functions/{name}/rollback", json={"revision": 1}),
-            await outsider.send("POST", f"/v1/functions/{name}/rollback"),
-        ]
-        assert [answer.status_code for answer in taken_away] == [403] * 3
-        assert gateway.registry.functions[name].active == 3
-        await gateway.deploys.delete(name)
+async def test_a_team_uses_its_own_secret_and_reaches_no_wider_one_through_it(nats: Any, tmp_path: Path) -> None:
+    """The team deploys with a secret of its app, and then removes it, so that the wider one would be the next."""
+    own = "/v1/secrets/MY_TOKEN?scope=prod/search/*"
+    async with outside(nats, tmp_path) as outsider:
+        team = Deployer(outsider)
+        for wider in ("MY_TOKEN", "MY_TOKEN?scope=prod/*"):
+            await team.set_as_admin(wider)
+        assert (await outsider.send("PUT", own, json={"value": "mine"})).status_code == 200
+        assert (await team.deploy("MY_TOKEN")).status_code == 201
+        changed = await outsider.send("PUT", own, json={"value": "mine too"})
+        assert changed.json()["functions"] == [team.name]
+        removed = await outsider.send("DELETE", own)
+        assert removed.status_code == 409, "the function would have no secret"
+        assert (await team.deploy()).status_code == 201
+        await team.move_calls()
+        assert (await outsider.send("DELETE", own)).status_code == 204
+        # The revisions with the secret can get that of the app only.
+        revisions = team.gateway.registry.revisions[team.name]
+        assert [revisions[number].secret_scopes for number in (1, 2)] == [{"MY_TOKEN": "prod/search/*"}] * 2
+        assert (await team.deploy("MY_TOKEN")).status_code == 422
+        await team.gateway.deploys.delete(team.name)
+        for key in ("MY_TOKEN", "prod/MY_TOKEN"):
+            await team.gateway.buckets.secrets.delete(key)
+
+
+async def test_a_secret_of_a_revision_that_is_being_built_is_not_removed(nats: Any, tmp_path: Path) -> None:
+    async with outside(nats, tmp_path) as outsider:
+        gateway, name = outsider.gateway, f"{outsider.own.function}-built"
+        own = "/v1/secrets/BUILT_TOKEN?scope=prod/search/*"
+        await outsider.send("PUT", own, json={"value": "mine"})
+        spec = FunctionSpec(name=name, entry=EntryPoint("app", "f"), methods=(MethodSpec(),), secrets=("BUILT_TOKEN",))
+        building = Revision(
+            function=name, number=1, spec=spec, bundle=Digest(DIGEST), created_at=0.0, state=RevisionState.BUILDING,
+            secret_scopes={"BUILT_TOKEN": "prod/search/*"},
+        )  # fmt: skip
+        gateway.registry.on_revision(f"{name}.1", Entry(f"{name}.1", encode(building), 1))
+        assert (await outsider.send("DELETE", own)).status_code == 409
+        gateway.registry.on_revision(f"{name}.1", None)
+        assert (await outsider.send("DELETE", own)).status_code == 204
+
+
+async def test_foreign_secrets_do_not_exist(nats: Any, tmp_path: Path) -> None:
+    async with outside(nats, tmp_path) as outsider:
+        team = Deployer(outsider)
+        await team.set_as_admin("A_SECRET?scope=prod/ads/*")
+        for method, scope in itertools.product(
+            ("PUT", "DELETE"), ("*", "prod/*", "prod/ads/*", "dev/search/*", "default/default/*")
+        ):
+            body = {"content": b'{"value": "theirs"}'} if method == "PUT" else {}
+            answers = []
+            for name in ("A_SECRET", "NO_SECRET"):
+                answer = await outsider.send(method, f"/v1/secrets/{name}?scope={scope}", **body)
+                answers.append((answer.status_code, refusal(answer, outsider.own)[1].replace(name, "X")))
+            assert answers[0][0] == 404, (method, scope)
+            assert [text.partition("request_id")[0] for _, text in answers[:1]] == [
+                text.partition("request_id")[0] for _, text in answers[1:]
+            ]
+        listed = (await outsider.send("GET", "/v1/secrets")).json()["secrets"]
+        assert {each["scope"] for each in listed} == {"prod/search/*"}
+        record = await team.gateway.buckets.secrets.get("prod/ads/A_SECRET")
+        assert record is not None
+        assert decode_secret(record.value).version == 1, "nobody has set it again"
+        await team.gateway.buckets.secrets.delete("prod/ads/A_SECRET")
 
 
 @pytest.mark.parametrize("method", ["GET", "DELETE"])

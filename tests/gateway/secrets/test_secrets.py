@@ -10,6 +10,7 @@ import pytest
 
 from gpufn_core.home import Home
 from gpufn_core.protocol import subjects
+from gpufn_core.spec.secret_scopes import SecretRef
 from gpufn_gateway.openapi.request_bodies import MAX_SECRET_BYTES
 from gpufn_gateway.secrets.secrets import check_master_key
 from gpufn_platform.bus.storage.key_value import KeyValue
@@ -33,12 +34,13 @@ async def deploy(gateway: Whole, make: Any, name: str, secrets: tuple[str, ...])
     return await gateway.http.post("/v1/functions", content=msgspec.json.encode({"spec": spec, "bundle": DIGEST}))
 
 
-async def stored_value(gateway: Whole, master_key: MasterKey, name: str) -> str:
-    entry, keyring = await gateway.buckets.secrets.get(name), master_key.load()
+async def stored_value(gateway: Whole, master_key: MasterKey, name: str, scope: str = "*") -> str:
+    ref = SecretRef(name, scope)
+    entry, keyring = await gateway.buckets.secrets.get(ref.key), master_key.load()
     assert entry is not None
     assert keyring is not None
     assert VALUE.encode() not in entry.value
-    return keyring.open(decode_secret(entry.value))
+    return keyring.open(decode_secret(entry.value), ref)
 
 
 async def test_a_secret_is_set_listed_and_removed(nats: Any, master_key: MasterKey, problem: Any) -> None:
@@ -109,13 +111,58 @@ async def test_a_changed_value_makes_a_new_revision_of_each_function_that_uses_i
         )  # fmt: skip
 
 
+async def test_a_secret_of_an_app_replaces_that_of_its_environment_for_its_functions_only(
+    nats: Any, make: Any, master_key: MasterKey, problem: Any
+) -> None:
+    names = ("prod/search/f", "prod/ads/f", "dev/search/f")
+    async with gateway_on(nats, master_key=master_key) as gateway:
+
+        async def put(scope: str) -> list[str]:
+            answer = await gateway.http.put(f"/v1/secrets/F_TOKEN{scope}", json={"value": VALUE})
+            assert answer.status_code == 200, answer.text
+            functions: list[str] = answer.json()["functions"]
+            return functions
+
+        def active() -> list[int]:
+            return [gateway.registry.functions[name].active for name in names]
+
+        await put("")
+        for name in names:
+            assert (await deploy(gateway, make, name, ("F_TOKEN",))).status_code == 201
+        before = active()
+        assert await put("?scope=prod/*") == ["prod/ads/f", "prod/search/f"]
+        assert await put("?scope=prod/search/*") == ["prod/search/f"]
+        assert await put("?scope=prod/other/*") == []
+        assert [now - then for now, then in zip(active(), before, strict=True)] == [2, 1, 0]
+        assert await put("") == ["dev/search/f"]
+        assert await stored_value(gateway, master_key, "F_TOKEN", "prod/search/*") == VALUE
+        listed = (await gateway.http.get("/v1/secrets")).json()["secrets"]
+        assert [each["scope"] for each in listed if each["name"] == "F_TOKEN"] == [
+            "*", "prod/*", "prod/other/*", "prod/search/*",
+        ]  # fmt: skip
+        # The functions were deployed with the secret for all functions, so they may get that again.
+        for scope in ("?scope=prod/search/*", "?scope=prod/*", "?scope=prod/other/*"):
+            assert (await gateway.http.delete(f"/v1/secrets/F_TOKEN{scope}")).status_code == 204, scope
+        assert [now - then for now, then in zip(active(), before, strict=True)] == [4, 2, 1]
+        assert problem(await gateway.http.delete("/v1/secrets/F_TOKEN")) == (409, "conflict")
+        for name in names:
+            await gateway.http.delete(f"/v1/functions/{name}")
+
+
+@pytest.mark.parametrize("scope", ["", "Prod/*", "prod/versions/*", "prod/search", "*/search/*", "prod/*/*"])
+async def test_a_wrong_scope(nats: Any, master_key: MasterKey, problem: Any, scope: str) -> None:
+    async with gateway_on(nats, master_key=master_key) as gateway:
+        answer = await gateway.http.put(f"/v1/secrets/TOKEN?scope={scope}", json={"value": "x"})
+        assert problem(answer) == (422, "invalid_input")
+
+
 async def test_a_rotation_encrypts_all_secrets_under_a_new_key_and_drops_the_old_one(
     nats: Any, master_key: MasterKey
 ) -> None:
     async with gateway_on(nats, master_key=master_key) as gateway:
         for entry in await gateway.buckets.secrets.entries():  # of other tests, under other keys
             await gateway.buckets.secrets.delete(entry.key)
-        for name in ("D_ONE", "D_TWO"):
+        for name in ("D_ONE", "D_TWO?scope=prod/*"):
             await gateway.http.put(f"/v1/secrets/{name}", json={"value": VALUE})
         before = master_key.load()
         assert (await gateway.http.post("/v1/secrets/rotate")).json() == {"encrypted": 2}
@@ -124,7 +171,7 @@ async def test_a_rotation_encrypts_all_secrets_under_a_new_key_and_drops_the_old
         assert after is not None
         assert len(after.keys) == 1
         assert after.keys != before.keys
-        assert await stored_value(gateway, master_key, "D_TWO") == VALUE
+        assert await stored_value(gateway, master_key, "D_TWO", "prod/*") == VALUE
 
 
 async def test_a_wrong_master_key_at_the_start_names_the_setting(

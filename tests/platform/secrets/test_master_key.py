@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpufn_core.home import Home
+from gpufn_core.spec.secret_scopes import SecretRef
 from gpufn_platform.process.settings import InvalidSetting
 from gpufn_platform.secrets.envelope import Keyring, new_master_key
 from gpufn_platform.secrets.master_key import COMMAND, FILE, KEY, MasterKey
@@ -85,7 +86,7 @@ def test_a_file_that_others_can_read_is_refused(home: Home) -> None:
 
 
 def test_a_wrong_or_missing_key_names_the_setting_and_the_secrets(home: Home) -> None:
-    secret = KEYS.seal("TOKEN", 1, "value", 5.0)
+    secret = KEYS.seal(SecretRef("TOKEN"), 1, "value", 5.0)
     master_key = source(home)
     with pytest.raises(InvalidSetting, match=rf"{FILE}.*TOKEN"):
         master_key.check([secret])

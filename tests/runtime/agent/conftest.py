@@ -10,7 +10,7 @@ import os
 import sys
 import time
 import zipfile
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -101,11 +101,11 @@ class FakeSecrets:
     def __init__(self) -> None:
         self.known: dict[str, str] = {}
 
-    async def values(self, names: Iterable[str]) -> dict[str, str]:
-        missing = [name for name in names if name not in self.known]
+    async def values(self, spec: FunctionSpec, widest: Mapping[str, str]) -> dict[str, str]:
+        missing = [name for name in spec.secrets if name not in self.known]
         if missing:
             raise SecretNotFound(f"{missing[0]} is not set.")
-        return {name: self.known[name] for name in names}
+        return {name: self.known[name] for name in spec.secrets}
 
 
 class Node:

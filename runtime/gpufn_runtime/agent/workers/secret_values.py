@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from gpufn_core.errors import PlatformError, SecretNotFound
+from gpufn_core.spec.function_spec import FunctionSpec
+from gpufn_core.spec.patterns import ALL
+from gpufn_core.spec.secret_scopes import SecretRef, candidates
 from gpufn_platform.bus.storage.key_value import KeyValue
 from gpufn_platform.secrets.envelope import Keyring, SealedSecret, decode_secret
 from gpufn_platform.secrets.master_key import MasterKey
@@ -16,8 +19,9 @@ log = logging.getLogger(__name__)
 
 
 class Secrets(Protocol):
-    async def values(self, names: Iterable[str]) -> dict[str, str]:
-        """Return the current values by name. Raises SecretNotFound, PlatformError, InvalidSetting."""
+    async def values(self, spec: FunctionSpec, widest: Mapping[str, str]) -> dict[str, str]:
+        """Return the current values of a function's secrets by name: the most specific ones, of at most the scope
+        `widest` (`Revision.secret_scopes`). Raises SecretNotFound, PlatformError, InvalidSetting."""
 
 
 class StoredSecrets:
@@ -36,24 +40,30 @@ class StoredSecrets:
             return
         await asyncio.to_thread(self._master_key.check, secrets)
 
-    async def values(self, names: Iterable[str]) -> dict[str, str]:
-        """Return the current values by name. Raises SecretNotFound, PlatformError, InvalidSetting."""
-        return {name: await self._value(name) for name in names}
+    async def values(self, spec: FunctionSpec, widest: Mapping[str, str]) -> dict[str, str]:
+        """Return the current values of a function's secrets by name: the most specific ones, of at most the scope
+        `widest` (`Revision.secret_scopes`). Raises SecretNotFound, PlatformError, InvalidSetting."""
+        refs = [candidates(name, spec.name, widest.get(name, ALL)) for name in spec.secrets]
+        values = await asyncio.gather(*map(self._value, refs))
+        return dict(zip(spec.secrets, values, strict=True))
 
-    async def _value(self, name: str) -> str:
-        secret = await self._record(name)
+    async def _value(self, refs: Sequence[SecretRef]) -> str:
+        secret, ref = await self._record(refs)
         if self._keyring is None or not self._keyring.opens(secret):  # the first one, or the master key was rotated
             self._keyring = await asyncio.to_thread(self._master_key.load)
-            secret = await self._record(name)  # the rotation may have ended in between
+            secret, ref = await self._record(refs)  # the rotation may have ended in between
         if self._keyring is None:
             raise PlatformError(
-                f"This node cannot decrypt the secret {name}: {self._master_key} does not exist. Copy the master key "
-                "to this node."
+                f"This node cannot decrypt the secret {ref.key}: {self._master_key} does not exist. Copy the master "
+                "key to this node."
             )
-        return self._keyring.open(secret)
+        return self._keyring.open(secret, ref)
 
-    async def _record(self, name: str) -> SealedSecret:
-        entry = await self._bucket.get(name)
-        if entry is None:
-            raise SecretNotFound(f"The secret {name} is not set: run gpufn secrets set {name}.")
-        return decode_secret(entry.value)
+    async def _record(self, refs: Sequence[SecretRef]) -> tuple[SealedSecret, SecretRef]:
+        """Return the first record that exists, and whose it must be."""
+        entries = await asyncio.gather(*(self._bucket.get(ref.key) for ref in refs))
+        for ref, entry in zip(refs, entries, strict=True):
+            if entry is not None:
+                return decode_secret(entry.value), ref
+        widest = refs[-1]
+        raise SecretNotFound(f"The secret {widest.key} is not set: run gpufn secrets set {widest.arguments}.")

@@ -97,7 +97,7 @@ class Launches:
             bundle = await self._prefetch.bundle(revision)
             engines = await self._prefetch.engines(revision, self._configs.kind(assignment))
             weights = await self._weights(record, revision)
-            secrets = await self._secrets.values(revision.spec.secrets)
+            secrets = await self._secrets.values(revision.spec, revision.secret_scopes)
             fetch_s = self._clock.monotonic() - started
             if weights is None or record.end_requested_at is not None:  # it had to end meanwhile: no failure
                 self._reports.send_event(record, WorkerEventKind.EXITED, exit=Exit())

@@ -89,13 +89,13 @@ class Takeover:
 
 
 async def secret_patterns_of(folders: Iterable[WorkerFolder], secrets: Secrets) -> dict[str, Patterns]:
-    """Return what to mask in the output of adopted workers, by worker. A value that changed while no agent ran is not
-    known any more."""
+    """Return what to mask in the output of adopted workers, by worker. A value that changed, or that another secret
+    replaced, while no agent ran is not known any more."""
     patterns: dict[str, Patterns] = {}
     for folder in folders:
-        if names := folder.secret_names():
+        if (spec := folder.spec()) is not None and spec.secrets:
             try:
-                patterns[folder.worker] = patterns_of((await secrets.values(names)).values())
+                patterns[folder.worker] = patterns_of((await secrets.values(spec, {})).values())
             except (SecretNotFound, InvalidSetting) as error:
                 log.warning("the output of worker %s is not redacted: %s", folder.worker, error)
     return patterns

@@ -21,6 +21,7 @@ import msgspec
 from gpufn_core.home import Home
 from gpufn_core.protocol.launch import WorkerConfig
 from gpufn_core.remove_folder import remove_tree
+from gpufn_core.spec.function_spec import FunctionSpec
 from gpufn_platform.process.private_files import write_private
 from gpufn_runtime.agent.launchers.base import NodeFault
 from gpufn_runtime.agent.workers.processes import Process
@@ -80,11 +81,11 @@ class WorkerFolder:
             return msgspec.json.decode((self.path / "process.json").read_bytes(), type=ProcessFile)
         return None
 
-    def secret_names(self) -> tuple[str, ...]:
-        """Return the names of the worker's secrets."""
+    def spec(self) -> FunctionSpec | None:
+        """Return the spec of the worker's function; None if it cannot be read."""
         with contextlib.suppress(OSError, msgspec.DecodeError):
-            return msgspec.json.decode(self.config.read_bytes(), type=WorkerConfig).spec.secrets
-        return ()
+            return msgspec.json.decode(self.config.read_bytes(), type=WorkerConfig).spec
+        return None
 
     def open_output(self) -> int:
         """Open the FIFO for reading. Read-write mode: there is no end of file, and a worker never lacks a reader."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Iterable
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -125,10 +125,10 @@ def test_an_exit_is_reported_after_what_was_left_is_killed(tmp_path: Path, monke
 
 def test_the_output_of_adopted_workers_is_masked_by_the_secrets_that_their_configs_name(tmp_path: Path) -> None:
     class Values:
-        async def values(self, names: Iterable[str]) -> dict[str, str]:
-            if "GONE" in names:
+        async def values(self, spec: FunctionSpec, widest: Mapping[str, str]) -> dict[str, str]:
+            if "GONE" in spec.secrets:
                 raise SecretNotFound
-            return dict.fromkeys(names, "swordfish")
+            return dict.fromkeys(spec.secrets, "swordfish")
 
     folders = []
     for worker, names in (("w1", ("TOKEN",)), ("w2", ()), ("w3", ("GONE",))):
