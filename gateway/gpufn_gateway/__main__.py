@@ -87,6 +87,8 @@ from gpufn_gateway.store_sync import StoreSync
 from gpufn_gateway.submitted.dead_letters import DeadLetters
 from gpufn_gateway.submitted.reaper import Reaper
 from gpufn_gateway.submitted.submit import Submissions
+from gpufn_gateway.teams.storage import TeamStorage
+from gpufn_gateway.teams.team_use import TeamUses
 from gpufn_gateway.telemetry import Telemetry
 from gpufn_gateway.timers import tick
 from gpufn_gateway.webhooks.address_policy import AddressPolicy
@@ -272,6 +274,8 @@ class _Gateway:
         self._audit = AuditLog(bus, services.clock)
         self._key_use = KeyUse(services.buckets.key_use, services.access, services.clock)
         self._artifacts = Artifacts(bus)
+        storage = TeamStorage(services.bus, registry)
+        self._team_uses = TeamUses(registry, self._quotas, storage)
         self._deploys = Deploys(
             bus=bus,
             buckets=services.buckets,
@@ -280,6 +284,7 @@ class _Gateway:
             artifacts=self._artifacts,
             addresses=self._addresses,
             signatures=services.signatures,
+            storage=storage,
             clock=services.clock,
         )
 
@@ -322,7 +327,7 @@ class _Gateway:
                 Secrets(buckets.secrets, services.master_key, registry, self._deploys, clock), bodies
             ).routes(),
             *LoginRoutes(services.login, access, services.token_store, bodies).routes(),
-            *TeamRoutes(buckets.teams, registry, bodies).routes(),
+            *TeamRoutes(buckets.teams, self._team_uses, registry, bodies).routes(),
             *SigningRoutes(TrustedKeys(buckets.signing, services.signatures, registry, clock), bodies).routes(),
             *ScheduleRoutes(services.schedules, self._calls, bodies).routes(),
             *EngineRoutes(Engines(bus, buckets, registry, clock), bodies).routes(),

@@ -66,6 +66,8 @@ from gpufn_gateway.signing.trusted_keys import TrustedKeys
 from gpufn_gateway.store_sync import StoreSync
 from gpufn_gateway.submitted.dead_letters import DeadLetters
 from gpufn_gateway.submitted.submit import Submissions
+from gpufn_gateway.teams.storage import TeamStorage
+from gpufn_gateway.teams.team_use import TeamUses
 from gpufn_gateway.telemetry import Telemetry
 from gpufn_gateway.webhooks.address_policy import AddressPolicy
 from gpufn_gateway.webhooks.secrets import WebhookSecrets
@@ -159,8 +161,10 @@ class Whole:
             artifacts=self.artifacts,
             addresses=addresses,
             signatures=self.signatures,
+            storage=(storage := TeamStorage(bus, self.registry)),
             clock=clock,
         )
+        team_uses = TeamUses(self.registry, self.quotas, storage)
         routes = [
             *FunctionRoutes(
                 bus=bus,
@@ -179,7 +183,7 @@ class Whole:
                 Secrets(buckets.secrets, master_key or MasterKey(KEY, ""), self.registry, self.deploys, clock), bodies
             ).routes(),
             *LoginRoutes(self.login, self.access, self.token_store, bodies).routes(),
-            *TeamRoutes(buckets.teams, self.registry, bodies).routes(),
+            *TeamRoutes(buckets.teams, team_uses, self.registry, bodies).routes(),
             *SigningRoutes(TrustedKeys(buckets.signing, self.signatures, self.registry, clock), bodies).routes(),
             *ScheduleRoutes(self.schedules, calls, bodies).routes(),
             *WebhookRoutes(self.webhook_secrets, self.access).routes(),

@@ -13,7 +13,7 @@ import hashlib
 import hmac
 import math
 import secrets
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -76,6 +76,10 @@ class Principal(msgspec.Struct, frozen=True):
     def may_on_all(self, verb: str, pattern: str) -> bool:
         """Whether the principal has the verb for every function that the pattern names."""
         return scopes.covers(self.scopes, f"{verb}:{pattern}")
+
+    def is_within(self, verb: str, owned: Iterable[str]) -> bool:
+        """Whether the principal has the verb for every function, or for one of its patterns within `owned`."""
+        return self.has_scope(verb) or scopes.is_within(self.scopes, verb, owned)
 
     def may_invoke(self, function: str) -> bool:
         own = self.scopes

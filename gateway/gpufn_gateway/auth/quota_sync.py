@@ -177,6 +177,14 @@ class QuotaSync:
         for quota in with_daily_limits:
             quota.set_usage(usage_today.get(quota.key, Usage()), now + _DAY_S - time % _DAY_S)
 
+    async def count_queued(self, holder: str) -> int:
+        """Return the number of submitted calls of a key or team that have not ended."""
+        return await self._count_queued(holder)
+
+    async def usage_today(self) -> Mapping[str, Usage]:
+        """Return the usage of each key and team on this UTC day."""
+        return await self._usage_today(day_of(self._clock.time()))
+
     def headers(self, principal: Principal) -> Headers:
         """Return the RateLimit headers of the key, for the response."""
         quota = self._quota(principal)

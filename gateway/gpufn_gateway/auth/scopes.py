@@ -141,6 +141,15 @@ def covers(scopes: Scopes, scope: str) -> bool:
     )
 
 
+def is_within(scopes: Scopes, verb: str, owned: Iterable[str]) -> bool:
+    """Return whether one of the patterns for which the scopes allow `verb` lies within one of `owned`.
+
+    >>> is_within(frozenset({"deploy:prod/search/predict"}), READ, ["prod/search/*"])
+    True
+    """
+    return any(patterns.includes(outer, inner) for outer in owned for inner in _patterns(scopes, verb))
+
+
 def _patterns(scopes: Scopes, verb: str) -> list[str]:
     """Return the patterns for which the scopes allow `verb`."""
     pairs = (scope.partition(":") for scope in scopes)

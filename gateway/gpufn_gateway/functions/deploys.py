@@ -46,6 +46,7 @@ from gpufn_gateway.functions.bundle_check import check_bundle
 from gpufn_gateway.functions.registry import Registry, is_usable
 from gpufn_gateway.functions.secret_use import secret_scopes
 from gpufn_gateway.garbage_collection.rules import as_retired
+from gpufn_gateway.teams.storage import TeamStorage
 from gpufn_gateway.webhooks.address_policy import AddressPolicy
 from gpufn_platform.bus.connection import Bus
 from gpufn_platform.bus.storage import object_store
@@ -106,6 +107,7 @@ class Deploys:
     artifacts: Artifacts
     addresses: AddressPolicy
     signatures: Signatures
+    storage: TeamStorage
     clock: Clock
 
     # --- bundles -----------------------------------------------------------------------------------------------------
@@ -126,7 +128,7 @@ class Deploys:
         """Deploy a spec without models.
 
         Raises InvalidBundle or InvalidSpec if something was not uploaded, Forbidden, SourceConflict, UntrustedDeploy,
-        and Conflict if too many deploys race.
+        StorageLimitExceeded, and Conflict if too many deploys race.
         """
         revision = await self._checked(spec, bundle, options)
         return await self._move_active(await self._add_revision(revision))
@@ -135,7 +137,7 @@ class Deploys:
         """Start the builds of a spec with models, and return the BUILDING revision.
 
         Raises InvalidBundle or InvalidSpec if something was not uploaded, Forbidden, SourceConflict, UntrustedDeploy,
-        and NoCapacity without a device to build for.
+        StorageLimitExceeded, and NoCapacity without a device to build for.
         """
         revision = await self._checked(spec, bundle, options)
         kinds = build_rules.device_kinds(spec.resources, self.registry.live_nodes())
@@ -267,7 +269,7 @@ class Deploys:
 
     async def _checked(self, spec: FunctionSpec, bundle: str, options: DeployOptions) -> Revision:
         """Return a revision without its number. Check the signature, the isolation, the webhook's address, the
-        schedule's arguments, the uploads, the secrets and the source."""
+        schedule's arguments, the uploads, the source, the storage of its team and the secrets."""
         revision = self._revision(spec, Digest(bundle), options)
         await self.signatures.verify_new(revision)
         self._check_isolation(spec)
@@ -282,6 +284,7 @@ class Deploys:
             raise InvalidBundle(f"The bundle {bundle[:12]} is not uploaded: PUT /v1/bundles/{bundle} first.")
         await self.artifacts.check_uploaded(spec.models, spec.weights)
         await self._check_source(spec.name, options)
+        await self.storage.check(revision, options.principal)
         scopes = await secret_scopes(options.principal, self.registry, self.buckets.secrets, spec)
         return msgspec.structs.replace(revision, secret_scopes=scopes)
 

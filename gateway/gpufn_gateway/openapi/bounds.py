@@ -127,6 +127,7 @@ _FIELDS: Final[Mapping[str, Mapping[str, Schema]]] = {
         "queued": _CALLS_OF_A_KEY,
         "run_s": _SECONDS_OF_A_KEY,
         "gpu_s": _SECONDS_OF_A_KEY,
+        "stored_bytes": {"minimum": 0, "maximum": LARGEST_INTEGER},
     },
     "DeploySignature": {"payload": _BASE64, "value": _BASE64},
     "NewSigner": {

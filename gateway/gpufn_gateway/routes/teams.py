@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -9,35 +10,43 @@ from starlette.routing import Route
 from gpufn_core.domain.team import Team, TeamLimits
 from gpufn_core.errors import Conflict, InvalidInput, InvalidSpec
 from gpufn_core.protocol.codec import encode
+from gpufn_core.protocol.limits import LARGEST_INTEGER
 from gpufn_core.protocol.records import KeyLimits
 from gpufn_core.spec import names, patterns
 from gpufn_core.spec.isolation import LEAST
 from gpufn_gateway.audit.request_audit import add_details
 from gpufn_gateway.auth import quotas
-from gpufn_gateway.auth.scopes import ADMIN
+from gpufn_gateway.auth.scopes import ADMIN, READ
 from gpufn_gateway.functions.registry import Registry
 from gpufn_gateway.http.body_reader import BodyReader
 from gpufn_gateway.openapi.request_bodies import MAX_HELD, MAX_OWNED, MAX_WEIGHT, MIN_WEIGHT, NewTeam
 from gpufn_gateway.problems import RouteError
-from gpufn_gateway.routes.requests import json_response, read_json, route
+from gpufn_gateway.routes.requests import json_response, principal_of, read_json, route
+from gpufn_gateway.teams.team_use import TeamUses
 from gpufn_platform.bus.storage.key_value import KeyValue
 
 
 class TeamRoutes:
-    def __init__(self, teams: KeyValue, registry: Registry, bodies: BodyReader) -> None:
+    def __init__(self, teams: KeyValue, uses: TeamUses, registry: Registry, bodies: BodyReader) -> None:
         self._records = teams
+        self._uses = uses
         self._registry = registry
         self._bodies = bodies
 
     def routes(self) -> list[Route]:
         return [
-            route("GET", "/v1/teams", self.index, ADMIN),
+            route("GET", "/v1/teams", self.index, READ, of_functions=True),
             route("PUT", "/v1/teams/{team}", self.set, ADMIN),
             route("DELETE", "/v1/teams/{team}", self.remove, ADMIN),
         ]
 
     async def index(self, request: Request) -> Response:
-        return json_response({"teams": self._registry.teams.all()})
+        """List the teams, with what they use. A key with patterns sees the teams that own one of them."""
+        principal = principal_of(request)
+        teams = [team for team in self._registry.teams.all() if principal.is_within(READ, team.owns)]
+        uses = await self._uses.of(teams)
+        views = [msgspec.to_builtins(team) | {"use": uses[team.name]} for team in teams]
+        return json_response({"teams": views})
 
     async def set(self, request: Request) -> Response:
         """Create a team, or replace all that is set of it. Raises InvalidInput; Conflict if it would own functions of
@@ -99,4 +108,7 @@ def _check_limits(limits: TeamLimits) -> None:
     for name, value in (("workers", limits.workers), ("gpus", limits.gpus)):
         if value is not None and not 0 <= value <= MAX_HELD:
             raise InvalidInput(f"{name} must be from 0 to {MAX_HELD:,}", field=f"limits.{name}")
+    stored = limits.stored_bytes
+    if stored is not None and not 0 <= stored <= LARGEST_INTEGER:
+        raise InvalidInput(f"stored_bytes must be from 0 to {LARGEST_INTEGER:,}", field="limits.stored_bytes")
     quotas.check(KeyLimits(queued=limits.queued, run_s=limits.run_s, gpu_s=limits.gpu_s))

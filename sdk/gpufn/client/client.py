@@ -31,6 +31,7 @@ from gpufn.client.views import (
     SecretView,
     SignerView,
     SigningView,
+    TeamView,
     TokenView,
     UserView,
 )
@@ -235,9 +236,9 @@ class Client(CallApi, ModelRequests):
         """Encrypt the secrets under a new master key; return their number."""
         return self._member(int, "encrypted", "POST", "/v1/secrets/rotate")
 
-    def teams(self) -> list[Team]:
-        """List the teams."""
-        return self._member(list[Team], "teams", "GET", "/v1/teams")
+    def teams(self) -> list[TeamView]:
+        """List the teams and what they use. A key of a team sees its own."""
+        return self._member(list[TeamView], "teams", "GET", "/v1/teams")
 
     def set_team(
         self,

@@ -9,6 +9,7 @@ import msgspec
 from gpufn_core.domain.engine import Accuracy, BuildStage, BuildState, Latency
 from gpufn_core.domain.invocation import InvocationState
 from gpufn_core.domain.revision import Check, RevisionState, Source
+from gpufn_core.domain.team import Team, TeamUse
 from gpufn_core.domain.usage import Usage
 from gpufn_core.errors import ErrorInfo
 from gpufn_core.protocol.messages import Progress
@@ -366,6 +367,12 @@ class SecretView(msgspec.Struct, frozen=True, kw_only=True):
     updated_at: float
     scope: str = "*"
     functions: tuple[str, ...] = ()
+
+
+class TeamView(Team, frozen=True, kw_only=True):
+    """A team, with what it uses now; `run_s` and `gpu_s` today."""
+
+    use: TeamUse
 
 
 class SignerView(msgspec.Struct, frozen=True, kw_only=True):

@@ -24,13 +24,27 @@ def domain_of(trust_domain: str, team: str) -> str:
 class TeamLimits(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """The limits of all functions of a team together; None means no limit. `workers` and `gpus` are held at the same
     time; a quarter of a GPU counts 0.25, and parked workers do not count. `queued` are submitted calls that have not
-    ended. `run_s` and `gpu_s` are seconds per UTC day, as `gpufn_core.domain.usage` counts them."""
+    ended. `run_s` and `gpu_s` are seconds per UTC day, as `gpufn_core.domain.usage` counts them. `stored_bytes` are the
+    bundles, models, weights and engines that its functions keep in the object store."""
 
     workers: int | None = None
     gpus: float | None = None
     queued: int | None = None
     run_s: float | None = None
     gpu_s: float | None = None
+    stored_bytes: int | None = None
+
+
+class TeamUse(msgspec.Struct, frozen=True, kw_only=True):
+    """What a team uses of its TeamLimits. `borrowed_gpus` are those beyond its part by weight."""
+
+    workers: int = 0
+    gpus: float = 0.0
+    borrowed_gpus: float = 0.0
+    queued: int = 0
+    run_s: float = 0.0
+    gpu_s: float = 0.0
+    stored_bytes: int = 0
 
 
 class Team(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

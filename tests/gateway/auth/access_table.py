@@ -205,7 +205,7 @@ ROUTES: Final[dict[str, str]] = {
     "DELETE /v1/auth/tokens": "admin",
     "GET /v1/users": "admin",
     "DELETE /v1/users/{id}/tokens": "admin",
-    "GET /v1/teams": "admin",
+    "GET /v1/teams": "read, listed",
     "PUT /v1/teams/{team}": "admin",
     "DELETE /v1/teams/{team}": "admin",
     "GET /v1/audit": "admin",

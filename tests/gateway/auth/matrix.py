@@ -97,6 +97,8 @@ class Matrix:
             await self._add_model(side)
             await self._add_others(side)
             await self.restore("secrets", side)
+            body = {"owns": ["{}/{}/*".format(*parts_of(side.function))]}
+            assert (await gateway.http.put(f"/v1/teams/{_team_of(side)}", json=body)).status_code == 200
         document = (await gateway.http.get("/openapi.json")).json()
         self.documented = {
             route: {int(status) for status in operation["responses"] if status.isdecimal() and int(status) < 600}
@@ -195,6 +197,7 @@ class Matrix:
             for name in (side.function, side.model, side.doomed):
                 await self.gateway.http.delete(f"/v1/functions/{name}")
             await self.send("DELETE /v1/secrets/{name}", side, "admin")
+            await self.gateway.http.delete(f"/v1/teams/{_team_of(side)}")
         await self.gateway.http.delete(f"/v1/signing/keys/{_SIGNER}")
 
     async def send(self, route: str, side: Objects, principal: str) -> httpx.Response:
@@ -244,6 +247,8 @@ class Matrix:
         await self._undo(route, side, answer)
         if "listed" in ROUTES[route]:
             name = side.model if "model" in route or "engines" in route or "v2" in route or "builds" in route else ""
+            if route == "GET /v1/teams":
+                name = _team_of(side)
             if "secrets" in route:
                 name = '"scope":"{}/{}/*"'.format(*parts_of(side.function))
             return "yes" if (name or side.function) in answer.text else "hidden"
@@ -281,6 +286,11 @@ class Matrix:
             await until_async(lambda: all(key.id != answer.json()["id"] for key in gateway.access.keys))
         elif route == "DELETE /v1/keys/{id}":
             await until_async(lambda: all(key.id != side.key for key in gateway.access.keys))
+
+
+def _team_of(side: Objects) -> str:
+    """The team that owns the objects of a side."""
+    return "team-{}-{}".format(*parts_of(side.function))
 
 
 def _body(route: str, side: Objects) -> tuple[bytes, dict[str, str]]:

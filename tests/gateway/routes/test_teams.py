@@ -9,9 +9,12 @@ import pytest
 
 from gpufn_core.domain.usage import Usage, UsageKey, day_of
 from gpufn_core.errors import InvalidSpec
+from gpufn_core.ids import digest_of
 from gpufn_core.protocol.codec import encode
 from gpufn_core.spec.isolation import Isolation
-from tests.gateway.whole import DIGEST, gateway_on
+from gpufn_core.spec.weights_spec import WeightsFile, WeightsSpec
+from gpufn_gateway.auth.access import new_key
+from tests.gateway.whole import BUNDLE, DIGEST, gateway_on
 
 
 async def test_a_team_is_set_listed_and_removed(nats: Any, problem: Any) -> None:
@@ -113,3 +116,73 @@ async def test_a_team_is_bound_to_a_tier(nats: Any, make: Any, problem: Any) -> 
                 await gateway.deploys.deploy(spec, DIGEST)
         await gateway.deploys.deploy(msgspec.structs.replace(weak, isolation=Isolation.CONTAINER), DIGEST)
         await gateway.deploys.deploy(make.spec("prod/ads/rank"), DIGEST)
+
+
+async def test_a_team_sees_its_own_use_and_limits_only(nats: Any, make: Any) -> None:
+    async with gateway_on(nats) as gateway:
+        for name in ("prod/seen/f", "prod/other/f"):
+            await gateway.deploys.deploy(make.spec(name), DIGEST)
+        day = day_of(gateway.clock.time())
+        used = Usage(1, run_s=5.0, gpu_s=2.5)
+        await gateway.buckets.usage.put(UsageKey(day, "prod/seen/f", "k").record("a"), encode(used))
+        limits = {"gpus": 4.0, "queued": 10}
+        await gateway.http.put("/v1/teams/seen", json={"owns": ["prod/seen/*"], "limits": limits})
+        await gateway.http.put("/v1/teams/other", json={"owns": ["prod/other/*"]})
+        await gateway.http.post("/v1/functions/prod/seen/f/submit", json={"texts": []})
+        seen = {}
+        for scope in ("read:prod/seen/f", "deploy:prod/*", "read:dev/seen/*", "read"):
+            key, secret = new_key("", (scope, "deploy:prod/other2/*"), 0.0)
+            gateway.access.put(key)
+            answer = await gateway.http.get("/v1/teams", headers={"authorization": f"Bearer {secret}"})
+            gateway.access.remove(key.id)
+            seen[scope] = {team["name"]: team for team in answer.json()["teams"]}
+        assert {scope: sorted(teams) for scope, teams in seen.items()} == {
+            "read:prod/seen/f": ["seen"], "deploy:prod/*": [], "read:dev/seen/*": [], "read": ["other", "seen"],
+        }  # fmt: skip
+        team = seen["read:prod/seen/f"]["seen"]
+        assert team["limits"] == limits
+        assert team["use"] == {
+            "workers": 0, "gpus": 0.0, "borrowed_gpus": 0.0, "queued": 1, "run_s": 5.0, "gpu_s": 2.5,
+            "stored_bytes": len(BUNDLE),
+        }  # fmt: skip
+        for name in ("seen", "other"):
+            await gateway.http.delete(f"/v1/functions/prod/{name}/f")
+            await gateway.http.delete(f"/v1/teams/{name}")
+
+
+async def test_a_deploy_beyond_the_storage_of_its_team_is_refused(nats: Any, make: Any, problem: Any) -> None:
+    """A file that the team has already counts once, and the size is that of the upload, not the declared one."""
+    async with gateway_on(nats) as gateway:
+        big = b"weights of a team" * 100
+        digest = digest_of(big)
+        await gateway.http.put(f"/v1/artifacts/{digest}", content=big)
+        weights = WeightsSpec(source="./w", files=(WeightsFile("w", 0, digest),))
+
+        async def deploy(name: str, *files: WeightsSpec) -> Any:
+            spec = msgspec.structs.replace(make.spec(name), weights=files)
+            body = msgspec.json.encode({"spec": spec, "bundle": DIGEST, "check": False})
+            return await gateway.http.post("/v1/functions", content=body)
+
+        async def limit(stored_bytes: int) -> None:
+            team = {"owns": ["prod/hoard/*"], "limits": {"stored_bytes": stored_bytes}}
+            assert (await gateway.http.put("/v1/teams/hoard", json=team)).status_code == 200
+
+        await limit(len(BUNDLE) + len(big) - 1)
+        for name in ("prod/hoard/a", "prod/hoard/b"):
+            assert (await deploy(name)).status_code == 201
+        refused = await deploy("prod/hoard/b", weights)
+        assert problem(refused) == (409, "conflict")
+        assert "team hoard" in refused.json()["detail"]
+        assert "prod/hoard/a" in refused.json()["detail"]
+        assert gateway.registry.functions["prod/hoard/b"].active == 1
+        assert (await deploy("free", weights)).status_code == 201, "it belongs to no team"
+        await limit(len(BUNDLE) + len(big))
+        for name in ("prod/hoard/a", "prod/hoard/b"):
+            assert (await deploy(name, weights)).status_code == 201
+        stored = (await gateway.http.get("/v1/teams")).json()["teams"][0]["use"]["stored_bytes"]
+        assert stored == len(BUNDLE) + len(big)
+        await limit(0)
+        assert (await deploy("prod/hoard/a", weights)).status_code == 201, "it adds nothing"
+        await gateway.http.delete("/v1/teams/hoard")
+        for name in ("prod/hoard/a", "prod/hoard/b", "free"):
+            await gateway.http.delete(f"/v1/functions/{name}")

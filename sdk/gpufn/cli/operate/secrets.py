@@ -41,7 +41,7 @@ def set_(name: str, env: str, app_: str, file: Path | None, json: bool) -> None:
     """Set a secret, or change its value.
 
     The value is read from standard input, without the newline at its end, or from a file as it is. It is never an
-    argument, which other users of the machine could see. A function gets the secret of its app, else that of its
+    argument, which other users of the machine could see. A function gets the secret of its app, else the secret of its
     environment, else the one for every function. Functions that get this one are given new workers with the new value;
     no call is lost.
     """

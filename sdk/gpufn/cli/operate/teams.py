@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import click
 
 from gpufn.cli.terminal.command import Argument, FloatRange, Group, IntRange, connect, json_option
-from gpufn.cli.terminal.output import print_json, print_table, say_or_json
+from gpufn.cli.terminal.output import WrongUsage, print_json, print_table, say_or_json
+from gpufn.client.views import TeamView
 from gpufn_core.domain.team import TeamLimits
+from gpufn_core.errors import InvalidSpec
 from gpufn_core.spec.isolation import LEAST, Isolation
+from gpufn_core.spec.units import format_bytes, parse_bytes
 
 app = Group("teams", help="List, set and remove teams: who owns which functions.")
 
@@ -20,17 +24,15 @@ _name_argument = click.argument("name", cls=Argument, help="Name of the team.")
 @app.command("ls")
 @json_option
 def list_teams(json: bool) -> None:
-    """List the teams."""
+    """List the teams, with what they use and their limits. A key of a team sees its own."""
     with connect() as client:
         teams = client.teams()
     if json:
         print_json(teams)
         return
-    rows = [
-        (team.name, ", ".join(team.owns), f"{team.weight:g}", team.isolation.value, _limits(team.limits))
-        for team in teams
-    ]
-    print_table(("team", "owns", "weight", "isolation", "limits"), rows, empty="no teams: see `gpufn teams set --help`")
+    rows = [(team.name, ", ".join(team.owns), f"{team.weight:g}", team.isolation.value, *_use(team)) for team in teams]
+    use = ("workers", "GPUs", "queued", "run s today", "GPU s today", "stored")
+    print_table(("team", "owns", "weight", "isolation", *use), rows, empty="no teams: see `gpufn teams set --help`")
 
 
 @app.command("set")
@@ -49,6 +51,7 @@ def list_teams(json: bool) -> None:
 @click.option("--queued", type=IntRange(min=1), help="Maximum number of submitted calls that have not ended.")
 @click.option("--run-seconds", "run_s", type=_SECONDS, help="Maximum run time of its calls in seconds per UTC day.")
 @click.option("--gpu-seconds", "gpu_s", type=_SECONDS, help="Maximum GPU seconds of its calls per UTC day.")
+@click.option("--storage", help="Maximum size of bundles, models, weights and engines, such as 50GB.")
 @click.option(
     "--isolation",
     type=click.Choice(LEAST),
@@ -56,14 +59,21 @@ def list_teams(json: bool) -> None:
     help="The weakest isolation that its functions may have.",
 )
 @json_option
-def set_(name: str, owns: tuple[str, ...], weight: float, isolation: str, json: bool, **limits: Any) -> None:
+def set_(  # noqa: PLR0913  (one per option)
+    name: str, owns: tuple[str, ...], weight: float, storage: str | None, isolation: str, json: bool, **limits: Any
+) -> None:
     """Create a team, or replace its settings.
 
     Options that are left out are reset. Teams that compete for room get GPU seconds by weight, and borrow what other
     teams do not use. Functions of different teams share no GPU, unless both name the same trust domain.
     """
+    try:
+        stored_bytes = None if storage is None else parse_bytes(storage)
+    except InvalidSpec as error:
+        raise WrongUsage(error.message, field="--storage") from None
     with connect() as client:
-        team = client.set_team(name, owns, weight=weight, limits=TeamLimits(**limits), isolation=isolation)
+        set_limits = TeamLimits(**limits, stored_bytes=stored_bytes)
+        team = client.set_team(name, owns, weight=weight, limits=set_limits, isolation=isolation)
     say_or_json(f"team {team.name} owns {', '.join(team.owns)}; {_limits(team.limits)}", team, json=json)
 
 
@@ -75,6 +85,24 @@ def remove(name: str, json: bool) -> None:
     with connect() as client:
         client.delete_team(name)
     say_or_json(f"removed team {name}", {"removed": name}, json=json)
+
+
+def _use(team: TeamView) -> list[str]:
+    """Describe what a team uses of its limits, by column."""
+    use, limits = team.use, team.limits
+
+    def amount(used: float, limit: float | None, show: Callable[[float], str] = "{:,.0f}".format) -> str:
+        return show(used) if limit is None else f"{show(used)} of {show(limit)}"
+
+    borrowed = f", {use.borrowed_gpus:.3g} borrowed" if use.borrowed_gpus else ""
+    return [
+        amount(use.workers, limits.workers),
+        amount(use.gpus, limits.gpus, "{:.3g}".format) + borrowed,
+        amount(use.queued, limits.queued),
+        amount(use.run_s, limits.run_s),
+        amount(use.gpu_s, limits.gpu_s),
+        amount(use.stored_bytes, limits.stored_bytes, format_bytes),
+    ]
 
 
 def _limits(limits: TeamLimits) -> str:
@@ -91,4 +119,6 @@ def _limits(limits: TeamLimits) -> str:
         "GPU seconds per day": limits.gpu_s,
     }
     texts = [f"{value:,g} {unit}" for unit, value in parts.items() if value is not None]
+    if limits.stored_bytes is not None:
+        texts.append(f"{format_bytes(limits.stored_bytes)} stored")
     return f"at most {', '.join(texts)}" if texts else "no limits"

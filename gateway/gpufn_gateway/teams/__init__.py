@@ -1,0 +1,1 @@
+"""What teams use and keep, and the limit of what they keep."""

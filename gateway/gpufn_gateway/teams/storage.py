@@ -1,0 +1,98 @@
+"""Storage of teams: the bundles, the files of models and weights, and the engines that the revisions of their functions
+name. A team has each of them once.
+
+The sizes are those in the object stores, not those that clients declare. The bodies of calls do not count: they belong
+to calls, and end with them. Two deploys at the same time can exceed the limit together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from typing import Final
+
+from gpufn_core.domain.engine import EngineManifest
+from gpufn_core.domain.revision import Revision
+from gpufn_core.errors import Conflict
+from gpufn_core.protocol import subjects
+from gpufn_core.spec.units import format_bytes
+from gpufn_gateway.auth.access import Principal
+from gpufn_gateway.functions.registry import Registry
+from gpufn_gateway.garbage_collection.rules import named_blobs
+from gpufn_platform.bus.connection import Bus
+from gpufn_platform.bus.storage import object_store
+
+_STORES: Final = (subjects.BUNDLES, subjects.MODEL_FILES, subjects.ENGINE_FILES)
+_LISTED: Final = 3  # of the largest functions
+
+Blobs = set[tuple[str, str]]  # store and digest
+
+
+class StorageLimitExceeded(Conflict):
+    """A deploy would exceed the storage of its team."""
+
+    retryable = False
+
+
+class TeamStorage:
+    def __init__(self, bus: Bus, registry: Registry) -> None:
+        self._bus = bus
+        self._registry = registry
+        self._sizes: dict[tuple[str, str], int] = {}  # of stored blobs
+
+    async def used_by(self, teams: Collection[str]) -> dict[str, int]:
+        """Return the bytes that the functions of each of these teams keep."""
+        by_team: dict[str, Blobs] = {team: set() for team in teams}
+        for function, blobs in self._blobs_by_function(teams).items():
+            by_team[self._registry.teams.name_of(function)] |= blobs
+        sizes = await self._sizes_of(set[tuple[str, str]]().union(*by_team.values()))
+        return {team: _total(blobs, sizes) for team, blobs in by_team.items()}
+
+    async def check(self, revision: Revision, principal: Principal) -> None:
+        """Raise StorageLimitExceeded if the team of a new revision would keep more than it may. The message names only
+        functions that the principal may see."""
+        team = self._registry.teams.get(self._registry.teams.name_of(revision.function))
+        if team is None or (limit := team.limits.stored_bytes) is None:
+            return
+        by_function = self._blobs_by_function((team.name,))
+        before = set[tuple[str, str]]().union(*by_function.values())
+        added = blobs_of([revision], {}) - before
+        sizes = await self._sizes_of(before | added)
+        used, after = _total(before, sizes), _total(before | added, sizes)
+        if after <= limit or after == used:
+            return
+        totals = {name: _total(blobs, sizes) for name, blobs in by_function.items() if principal.may_see(name)}
+        largest = sorted(totals, key=lambda name: (-totals[name], name))[:_LISTED]
+        listed = "".join(f", {name} {format_bytes(totals[name])}" for name in largest)
+        raise StorageLimitExceeded(
+            f"The functions of the team {team.name} may store {format_bytes(limit)}. They store {format_bytes(used)}"
+            f"{listed}, and {format_bytes(after)} with this deploy: delete functions that the team does not need "
+            "(gpufn rm)."
+        )
+
+    def _blobs_by_function(self, teams: Collection[str]) -> dict[str, Blobs]:
+        registry = self._registry
+        return {
+            name: blobs_of(revisions.values(), registry.manifests)
+            for name, revisions in registry.revisions.items()
+            if registry.teams.name_of(name) in teams
+        }
+
+    async def _sizes_of(self, blobs: Blobs) -> Mapping[tuple[str, str], int]:
+        """Return the sizes of blobs. A blob that the store has lost has none."""
+        for store in {store for store, _ in blobs - self._sizes.keys()}:
+            stored = await object_store.blobs(self._bus, store)
+            others = {key: size for key, size in self._sizes.items() if key[0] != store}
+            self._sizes = others | {(store, blob.digest): blob.size for blob in stored}
+        return self._sizes
+
+
+def blobs_of(revisions: Iterable[Revision], manifests: Mapping[str, EngineManifest]) -> Blobs:
+    """Return the blobs that revisions name, with the engines among `manifests`."""
+    numbered = list(revisions)
+    engines = [manifests[key] for each in numbered for key in each.engine_keys if key in manifests]
+    named = named_blobs(numbered, [], engines)
+    return {(store, digest) for store in _STORES for digest in named[store] if digest}
+
+
+def _total(blobs: Blobs, sizes: Mapping[tuple[str, str], int]) -> int:
+    return sum(sizes.get(blob, 0) for blob in blobs)
