@@ -171,6 +171,15 @@ def test_a_changed_value_replaces_the_workers_and_no_call_is_lost(secretive: Pla
     assert set(answers) == {sha256(OLD), sha256(NEW)}
 
 
+def test_workers_receive_the_secret_of_their_app_as_long_as_there_is_one(secretive: Platform, app: Path) -> None:
+    set_secret(secretive, "THE_TOKEN", OLD)
+    secretive.gpufn("deploy", app)
+    set_secret(secretive, "THE_TOKEN?scope=default/*", NEW)
+    until(lambda: secretive.invoke("keeps")["sha256"] == sha256(NEW))
+    secretive.gpufn("secrets", "rm", "THE_TOKEN", "--env", "default")
+    until(lambda: secretive.invoke("keeps")["sha256"] == sha256(OLD))
+
+
 def test_after_a_rotation_new_workers_start_with_the_same_value(secretive: Platform, app: Path) -> None:
     set_secret(secretive, "THE_TOKEN", NEW)
     secretive.gpufn("deploy", app)

@@ -240,6 +240,21 @@ async def test_a_team_uses_its_own_secret_and_reaches_no_wider_one_through_it(na
             await team.gateway.buckets.secrets.delete(key)
 
 
+async def test_a_key_for_one_function_uses_and_sets_no_secret_of_the_app(nats: Any, tmp_path: Path) -> None:
+    async with outside(nats, tmp_path) as outsider:
+        team = Deployer(outsider)
+        await team.set_as_admin("APP_TOKEN?scope=prod/search/*")
+        key, secret = new_key("", (f"deploy:{team.name}",), 0.0)
+        team.gateway.access.put(key)
+        outsider.headers = {"authorization": f"Bearer {secret}"}
+        stored, unknown = await team.deploy("APP_TOKEN"), await team.deploy("NOT_TOKEN")
+        own = await outsider.send("PUT", "/v1/secrets/APP_TOKEN?scope=prod/search/*", json={"value": "mine"})
+        assert [answer.status_code for answer in (stored, unknown, own)] == [403, 403, 404]
+        assert (await outsider.send("GET", "/v1/secrets")).json() == {"secrets": []}
+        team.gateway.access.remove(key.id)
+        await team.gateway.buckets.secrets.delete("prod/search/APP_TOKEN")
+
+
 async def test_a_secret_of_a_revision_that_is_being_built_is_not_removed(nats: Any, tmp_path: Path) -> None:
     async with outside(nats, tmp_path) as outsider:
         gateway, name = outsider.gateway, f"{outsider.own.function}-built"
