@@ -116,6 +116,9 @@ async def test_a_team_is_bound_to_a_tier(nats: Any, make: Any, problem: Any) -> 
                 await gateway.deploys.deploy(spec, DIGEST)
         await gateway.deploys.deploy(msgspec.structs.replace(weak, isolation=Isolation.CONTAINER), DIGEST)
         await gateway.deploys.deploy(make.spec("prod/ads/rank"), DIGEST)
+        await gateway.http.delete("/v1/teams/search")
+        for name in ("prod/search/rank", "prod/ads/rank"):
+            await gateway.http.delete(f"/v1/functions/{name}")
 
 
 async def test_a_team_sees_its_own_use_and_limits_only(nats: Any, make: Any) -> None:

@@ -59,8 +59,8 @@ def list_teams(json: bool) -> None:
     help="The weakest isolation that its functions may have.",
 )
 @json_option
-def set_(  # noqa: PLR0913  (one per option)
-    name: str, owns: tuple[str, ...], weight: float, storage: str | None, isolation: str, json: bool, **limits: Any
+def set_(
+    name: str, owns: tuple[str, ...], *, weight: float, storage: str | None, isolation: str, json: bool, **limits: Any
 ) -> None:
     """Create a team, or replace its settings.
 
