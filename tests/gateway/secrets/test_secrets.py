@@ -92,6 +92,8 @@ async def test_a_deploy_names_the_secrets_that_are_missing(
         assert "gpufn secrets set B_ONE" in detail
         assert "gpufn secrets set B_TWO" in detail
         assert "B_TOKEN" not in detail
+        of_an_app = await deploy(gateway, make, "prod/search/lacks", ("B_ONE",))
+        assert "gpufn secrets set B_ONE --env prod --app search" in of_an_app.json()["detail"]
 
 
 async def test_a_changed_value_makes_a_new_revision_of_each_function_that_uses_it(
