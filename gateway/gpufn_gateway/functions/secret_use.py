@@ -48,7 +48,7 @@ async def secret_scopes(
     for name, refs in permitted.items():
         found = effective(refs, known)
         if found is None:
-            missing.append(refs[0] if "/" in spec.name else refs[-1])  # of its app; functions without an app share
+            missing.append(refs[0] if "/" in spec.name else refs[-1])  # no wider than needed
         else:
             scopes[name] = max((found, *_given(active, name)), key=refs.index).scope
     if missing:

@@ -1,1 +1,1 @@
-"""What teams use and keep, and the limit of what they keep."""
+"""The use of teams, and the limit of their storage."""
