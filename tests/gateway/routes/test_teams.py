@@ -161,10 +161,10 @@ async def test_a_deploy_beyond_the_storage_of_its_team_is_refused(nats: Any, mak
         await gateway.http.put(f"/v1/artifacts/{digest}", content=big)
         weights = WeightsSpec(source="./w", files=(WeightsFile("w", 0, digest),))
 
-        async def deploy(name: str, *files: WeightsSpec) -> Any:
+        async def deploy(name: str, *files: WeightsSpec, **headers: str) -> Any:
             spec = msgspec.structs.replace(make.spec(name), weights=files)
             body = msgspec.json.encode({"spec": spec, "bundle": DIGEST, "check": False})
-            return await gateway.http.post("/v1/functions", content=body)
+            return await gateway.http.post("/v1/functions", content=body, headers=headers)
 
         async def limit(stored_bytes: int) -> None:
             team = {"owns": ["prod/hoard/*"], "limits": {"stored_bytes": stored_bytes}}
@@ -177,6 +177,12 @@ async def test_a_deploy_beyond_the_storage_of_its_team_is_refused(nats: Any, mak
         assert problem(refused) == (409, "conflict")
         assert "team hoard" in refused.json()["detail"]
         assert "prod/hoard/a" in refused.json()["detail"]
+        key, secret = new_key("", ("deploy:prod/hoard/b",), 0.0)
+        gateway.access.put(key)
+        hidden = await deploy("prod/hoard/b", weights, authorization=f"Bearer {secret}")
+        gateway.access.remove(key.id)
+        assert problem(hidden) == (409, "conflict")
+        assert "prod/hoard/a" not in hidden.json()["detail"], "the key may not see it"
         assert gateway.registry.functions["prod/hoard/b"].active == 1
         assert (await deploy("free", weights)).status_code == 201, "it belongs to no team"
         await limit(len(BUNDLE) + len(big))
