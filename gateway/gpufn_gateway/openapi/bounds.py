@@ -120,6 +120,7 @@ _FIELDS: Final[Mapping[str, Mapping[str, Schema]]] = {
         "owns": {"minItems": 1, "maxItems": request_bodies.MAX_OWNED, "items": _text(patterns.PATTERN)},
         "weight": {"minimum": request_bodies.MIN_WEIGHT, "maximum": request_bodies.MAX_WEIGHT},
         "isolation": {"not": {"enum": sorted(isolation.NO_RUNTIME)}},
+        "callers": {"maxItems": request_bodies.MAX_OWNED, "items": _text(patterns.PATTERN)},
     },
     "TeamLimits": {
         "workers": _HELD_BY_A_TEAM,

@@ -91,6 +91,7 @@ class NewTeam(msgspec.Struct, forbid_unknown_fields=True):
     weight: float = 1.0
     limits: TeamLimits = TeamLimits()
     isolation: Isolation = Isolation.PROCESS
+    callers: tuple[str, ...] = ()
 
 
 class NewSigner(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

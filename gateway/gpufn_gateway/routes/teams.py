@@ -57,9 +57,21 @@ class TeamRoutes:
         except InvalidSpec as error:
             raise InvalidInput(error.message, field="team") from None
         body = await read_json(request, NewTeam, self._bodies)
-        owns = tuple(dict.fromkeys(body.owns))
-        team = Team(name=name, owns=owns, weight=body.weight, limits=body.limits, isolation=body.isolation)
-        add_details(request.scope, owns=",".join(team.owns), weight=team.weight, isolation=team.isolation.value)
+        team = Team(
+            name=name,
+            owns=tuple(dict.fromkeys(body.owns)),
+            weight=body.weight,
+            limits=body.limits,
+            isolation=body.isolation,
+            callers=tuple(dict.fromkeys(body.callers)),
+        )
+        add_details(
+            request.scope,
+            owns=",".join(team.owns),
+            weight=team.weight,
+            isolation=team.isolation.value,
+            callers=",".join(team.callers),
+        )
         _check(team)
         if (conflict := self._registry.teams.conflict(team)) is not None:
             other, pattern = conflict
@@ -90,12 +102,14 @@ def _check(team: Team) -> None:
     """Raises InvalidInput."""
     if not 1 <= len(team.owns) <= MAX_OWNED:
         raise InvalidInput(f"a team owns 1 to {MAX_OWNED} patterns", field="owns")
-    for pattern in team.owns:
+    if len(team.callers) > MAX_OWNED:
+        raise InvalidInput(f"a team has at most {MAX_OWNED} patterns of callers", field="callers")
+    for field, pattern in [*(("owns", each) for each in team.owns), *(("callers", each) for each in team.callers)]:
         if not patterns.is_pattern(pattern):
             raise InvalidInput(
                 f"{pattern[:130]!r} is not a pattern of functions: write prod/*, prod/search/*, */search/* or the full "
                 "name of a function",
-                field="owns",
+                field=field,
             )
     if team.isolation not in LEAST:
         raise InvalidInput(f"isolation must be one of {', '.join(LEAST)}", field="isolation")

@@ -189,6 +189,7 @@ _PERMISSIONS = {
             *_read_bucket(subjects.ASSIGNMENTS),
             *_read_bucket(subjects.FUNCTIONS),
             *_read_bucket(subjects.REVISIONS),
+            *_read_bucket(subjects.TEAMS),
             *_api(f"KV_{subjects.USAGE}", "STREAM.INFO", "STREAM.MSG.GET"),
             *_read_store(subjects.RESULT_FILES),
             *_read_store(subjects.ARGUMENT_FILES),

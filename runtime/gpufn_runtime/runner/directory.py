@@ -1,10 +1,11 @@
-"""Directory of functions: which revision serves a function. Used for nested calls."""
+"""Directory of functions: which revision serves a function, and which functions may call it. Used for nested calls."""
 
 from __future__ import annotations
 
 import msgspec
 
 from gpufn_core.domain.revision import Function, Revision, RevisionKey
+from gpufn_core.domain.team import Team, Teams
 from gpufn_core.errors import FunctionNotFound
 from gpufn_core.protocol import subjects
 from gpufn_core.spec.names import Names, home_of
@@ -12,26 +13,35 @@ from gpufn_platform.bus.storage.key_value import Entry, KeyValue, Watch
 
 _function = msgspec.msgpack.Decoder(Function)
 _revision = msgspec.msgpack.Decoder(Revision)
+_team = msgspec.msgpack.Decoder(Team)
 
 
 class Directory:
-    """Functions are watched. Revisions never change, so each is read once, and dropped when its function changes."""
+    """Functions and teams are watched. Revisions never change, so each is read once, and dropped when its function
+    changes."""
 
-    def __init__(self, functions: KeyValue, revisions: KeyValue) -> None:
+    def __init__(self, functions: KeyValue, revisions: KeyValue, teams: KeyValue) -> None:
         self._functions = functions
         self._revisions = revisions
+        self._team_records = teams
+        self._teams = Teams()
         self._serving: dict[str, int] = {}
         self._names = Names()
         self._known: dict[RevisionKey, Revision] = {}
-        self._watch: Watch | None = None
+        self._watches: list[Watch] = []
 
     async def open(self) -> None:
-        self._watch = await self._functions.watch(self._on_change)
+        self._watches.append(await self._team_records.watch(self._on_team))
+        self._watches.append(await self._functions.watch(self._on_change))
 
     def find(self, name: str, caller: str) -> str:
         """Return the full name of the function that `name` means to the function `caller`: one of its own app first.
         Raises FunctionNotFound, AmbiguousFunction."""
-        return self._names.find(name, home_of(caller))
+        return self._names.find(name, home_of(caller), lambda full: self._teams.may_call(caller, full))
+
+    def may_call(self, caller: str, function: str) -> bool:
+        """Return whether the function `caller` may call another function and know its calls."""
+        return self._teams.may_call(caller, function)
 
     async def serving(self, name: str, caller: str) -> Revision:
         """Return the serving revision of the function that `name` means to `caller`. Raises FunctionNotFound,
@@ -47,6 +57,12 @@ class Directory:
                 raise FunctionNotFound(f"revision {function}@{number} no longer exists: deploy {function} again")
             known = self._known[function, number] = _revision.decode(entry.value)
         return known
+
+    def _on_team(self, name: str, entry: Entry | None) -> None:
+        if entry is None:
+            self._teams.remove(name)
+        else:
+            self._teams.put(_team.decode(entry.value))
 
     def _on_change(self, key: str, entry: Entry | None) -> None:
         self._known = {known: revision for known, revision in self._known.items() if known[0] != key}

@@ -84,7 +84,9 @@ class Runner:
         self._attempts = Attempts()
         self._queues = Queues(self._attempts)
         self._fast_path = FastPathServer(home.fast_path_socket, self._queues.offer, self._queues.withdraw)
-        self._directory = Directory(KeyValue(bus, subjects.FUNCTIONS), KeyValue(bus, subjects.REVISIONS))
+        self._directory = Directory(
+            KeyValue(bus, subjects.FUNCTIONS), KeyValue(bus, subjects.REVISIONS), KeyValue(bus, subjects.TEAMS)
+        )
         self._caller = Caller(bus, name=f"{subjects.RUNNER_CALLERS}.{name}", clock=clock)
         self._agent_events = AgentEvents(bus, node, clock)
         self._shared_bodies = NodeSharedBodies(home.shared_bodies, f"r-{name}")

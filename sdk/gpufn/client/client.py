@@ -248,15 +248,18 @@ class Client(CallApi, ModelRequests):
         weight: float = 1.0,
         limits: TeamLimits = _NO_TEAM_LIMITS,
         isolation: str = "process",
+        callers: Sequence[str] = (),
     ) -> Team:
         """Create a team, or replace its settings. `owns` are patterns of functions, such as ``prod/search/*``. Its
-        functions need the tier `isolation`, or a stronger one.
+        functions need the tier `isolation`, or a stronger one. `callers` are patterns of other functions whose code may
+        call them.
 
         Raises InvalidInput; Conflict if another team owns functions of these patterns, or if functions have less
         isolation.
         """
         check_list("owns", owns, "['prod/search/*']")
-        body = msgspec.json.encode({"owns": list(owns), "weight": weight, "limits": limits, "isolation": isolation})
+        settings = {"owns": list(owns), "weight": weight, "limits": limits, "isolation": isolation}
+        body = msgspec.json.encode(settings | {"callers": list(callers)})
         return self._json(Team, "PUT", f"/v1/teams/{segment(name)}", content=body, headers=JSON_BODY)
 
     def delete_team(self, name: str) -> None:

@@ -51,7 +51,7 @@ class Team(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A team owns the functions that match one of the patterns `owns`. The patterns of two teams do not overlap.
 
     Teams that compete for room get GPU seconds in proportion to `weight`. Its functions need the tier `isolation` or a
-    stronger one.
+    stronger one. Besides its own functions, those that match one of the patterns `callers` may call them from a worker.
     """
 
     name: str
@@ -59,6 +59,7 @@ class Team(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     weight: float = 1.0
     limits: TeamLimits = TeamLimits()
     isolation: Isolation = Isolation.PROCESS
+    callers: tuple[str, ...] = ()
 
     def has(self, function: str) -> bool:
         """Return whether the team owns a function."""
@@ -101,6 +102,18 @@ class Teams:
         if name is None:
             name = self._names[function] = next((each.name for each in self.all() if each.has(function)), NO_TEAM)
         return name
+
+    def may_call(self, caller: str, function: str) -> bool:
+        """Return whether the code of the function `caller` may call another function, by their full names. A function
+        that no team owns is for all.
+
+        >>> teams = Teams()
+        >>> teams.put(Team(name="ads", owns=("prod/ads/*",), callers=("prod/search/rank",)))
+        >>> [teams.may_call(caller, "prod/ads/bid") for caller in ("prod/ads/a", "prod/search/rank", "prod/search/b")]
+        [True, True, False]
+        """
+        team = self._teams.get(self.name_of(function))
+        return team is None or team.has(caller) or any(patterns.matches(each, caller) for each in team.callers)
 
     def conflict(self, team: Team) -> tuple[str, str] | None:
         """Return another team, and its pattern that overlaps one of `team`; None if there is none."""

@@ -81,6 +81,7 @@ EXPECTED = {
         "KV_gpufn_assignments": FOLLOW,
         "KV_gpufn_functions": FOLLOW,
         "KV_gpufn_revisions": FOLLOW,
+        "KV_gpufn_teams": FOLLOW,
         "KV_gpufn_usage": "ig",
         "OBJ_gpufn_arguments": "igd",
         "OBJ_gpufn_results": "igd",

@@ -127,6 +127,7 @@ class Node:
         self.assignments = await KeyValue.open(self.bus, subjects.ASSIGNMENTS)
         self.functions = await KeyValue.open(self.bus, subjects.FUNCTIONS)
         self.revisions = await KeyValue.open(self.bus, subjects.REVISIONS)
+        self.teams = await KeyValue.open(self.bus, subjects.TEAMS)
         self.usage = await KeyValue.open(self.bus, subjects.USAGE, ttl_s=USAGE_RETENTION_S)
         self.bus.subscribe(subjects.kill(NODE), self._on_kill)
         self.bus.subscribe(subjects.runner_report(NODE), self._on_report)

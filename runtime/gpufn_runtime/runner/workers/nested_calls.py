@@ -315,8 +315,14 @@ class NestedCalls:
     async def _look_up(self, link: WorkerLink, call: frames.Call) -> _Answer:
         if not is_call_or_item_id(call.target):  # it becomes part of a subject, where * would match all calls
             raise InvocationNotFound(f"{call.target[:40]!r} is not an invocation's id")
+        stored = await call_records.read(self.bus, call.target)
+        # Some ids can be computed, such as those of scheduled runs.
+        if stored is None or not self.directory.may_call(link.revision.function, stored[0].function):
+            raise InvocationNotFound(f"there is no invocation {call.target}")
+        record, body = stored
         if call.verb == Verb.RESULT:
-            record, body = await self._wait_for_end(call.target, call.timeout_s)
+            if not record.state.ended:
+                record, body = await self._wait_for_end(call.target, call.timeout_s)
             if not record.state.ended:
                 raise TimeoutError
             shared_body = ""
@@ -324,10 +330,6 @@ class NestedCalls:
                 reference = BodyReference(record.id, record.blob, record.size)
                 shared_body = await self.bodies.fetch(subjects.RESULT_FILES, reference, link.id)
             return _Answer(_KIND_OF_STATE[record.state], record.error, record.content_type, body, shared_body)
-        stored = await call_records.read(self.bus, call.target)
-        if stored is None:
-            raise InvocationNotFound(f"there is no invocation {call.target}")
-        record = stored[0]
         if call.verb == Verb.CANCEL:
             was_running = await call_records.cancel(self.bus, record, self.clock.time())
             return _Answer(OutcomeKind.SUCCEEDED, None, media.JSON, b"true" if was_running else b"false")

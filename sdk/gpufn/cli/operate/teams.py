@@ -58,9 +58,22 @@ def list_teams(json: bool) -> None:
     default=Isolation.PROCESS,
     help="The weakest isolation that its functions may have.",
 )
+@click.option(
+    "--callers",
+    multiple=True,
+    help="Functions of other teams whose code may call those of the team: 'prod/search/*' or '*'. Repeatable.",
+)
 @json_option
 def set_(
-    name: str, owns: tuple[str, ...], *, weight: float, storage: str | None, isolation: str, json: bool, **limits: Any
+    name: str,
+    owns: tuple[str, ...],
+    *,
+    weight: float,
+    storage: str | None,
+    isolation: str,
+    callers: tuple[str, ...],
+    json: bool,
+    **limits: Any,
 ) -> None:
     """Create a team, or replace its settings.
 
@@ -73,7 +86,7 @@ def set_(
         raise WrongUsage(error.message, field="--storage") from None
     with connect() as client:
         set_limits = TeamLimits(**limits, stored_bytes=stored_bytes)
-        team = client.set_team(name, owns, weight=weight, limits=set_limits, isolation=isolation)
+        team = client.set_team(name, owns, weight=weight, limits=set_limits, isolation=isolation, callers=callers)
     say_or_json(f"team {team.name} owns {', '.join(team.owns)}; {_limits(team.limits)}", team, json=json)
 
 

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from gpufn_core.domain.invocation import InvocationState, OutcomeKind
+from gpufn_core.domain.team import Team
 from gpufn_core.domain.worker import WorkerState
 from gpufn_core.encoding import media
 from gpufn_core.errors import BusUnavailable, ErrorInfo
@@ -23,11 +24,13 @@ from gpufn_core.spec.function_spec import CallKind
 from gpufn_platform.bus.connection import Bus
 from gpufn_platform.bus.storage import object_store, streams
 from gpufn_platform.queue import call_records, large_bodies, queued_calls
+from gpufn_platform.queue.call_request import CallRequest
 from gpufn_platform.queue.caller import Caller
 from gpufn_platform.queue.pending import PendingCall
 from gpufn_platform.shared_bodies.bodies import SharedBodies
 from tests.runtime.runner.node import Node, on_node
 from tests.taking import take
+from tests.waiting import until_async
 
 LARGE = bytes(range(251)) * (MESSAGE_BYTES // 251 + 1)
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -81,6 +84,31 @@ def test_pickled_arguments_are_for_a_function_that_takes_them(
             assert answer.error is not None
             assert answer.error.code == "unsupported_media_type"
             assert "child" in answer.error.message
+
+    on_node(url, tmp_path, test)
+
+
+@pytest.mark.parametrize("verb", ["status", "result", "cancel"])
+@pytest.mark.parametrize(("callers", "code"), [((), "invocation_not_found"), (("parent",), None)])
+def test_the_calls_of_another_team_do_not_exist(
+    url: str, tmp_path: Path, verb: str, callers: tuple[str, ...], code: str | None
+) -> None:
+    async def test(node: Node) -> None:
+        theirs = await node.deploy("child")
+        worker = await node.worker(await node.deploy("parent"))
+        await node.teams.put("ads", encode(Team(name="ads", owns=("child",), callers=callers)))
+        await until_async(lambda: not node.serving._directory.may_call("other", "child"))
+        request = CallRequest(theirs, "", "application/json", b"{}", "", 0.0)
+        record = await call_records.submit(node.bus, request, now=node.clock.time())
+        worker.send(frames.Call(1, frames.Verb(verb), record.id, "", "", "", 0.0, 0))
+        answer, _ = await worker.next()
+        assert isinstance(answer, frames.Answer)
+        if code is None:
+            assert answer.error is None or answer.error.code != "invocation_not_found"
+        else:
+            assert answer.error is not None
+            assert answer.error.code == code
+        await node.teams.delete("ads")
 
     on_node(url, tmp_path, test)
 
