@@ -117,6 +117,7 @@ _OTHER_VALUES: dict[str, object] = {
     "schedule": Schedule("0 6 * * *"),
     "isolation": Isolation.CONTAINER,
     "network": Network.NONE,
+    "max_calls": 10,
 }
 
 

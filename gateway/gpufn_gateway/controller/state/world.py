@@ -379,7 +379,8 @@ class World:
 
     def _on_exit_of(self, worker: WorkerView, event: WorkerEvent, exited: Assignment, now: float) -> None:
         """Record a failed start if a process of the worker has exited before the worker was ready."""
-        is_failed_start = not (worker.was_ready or worker.has_failed or worker.drain_requested)
+        was_stopped = event.exit is not None and event.exit.stopping  # with its node
+        is_failed_start = not (worker.was_ready or worker.has_failed or worker.drain_requested or was_stopped)
         if is_failed_start and not _found_no_runner(event, now - worker.since):
             error = _exit_error(event, exited)
             self._start_failed(worker.key, error, now, exited=worker.assignment.worker)

@@ -165,6 +165,16 @@ def test_a_worker_that_found_no_runner_is_no_failed_start_but_one_that_says_so_a
     assert starting.workers["w0"].is_gone
 
 
+def test_workers_that_their_stopping_node_ends_while_they_start_are_no_failed_starts() -> None:
+    starting = world()
+    for name in ("w0", "w1", "w2"):
+        starting.on_assignment(name, assignment(name), 100.0)
+        ended = Exit(signal=15, stopping=True)
+        starting.on_event(WorkerEvent(WorkerEventKind.EXITED, name, "f", 1, "a", 0.0, exit=ended), 100.0)
+        assert starting.workers[name].is_gone
+    assert repr(starting.view(("f", 1)).circuit) == "<Circuit [0 failures, 0 openings]>"
+
+
 def test_a_drained_worker_that_ends_is_no_failure() -> None:
     idle = world(1)
     idle.on_assignment("w0", msgspec.structs.replace(assignment("w0"), desired=Desired.DRAIN), 100.0)
