@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import time
 from collections.abc import MutableMapping, Sequence, Set
@@ -32,6 +33,7 @@ from gpufn_gateway.oip import inference as oip
 from gpufn_gateway.oip.inference import Inference
 from gpufn_gateway.problems import RouteError
 from gpufn_gateway.routes.invoke import Invoke
+from gpufn_gateway.routes.requests import CHECK_KEY
 from gpufn_gateway.store_sync import StoreSync
 
 log = logging.getLogger(__name__)
@@ -110,7 +112,9 @@ class App:
         if scope["method"] not in METHODS:
             raise _not_allowed(scope, self._methods_at(scope) or METHODS)
         if path not in OPEN_PATHS:  # probes send no key, and often another Host
-            scope["gpufn.principal"] = self._access.authenticate(dict(scope["headers"]))
+            headers = dict(scope["headers"])
+            scope["gpufn.principal"] = principal = self._access.authenticate(headers)
+            scope[CHECK_KEY] = functools.partial(self._access.check_unchanged, headers, principal)
         scope["app"] = self  # makes Starlette raise its errors instead of responding
         if scope["method"] in _STORING:
             self._disk.check_room()

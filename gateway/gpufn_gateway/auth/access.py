@@ -227,6 +227,11 @@ class Access:
             _check_origin(headers, host.lower())
         return LOCAL
 
+    def check_unchanged(self, headers: Mapping[bytes, bytes], principal: Principal) -> None:
+        """Raise Unauthorized unless the sender of a request still has the rights that it had."""
+        if self.authenticate(headers) != principal:
+            raise Unauthorized("The rights of this API key or token have changed: send the request again.")
+
     def _authenticate_key(self, authorization: bytes | None) -> Principal:
         scheme, _, credential = (authorization or b"").partition(b" ")
         if scheme.lower() != b"bearer":

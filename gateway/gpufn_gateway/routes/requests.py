@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 from starlette.convertors import Convertor, register_url_convertor
@@ -25,6 +26,8 @@ from gpufn_gateway.openapi.request_bounds import MAX_WAIT_S
 from gpufn_gateway.problems import Headers, RouteError
 
 T = TypeVar("T", bound=msgspec.Struct)
+
+CHECK_KEY: Final = "gpufn.check"  # in the scope: raises Unauthorized if the client's rights are no longer the same
 
 
 class _NameConvertor(Convertor[str]):
@@ -65,7 +68,7 @@ def route(
 
 
 class StreamedResponse:
-    """Response that sends `chunks` as they arrive. See `pump`."""
+    """Response that sends `chunks` as they arrive, while the client keeps its rights. See `pump`."""
 
     def __init__(self, headers: Headers, chunks: AsyncIterator[bytes], heartbeat: bytes = b"") -> None:
         self._headers = headers
@@ -74,7 +77,16 @@ class StreamedResponse:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         is_head = scope["method"] == "HEAD"
-        await pump(receive, send, self._headers, self._chunks, heartbeat=self._heartbeat, is_head=is_head)
+        chunks = _while_allowed(self._chunks, scope[CHECK_KEY])
+        await pump(receive, send, self._headers, chunks, heartbeat=self._heartbeat, is_head=is_head)
+
+
+async def _while_allowed(chunks: AsyncIterator[bytes], check: Callable[[], None]) -> AsyncIterator[bytes]:
+    """Yield `chunks`. Raises what `check` raises: a stream may last for days, and its key may be deleted meanwhile."""
+    async with contextlib.aclosing(chunks) as source:  # type: ignore[type-var]
+        async for chunk in source:
+            check()
+            yield chunk
 
 
 def json_response(value: object, status: int = 200, headers: dict[str, str] | None = None) -> Response:

@@ -16,7 +16,9 @@ from gpufn_core.domain.engine import BuildState
 from gpufn_core.domain.revision import Revision, RevisionState
 from gpufn_core.home import Home
 from gpufn_core.ids import Digest, invocation_id_for, new_ulid
+from gpufn_core.protocol import subjects
 from gpufn_core.protocol.codec import encode
+from gpufn_core.protocol.messages import LogLine
 from gpufn_core.spec.function_spec import EntryPoint, FunctionSpec, MethodSpec
 from gpufn_gateway.auth.access import new_key
 from gpufn_gateway.functions.deploys import DeployOptions
@@ -369,3 +371,27 @@ async def test_an_idempotency_key_belongs_to_the_key_that_sent_it(nats: Any, tmp
             ids.add(answer.json()["id"])
         outsider.gateway.access.remove(other.id)
         assert len(ids) == 2
+
+
+async def test_a_deleted_key_follows_no_logs_any_longer(nats: Any, tmp_path: Path, connection: Any) -> None:
+    """An open stream continued for as long as its connection."""
+    async with outside(nats, tmp_path) as outsider:
+        gateway, name = outsider.gateway, outsider.own.function
+        key, secret = new_key("left the team", TEAM, 0.0)
+        gateway.access.put(key)
+        client = connection(f"/v1/functions/{name}/logs", authorization=f"Bearer {secret}")
+        client.scope |= {"method": "GET", "query_string": b"tail=0&follow=true"}
+        client._body.clear()
+        task = client.start(gateway.app)
+
+        async def say(text: str) -> None:
+            line = LogLine(1.0, name, 1, "w-1", "stdout", text)
+            await gateway.bus.publish_stored(subjects.logs(name), encode(line))
+
+        await until_async(lambda: client.sent)
+        await say("before")
+        await until_async(lambda: b"before" in client.body)
+        gateway.access.remove(key.id)
+        await say("after")
+        await task
+        assert b"after" not in client.body
