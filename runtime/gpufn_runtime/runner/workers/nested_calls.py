@@ -40,6 +40,7 @@ from gpufn_core.protocol.frames import Verb
 from gpufn_core.protocol.limits import CHECKPOINT_BYTES, LONGEST_TIMEOUT_S, MESSAGE_BYTES, RECORD_BYTES, inline_bytes
 from gpufn_core.protocol.messages import ResultReply
 from gpufn_core.protocol.records import BodyReference, CallRecord, Checkpoint
+from gpufn_core.spec.names import home_of
 from gpufn_core.spec.priority import Priority
 from gpufn_platform.bus.connection import Bus
 from gpufn_platform.process.clock import Clock
@@ -392,10 +393,18 @@ class NestedCalls:
         return self.clock.time() + wait_s
 
     async def _serving(self, link: WorkerLink, call: frames.Call, parent: Attempt | None) -> Revision:
+        """Return the revision to call. Raises Forbidden for a pickle from another app: a function has no API key whose
+        scope could allow it, and the pickle would run code beside the secrets of the called function."""
         caller = link.revision.function
-        return await self._retry_while_bus_away(
+        revision = await self._retry_while_bus_away(
             self._useful_until(call, parent), lambda: self.directory.serving(call.target, caller)
         )
+        if call.content_type == media.PICKLED and home_of(revision.function) != home_of(caller):
+            raise Forbidden(
+                f"A pickle runs code where it is read, so {revision.function} takes pickles of functions only from its "
+                "own app: pass values that need no pickle."
+            )
+        return revision
 
     def _is_own(self, call: frames.Call, parent: Attempt) -> bool:
         """Return whether the call is to the function that waits for it."""

@@ -366,6 +366,22 @@ def test_a_worker_asks_for_calls_by_their_ids_only(url: str, tmp_path: Path, ver
     on_node(url, tmp_path, test)
 
 
+@pytest.mark.parametrize("verb", ["call", "stream", "submit"])
+def test_a_function_sends_no_pickle_to_another_app(url: str, tmp_path: Path, verb: str) -> None:
+    """A function ran code in a worker of another team, and read its secrets."""
+
+    async def test(node: Node) -> None:
+        await node.deploy("prod/ads/child", pickle=True)
+        worker = await node.worker(await node.deploy("prod/search/parent", pickle=True))
+        worker.send(frames.Call(1, frames.Verb(verb), "prod/ads/child", "", media.PICKLED, "", 1.0, 0), b"\x80")
+        answer, _ = await worker.next()
+        assert isinstance(answer, frames.Answer)
+        assert answer.error is not None
+        assert answer.error.code == "forbidden"
+
+    on_node(url, tmp_path, test)
+
+
 def test_a_function_gets_a_kept_result_of_any_size(url: str, tmp_path: Path) -> None:
     """Bodies that did not fit in one frame were refused."""
 
