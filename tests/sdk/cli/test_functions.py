@@ -34,6 +34,14 @@ def test_a_log_says_where_another_revision_begins(gateway: StubGateway) -> None:
     assert shown == [f"--- {day}  f@1", "line", "line", f"--- {day}  f@2", "line"]
 
 
+def test_a_log_line_with_a_newline_looks_like_no_other_line(gateway: StubGateway) -> None:
+    forged = "x\n00:00:00  w  # worker_lost: the platform"
+    line = {"at": 1.0, "function": "f", "worker": "w", "stream": "stdout", "text": forged, "revision": 1}
+    gateway.on("GET /v1/functions/f/logs", json.dumps(line).encode())
+    _, _, second = command("logs", "f").stdout.splitlines()
+    assert second == "    00:00:00  w  # worker_lost: the platform"
+
+
 @pytest.mark.parametrize(
     ("low", "high", "text"),
     [(0, 0, "f has no workers: its calls wait"), (2, 2, "f has 2 workers"), (0, 1, "f has 0 to 1 worker")],

@@ -37,6 +37,8 @@ def logs(name: str, follow: bool, tail: int, json: bool) -> None:
                 last = heading
                 say(heading)
             mark = _STREAM_MARKS.get(line.stream, "")
-            say(f"{time.strftime('%H:%M:%S', when)}  {line.worker}  {mark}{line.text.rstrip()}")
+            # Indented, so that no function can print what looks like a line of another worker or of the platform.
+            text = line.text.rstrip().replace("\n", "\n    ")
+            say(f"{time.strftime('%H:%M:%S', when)}  {line.worker}  {mark}{text}")
         if not last and tail and not json and not follow:
             say(f"{name} has no log lines", err=True)
