@@ -48,6 +48,7 @@ from gpufn_gateway.calls.stored_bodies import StoredBodies
 from gpufn_gateway.controller.limits import Limits
 from gpufn_gateway.controller.loop import Controller
 from gpufn_gateway.functions.deploys import Deploys
+from gpufn_gateway.functions.lease_expiry import LeaseExpiry
 from gpufn_gateway.functions.registry import Registry
 from gpufn_gateway.garbage_collection.collector import GarbageCollector
 from gpufn_gateway.graceful_shutdown import GracefulShutdown
@@ -380,6 +381,7 @@ class _Gateway:
         yield "controller", _run_controller(controller)
         yield "revision activation", RevisionActivation(registry, builds, self._deploys, clock, leads).run()
         yield "orphaned builds", OrphanedBuilds(bus, builds, registry, clock, leads).run()
+        yield "leases", LeaseExpiry(registry, self._deploys, self._audit, clock, leads).run()
         yield "schedules", ScheduleRuns(services.schedules, registry, clock, self._disk, leads=leads).run()
         sender = WebhookSender(self._addresses)
         yield "webhooks", Deliveries(bus, self._webhook_secrets, sender, clock, self._telemetry).run()

@@ -20,7 +20,7 @@ from typing import Final
 import msgspec
 
 from gpufn_core.domain.invocation import OutcomeKind, deleted_error
-from gpufn_core.domain.revision import Check, CheckState, Function, Revision, RevisionState, Source
+from gpufn_core.domain.revision import Check, CheckState, Function, Lease, Revision, RevisionState, Source
 from gpufn_core.errors import (
     BuildFailed,
     BuildNotFound,
@@ -81,10 +81,16 @@ class SourceConflict(Conflict):
         )
 
 
+class LeaseLost(Conflict):
+    """The function is permanent, or another holder has its lease."""
+
+    retryable = False
+
+
 class DeployOptions(msgspec.Struct, frozen=True):
     """Options of a deploy. `check`: move calls once a worker of the revision has started. `replace`: allow an active
-    revision that came from another file or project than `source`. `code`, `deploy_id` and `signature` are as in
-    Revision. `principal`: who deploys, and so which secrets the function may get."""
+    revision that came from another file or project than `source`. `code`, `deploy_id`, `signature` and `lease` are as
+    in Revision. `principal`: who deploys, and so which secrets the function may get."""
 
     check: bool = True
     source: Source | None = None
@@ -93,6 +99,7 @@ class DeployOptions(msgspec.Struct, frozen=True):
     deploy_id: str = ""
     signature: DeploySignature | None = None
     principal: Principal = LOCAL
+    lease: Lease | None = None
 
 
 _DEFAULT_OPTIONS: Final = DeployOptions()
@@ -206,7 +213,7 @@ class Deploys:
         if original is None:
             raise RevisionNotFound(f"{name} has no revision that can start.")
         check = original.check if original.is_checked_first else None
-        copy = msgspec.structs.replace(original, created_at=self.clock.time(), check=check)
+        copy = msgspec.structs.replace(original, created_at=self.clock.time(), check=check, lease=function.lease)
         return await self._move_active(await self._add_revision(copy))
 
     async def scale(
@@ -226,8 +233,21 @@ class Deploys:
 
         return await self._change(name, change)
 
-    async def delete(self, name: str) -> None:
-        """Delete a function. Running calls finish; queued calls and builds are cancelled. Raises FunctionNotFound."""
+    async def renew(self, name: str, lease: Lease) -> Function:
+        """Renew the lease of a function. Raises FunctionNotFound, LeaseLost."""
+
+        def change(function: Function) -> Function:
+            check_lease(function, lease.id)
+            return msgspec.structs.replace(function, lease=self._renewed(lease))
+
+        return await self._change(name, change)
+
+    async def delete(self, name: str, check: Callable[[Function], None] = lambda function: None) -> None:
+        """Delete a function. Running calls finish; queued calls and builds are cancelled. `check` may refuse what is
+        stored. Raises FunctionNotFound."""
+        entry = await self.buckets.functions.get(name)
+        if entry is not None:
+            check(decode_function(entry.value))
         # First the builds: a finished build must not recreate the function after its deletion.
         revisions = self.registry.revisions.get(name, {})
         being_built = [number for number, each in revisions.items() if each.state is RevisionState.BUILDING]
@@ -239,6 +259,7 @@ class Deploys:
                 if being_built:
                     return
                 raise FunctionNotFound(f"There is no function {name!r}.")
+            check(decode_function(entry.value))
             try:
                 await self.buckets.functions.delete(name, entry.revision)
                 break
@@ -283,7 +304,7 @@ class Deploys:
         if not await self.has_bundle(bundle):
             raise InvalidBundle(f"The bundle {bundle[:12]} is not uploaded: PUT /v1/bundles/{bundle} first.")
         await self.artifacts.check_uploaded(spec.models, spec.weights)
-        await self._check_source(spec.name, options)
+        await self._check_replaced(spec.name, options)
         await self.storage.check(revision, options.principal)
         scopes = await secret_scopes(options.principal, self.registry, self.buckets.secrets, spec)
         return msgspec.structs.replace(revision, secret_scopes=scopes)
@@ -301,14 +322,19 @@ class Deploys:
             with contextlib.suppress(BuildNotFound):
                 await self.builds.cancel(build)
 
-    async def _check_source(self, name: str, options: DeployOptions) -> None:
-        """Raises SourceConflict. Reads the records from the bus, because a watch may lag. A revision without a source,
-        from an earlier gpufn or a plain HTTP client, may be replaced by any deploy."""
-        entry = None if options.replace else await self.buckets.functions.get(name)
+    async def _check_replaced(self, name: str, options: DeployOptions) -> None:
+        """Raises LeaseLost if a temporary function would replace a permanent one, and SourceConflict. Reads the records
+        from the bus, because a watch may lag. A revision without a source, from an earlier gpufn or a plain HTTP
+        client, may be replaced by any deploy."""
+        entry = await self.buckets.functions.get(name)
         if entry is None:
             return
-        active = decode_function(entry.value).active
-        stored = await self.buckets.revisions.get(subjects.revision_key(name, active))
+        function = decode_function(entry.value)
+        if options.lease is not None and function.lease is None:
+            raise LeaseLost(f"{name} is deployed permanently: choose another environment, or delete it first.")
+        if options.replace:
+            return
+        stored = await self.buckets.revisions.get(subjects.revision_key(name, function.active))
         before = None if stored is None else decode_revision(stored.value)
         if before is None or before.source is None:
             return
@@ -327,6 +353,7 @@ class Deploys:
             code=options.code,
             deploy_id=options.deploy_id,
             signature=options.signature,
+            lease=options.lease,
         )
 
     async def _add_revision(self, revision: Revision) -> Revision:
@@ -349,14 +376,19 @@ class Deploys:
 
     async def _move_active(self, revision: Revision) -> Function:
         name, number, now = revision.function, revision.number, self.clock.time()
-        first = Function(name=name, active=number, serving=number, latest=number, updated_at=now)
+        lease = None if revision.lease is None else self._renewed(revision.lease)
+        first = Function(name=name, active=number, serving=number, latest=number, updated_at=now, lease=lease)
 
         def change(function: Function) -> Function:
             if function.latest > number:
                 return function  # a later deploy was faster: it stays active
-            return msgspec.structs.replace(self._with_active(function, revision), latest=number)
+            kept = None if function.lease is None else lease  # what became permanent meanwhile stays so
+            return msgspec.structs.replace(self._with_active(function, revision), latest=number, lease=kept)
 
         return await self._change(name, change, absent=first)
+
+    def _renewed(self, lease: Lease) -> Lease:
+        return msgspec.structs.replace(lease, renewed_at=self.clock.time())
 
     def _with_active(self, function: Function, revision: Revision) -> Function:
         """Make a revision active. `serving` moves at once only if no worker is warm and the revision needs no check, or
@@ -412,6 +444,14 @@ class Deploys:
 
         stored = await self.buckets.revisions.change(key, changed)
         return decode_revision(stored.value)
+
+
+def check_lease(function: Function, id_: str) -> None:
+    """Raises LeaseLost unless the function is temporary, with the lease `id_`."""
+    if function.lease is None:
+        raise LeaseLost(f"{function.name} was deployed permanently.")
+    if function.lease.id != id_:
+        raise LeaseLost(f"Another client took over {function.name}.")
 
 
 def _busy(name: str) -> Conflict:

@@ -24,6 +24,7 @@ from gpufn_gateway.openapi.request_bounds import MAX_CHANGE, MAX_LISTED, MAX_LOG
 _REF: Final = "#/components/schemas/{name}"
 _BODIES: Final = (
     request_bodies.Deploy,
+    request_bodies.LeaseRequest,
     request_bodies.Rollback,
     request_bodies.Scale,
     request_bodies.NewSchedule,
@@ -64,6 +65,7 @@ _WAIT: Final = _query("wait", "number", minimum=0, maximum=MAX_WAIT_S)
 _SINCE: Final = _query("since", "number", minimum=0)
 _STATE: Final = _query("state", "string", enum=[state.value for state in InvocationState])
 _ENV: Final = _query("env", "string", enum=["names", "values"])
+_LEASE: Final = _query("lease", "string", minLength=1)
 _TAIL: Final = _query("tail", "number", minimum=0, maximum=MAX_LOG_LINES)
 _SINCE_CHANGE: Final = _query("since", "number", minimum=0, maximum=MAX_CHANGE)
 _AFTER_RECORD: Final = _query("after", "number", minimum=-MAX_LISTED)
@@ -82,11 +84,13 @@ _OPERATIONS: Final[tuple[tuple[str, str, str, Sequence[int], Sequence[dict[str, 
     ("get", "/v1/functions", "List the functions", (200,), (_ENV,), ""),
     ("post", "/v1/functions", "Deploy a function", (201, 202), (), "Deploy"),
     ("get", "/v1/functions/{fn}", "Show a function", (200,), (_ENV,), ""),
-    ("delete", "/v1/functions/{fn}", "Delete a function", (204,), (), ""),
+    ("delete", "/v1/functions/{fn}", "Delete a function", (204,), (_LEASE,), ""),
     ("get", "/v1/functions/{fn}/revisions", "List the revisions of a function", (200,), (), ""),
     ("get", "/v1/functions/{fn}/revisions/{number}", "Show a revision", (200,), (), ""),
+    ("get", "/v1/functions/{fn}/revisions/{number}/bundle", "Read the code of a revision", (200,), (), ""),
     ("post", "/v1/functions/{fn}/rollback", "Make an earlier revision active", (200,), (), "Rollback"),
     ("post", "/v1/functions/{fn}/scale", "Change the bounds of the worker count", (200,), (), "Scale"),
+    ("post", "/v1/functions/{fn}/lease", "Renew the lease of a temporary function", (200,), (), "LeaseRequest"),
     ("get", "/v1/functions/{fn}/why", "Explain the number of workers", (200,), (), ""),
     ("get", "/v1/functions/{fn}/logs", "Read the log lines of a function", (200,), (_TAIL, _FOLLOW), ""),
     ("get", "/v1/functions/{fn}/calls", "List calls of a function", (200,), (_limit(), _SINCE, _STATE), ""),
@@ -197,5 +201,14 @@ def _path_parameters(path: str) -> list[dict[str, Any]]:
 def _body(body: str) -> dict[str, Any]:
     if "/" in body:
         return {"required": True, "content": {body: {"schema": {}}}}
-    is_required = body in ("Deploy", "NewSchedule", "NewBuild", "NewSecret", "NewTeam", "NewSigner", "NewKey")
+    is_required = body in (
+        "Deploy",
+        "NewSchedule",
+        "NewBuild",
+        "NewSecret",
+        "NewTeam",
+        "NewSigner",
+        "NewKey",
+        "LeaseRequest",
+    )
     return {"required": is_required, "content": {media.JSON: {"schema": {"$ref": _REF.format(name=body)}}}}

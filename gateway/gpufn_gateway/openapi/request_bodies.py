@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final
 import msgspec
 
 from gpufn_core.domain.engine import CPU_KIND
-from gpufn_core.domain.revision import Source
+from gpufn_core.domain.revision import Lease, Source
 from gpufn_core.domain.team import TeamLimits
 from gpufn_core.errors import InvalidInput
 from gpufn_core.protocol.records import KeyLimits
@@ -27,7 +27,19 @@ MIN_WEIGHT: Final = 0.001
 MAX_WEIGHT: Final = 1000.0
 MAX_HELD: Final = 1_000_000  # workers or GPUs of a team
 MIN_KEY_S: Final = 1.0  # the shortest life of a key, in seconds
+MIN_LEASE_S: Final = 1.0
+MAX_LEASE_S: Final = 3600.0
 MAX_KEY_S: Final = 315_360_000.0  # ten years: the longest life of a key, and overlap of a rotation
+
+
+class LeaseRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The lease of a temporary function, in a deploy and in a renewal."""
+
+    id: Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
+    ttl_s: Annotated[float, msgspec.Meta(ge=MIN_LEASE_S, le=MAX_LEASE_S)]
+
+    def lease(self) -> Lease:
+        return Lease(self.id, self.ttl_s)
 
 
 class Deploy(msgspec.Struct, forbid_unknown_fields=True):
@@ -39,6 +51,7 @@ class Deploy(msgspec.Struct, forbid_unknown_fields=True):
     code: Annotated[str, msgspec.Meta(max_length=128)] = ""
     deploy_id: Annotated[str, msgspec.Meta(max_length=26)] = ""
     signature: DeploySignature | None = None
+    lease: LeaseRequest | None = None
 
 
 class Rollback(msgspec.Struct, forbid_unknown_fields=True):

@@ -27,11 +27,11 @@ from gpufn_gateway.audit.request_audit import add_details
 from gpufn_gateway.auth.access import Principal
 from gpufn_gateway.auth.scopes import DEPLOY, HI, READ
 from gpufn_gateway.builds.builds import Builds
-from gpufn_gateway.functions.deploys import DeployOptions, Deploys
+from gpufn_gateway.functions.deploys import DeployOptions, Deploys, check_lease
 from gpufn_gateway.functions.registry import Registry
 from gpufn_gateway.functions.secret_use import check_secret_use
 from gpufn_gateway.http.body_reader import BodyReader
-from gpufn_gateway.openapi.request_bodies import Deploy, Rollback, Scale
+from gpufn_gateway.openapi.request_bodies import Deploy, LeaseRequest, Rollback, Scale
 from gpufn_gateway.openapi.request_bounds import MAX_LOG_LINES
 from gpufn_gateway.routes.builds import build_view
 from gpufn_gateway.routes.invocations import list_calls
@@ -50,7 +50,7 @@ from gpufn_gateway.routes.requests import (
 )
 from gpufn_gateway.submitted.submit import Submissions
 from gpufn_platform.bus.connection import Bus
-from gpufn_platform.bus.storage import stream_scan, streams
+from gpufn_platform.bus.storage import object_store, stream_scan, streams
 from gpufn_platform.bus.storage.ordered_reader import StoredMessage
 from gpufn_platform.queue import queue_position
 
@@ -76,6 +76,8 @@ class FunctionRoutes:
             route("DELETE", one, self.delete, DEPLOY, of_functions=True),
             route("GET", f"{one}/revisions", self.revisions, READ, of_functions=True),
             route("GET", f"{one}/revisions/{{number}}", self.revision, READ, of_functions=True),
+            route("GET", f"{one}/revisions/{{number}}/bundle", self.bundle, DEPLOY, of_functions=True),
+            route("POST", f"{one}/lease", self.renew, DEPLOY, of_functions=True),
             route("POST", f"{one}/rollback", self.rollback, DEPLOY, of_functions=True),
             route("POST", f"{one}/scale", self.scale, DEPLOY, of_functions=True),
             route("GET", f"{one}/why", self.why, READ, of_functions=True),
@@ -109,7 +111,16 @@ class FunctionRoutes:
         add_details(request.scope, function=spec.name, bundle=bundle, signed_by=body.signature and body.signature.key)
         source = body.source and msgspec.structs.replace(body.source, key=principal.id)
         deploy_id = body.deploy_id or new_ulid()
-        options = DeployOptions(body.check, source, body.replace, body.code, deploy_id, body.signature, principal)
+        options = DeployOptions(
+            check=body.check,
+            source=source,
+            replace=body.replace,
+            code=body.code,
+            deploy_id=deploy_id,
+            signature=body.signature,
+            principal=principal,
+            lease=body.lease and body.lease.lease(),
+        )
         if spec.models:
             revision = await self.deploys.build(spec, bundle, options)
             url = f"/v1/functions/{revision.function}/revisions/{revision.number}"
@@ -130,7 +141,12 @@ class FunctionRoutes:
         if not self.registry.is_being_built(name):
             name = self._function(request, DEPLOY).name
         principal.require_on(DEPLOY, name)
-        await self.deploys.delete(name)
+        lease = request.query_params.get("lease")
+        if lease == "":
+            raise InvalidInput("lease must be the id of a lease", field="lease")
+        await self.deploys.delete(
+            name, (lambda function: check_lease(function, lease)) if lease else lambda function: None
+        )
         return Response(status_code=204)
 
     async def revisions(self, request: Request) -> Response:
@@ -141,13 +157,7 @@ class FunctionRoutes:
 
     async def revision(self, request: Request) -> Response:
         """Show a revision, even if its Function does not exist yet."""
-        requested = whole_number(request.path_params["number"], 9)
-        name, principal = canonical(request.path_params["fn"]), principal_of(request)
-        # A function that is built has no Function yet, so `find` comes second.
-        if name not in self.registry.revisions or not principal.may_see(name):
-            name = self.registry.find_or_deleted(request.path_params["fn"], principal)
-        principal.require_on(READ, name)
-        revision = self.registry.revision(name, -1 if requested is None else requested)
+        revision, principal = self._revision(request, READ), principal_of(request)
         known = self.builds.known
         function = self.registry.functions.get(revision.function)
         return json_response(
@@ -163,6 +173,17 @@ class FunctionRoutes:
                 "source": revision.source,
             }
         )
+
+    async def bundle(self, request: Request) -> Response:
+        """Send the code of a revision. It needs `deploy`, as the values of `env` do, because code may have secrets."""
+        revision = self._revision(request, DEPLOY)
+        data = await object_store.get(self.bus, subjects.BUNDLES, revision.bundle)
+        return Response(data, media_type="application/zip")
+
+    async def renew(self, request: Request) -> Response:
+        body = await read_json(request, LeaseRequest, self.bodies)
+        function = await self.deploys.renew(self._function(request, DEPLOY).name, body.lease())
+        return json_response(self._view(function, principal_of(request)))
 
     async def rollback(self, request: Request) -> Response:
         body = await read_json(request, Rollback, self.bodies)
@@ -243,6 +264,16 @@ class FunctionRoutes:
         principal.require_on(verb, function.name)
         return function
 
+    def _revision(self, request: Request, verb: str) -> Revision:
+        """Return the revision in the path. Raises FunctionNotFound, RevisionNotFound, Forbidden."""
+        requested = whole_number(request.path_params["number"], 9)
+        name, principal = canonical(request.path_params["fn"]), principal_of(request)
+        # A function that is built has no Function yet, so `find` comes second.
+        if name not in self.registry.revisions or not principal.may_see(name):
+            name = self.registry.find_or_deleted(request.path_params["fn"], principal)
+        principal.require_on(verb, name)
+        return self.registry.revision(name, -1 if requested is None else requested)
+
     def _status(self, function: Function, principal: Principal) -> FunctionStatus:
         """Return the controller's status of a function, or an empty one if it has not reported yet."""
         status = self.registry.status_for(principal, function.name)
@@ -268,6 +299,7 @@ class FunctionRoutes:
             "check": revision.check if revision else None,
             "source": revision.source if revision else None,
             "deployed_at": revision.created_at if revision else None,
+            "lease": function.lease,
         }
 
 

@@ -22,7 +22,7 @@ from gpufn.client.views import (
     WhyView,
 )
 from gpufn_core.domain.invocation import InvocationState
-from gpufn_core.domain.revision import Source
+from gpufn_core.domain.revision import Lease, Source
 from gpufn_core.encoding.urls import segment
 from gpufn_core.errors import PayloadTooLarge
 from gpufn_core.ids import Digest
@@ -60,6 +60,7 @@ class FunctionRequests(Requests):
         code: str = "",
         deploy_id: str = "",
         signature: DeploySignature | None = None,
+        lease: Lease | None = None,
     ) -> FunctionView | BuildingRevision:
         """Create a revision from a spec whose bundle and models are uploaded. `deploy` does all steps.
 
@@ -69,15 +70,25 @@ class FunctionRequests(Requests):
         options["deploy_id"] = deploy_id
         if signature is not None:  # a gateway of an earlier release knows no such field
             options["signature"] = signature
+        if lease is not None:
+            options["lease"] = {"id": lease.id, "ttl_s": lease.ttl_s}
         body = msgspec.json.encode({"spec": spec, "bundle": bundle, **options})
         response = self._request("POST", "/v1/functions", content=body, headers=JSON_BODY)
         if response.status_code == 202:
             return decode(BuildingRevision, response.content)
         return decode(FunctionView, response.content)
 
-    def delete(self, name: str) -> None:
-        """Delete a function. Its queued calls are cancelled; running calls finish."""
-        self._request("DELETE", self._function_url(name))
+    def delete(self, name: str, *, lease: str = "") -> None:
+        """Delete a function. Its queued calls are cancelled; running calls finish. With `lease`, raises Conflict unless
+        the function is temporary and has this lease."""
+        params = {"lease": lease} if lease else {}
+        self._request("DELETE", self._function_url(name), params=params)
+
+    def renew(self, name: str, lease: Lease) -> FunctionView:
+        """Renew the lease of a temporary function. Raises FunctionNotFound; Conflict if the function is permanent now,
+        or has another lease."""
+        body = msgspec.json.encode({"id": lease.id, "ttl_s": lease.ttl_s})
+        return self._json(FunctionView, "POST", f"{self._function_url(name)}/lease", content=body, headers=JSON_BODY)
 
     def revisions(self, name: str) -> list[RevisionView]:
         """List a function's revisions, oldest first."""
@@ -86,6 +97,10 @@ class FunctionRequests(Requests):
     def revision(self, name: str, number: int) -> RevisionProgress:
         """Return one revision and the progress of its builds."""
         return self._json(RevisionProgress, "GET", f"{self._function_url(name)}/revisions/{number}")
+
+    def bundle(self, name: str, number: int) -> bytes:
+        """Return the code of a revision, a zip archive. Needs the scope deploy."""
+        return self._request("GET", f"{self._function_url(name)}/revisions/{number}/bundle").content
 
     def rollback(self, name: str, revision: int | None = None) -> FunctionView:
         """Make an earlier revision active (default: the one before the active revision)."""

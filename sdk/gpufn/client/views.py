@@ -8,7 +8,7 @@ import msgspec
 
 from gpufn_core.domain.engine import Accuracy, BuildStage, BuildState, Latency
 from gpufn_core.domain.invocation import InvocationState
-from gpufn_core.domain.revision import Check, RevisionState, Source
+from gpufn_core.domain.revision import Check, Lease, RevisionState, Source
 from gpufn_core.domain.team import Team, TeamUse
 from gpufn_core.domain.usage import Usage
 from gpufn_core.errors import ErrorInfo
@@ -50,6 +50,7 @@ class FunctionView(msgspec.Struct, frozen=True, kw_only=True):
     check: Check | None = None  # of the active revision
     source: Source | None = None  # of the active revision
     deployed_at: float | None = None  # of the active revision
+    lease: Lease | None = None  # of a temporary function
 
     def __repr__(self) -> str:
         serving = "" if self.serving == self.active else f", {self.serving} serves"

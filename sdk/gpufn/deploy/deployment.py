@@ -23,7 +23,7 @@ from gpufn.deploy.build_wait import build_error, upload
 from gpufn.deploy.capacity_warnings import unmet_requirement
 from gpufn.deploy.check_wait import is_pending, wait_until_checked
 from gpufn.deploy.signature_changes import signature_changes
-from gpufn_core.domain.revision import CheckState, RevisionState, Source
+from gpufn_core.domain.revision import CheckState, Lease, RevisionState, Source
 from gpufn_core.errors import (
     AmbiguousFunction,
     Conflict,
@@ -116,6 +116,7 @@ class Api(Protocol):
         code: str,
         deploy_id: str,
         signature: DeploySignature | None,
+        lease: Lease | None,
     ) -> FunctionView | BuildingRevision: ...
 
 
@@ -215,13 +216,14 @@ def deploy(
     replace: bool = False,
     deploy_id: str = "",
     signer: Signer | None = None,
+    lease: Lease | None = None,
     on_progress: Callable[[str], None] = lambda progress: None,
 ) -> Deployment:
     """Run steps 1 to 3. `on_progress` receives the progress of the uploads.
 
     `force` creates a new revision even if nothing changed. `replace` allows replacing a function of another file or
     project. `deploy_id` is shared by the functions that are deployed together. `signer` signs the deploy; a function
-    that did not change, but that this key did not sign, is deployed again.
+    that did not change, but that this key did not sign, is deployed again. `lease` makes the function temporary.
     """
     spec, digest = deployable.spec, deployable.bundle
     name, timeout_s = spec.name, spec.startup_timeout_s
@@ -245,6 +247,7 @@ def deploy(
         code=deployable.code,
         deploy_id=deploy_id,
         signature=None if signer is None else _signature(signer, spec, digest),
+        lease=lease,
     )
     arguments, crowded = _changed_arguments(before, spec), parallelism_warning(spec)
     if isinstance(created, BuildingRevision):

@@ -58,6 +58,20 @@ class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return (self.file, self.project_id) == (other.file, other.project_id)
 
 
+class Lease(msgspec.Struct, frozen=True):
+    """The right of a temporary function to exist. Its holder, who knows `id`, renews it. After `ttl_s` seconds without a
+    renewal the function is deleted."""
+
+    id: str
+    ttl_s: float
+    renewed_at: float = 0.0  # unix seconds
+
+    def has_expired(self, now: float, leading_since: float) -> bool:
+        """Return whether the function can be deleted. A controller that leads since a moment ago waits another
+        `ttl_s`, because nobody could renew the lease while no gateway ran."""
+        return now - max(self.renewed_at, leading_since) > self.ttl_s
+
+
 class Revision(msgspec.Struct, frozen=True, kw_only=True):
     """A FunctionSpec with its bundle and engines; immutable, and numbered per function.
 
@@ -69,6 +83,7 @@ class Revision(msgspec.Struct, frozen=True, kw_only=True):
     function's own code: deploying the same code in another bundle creates no new revision. `deploy_id` is common to
     the revisions of one deploy. `signature` is None for an unsigned deploy. `secret_scopes` has the widest scope that
     each secret may have (`gpufn_core.spec.secret_scopes`); a secret without one may have any.
+    `lease` is what its function gets when the revision becomes active; None makes the function permanent.
     """
 
     function: str
@@ -87,6 +102,7 @@ class Revision(msgspec.Struct, frozen=True, kw_only=True):
     deploy_id: str = ""
     signature: DeploySignature | None = None
     secret_scopes: dict[str, str] = {}
+    lease: Lease | None = None
 
     def __str__(self) -> str:
         return f"{self.function}@{self.number}"
@@ -121,6 +137,7 @@ class Function(msgspec.Struct, frozen=True, kw_only=True):
     `active` is the revision that the user wants to run. `serving` is the revision that receives calls: it follows
     `active` once a worker of the new revision is READY, so a deploy neither turns warm calls into cold ones nor causes
     failures if the new revision cannot start. `min_workers` and `max_workers` (`gpufn scale`) override the spec's.
+    `lease` is None for a permanent function.
     """
 
     name: str
@@ -130,3 +147,4 @@ class Function(msgspec.Struct, frozen=True, kw_only=True):
     updated_at: float  # unix seconds
     min_workers: int | None = None
     max_workers: int | None = None
+    lease: Lease | None = None

@@ -94,6 +94,7 @@ async def test_every_changing_route_is_audited_or_a_call(nats: Any) -> None:
         }
     assert {path for path in left_out if not path.startswith("/v2")} == {
         "/v1/functions/{fn}/invocations/{id}",
+        "/v1/functions/{fn}/lease",
         "/v1/functions/{fn}/maps/{id}/items/{first}",
         "/v1/invocations/{id}",
         "/v1/maps/{id}",

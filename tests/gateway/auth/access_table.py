@@ -137,6 +137,8 @@ ROUTES: Final[dict[str, str]] = {
     f"DELETE {_ONE}": "deploy",
     f"GET {_ONE}/revisions": "read",
     f"GET {_ONE}/revisions/{{number}}": "read",
+    f"GET {_ONE}/revisions/{{number}}/bundle": "deploy",
+    f"POST {_ONE}/lease": "deploy",
     f"POST {_ONE}/rollback": "deploy",
     f"POST {_ONE}/scale": "deploy",
     f"GET {_ONE}/why": "read",

@@ -45,6 +45,7 @@ _INFERENCE: Final = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 1
 # Successes that the OpenAPI document does not state.
 _ALSO: Final[dict[str, tuple[int, str]]] = {
     "POST /v1/apps/{env}/{app}/rollback": (404, "revision_not_found"),  # the first rollback has succeeded
+    "POST /v1/functions/{fn}/lease": (409, "conflict"),  # the function is permanent
 }
 
 
@@ -298,6 +299,7 @@ def _body(route: str, side: Objects) -> tuple[bytes, dict[str, str]]:
     spec = FunctionSpec(name=side.function, entry=EntryPoint("app", "f"), methods=(MethodSpec(),))
     bodies: dict[str, Any] = {
         "POST /v1/functions": {"spec": spec, "bundle": DIGEST, "replace": True},
+        "POST /v1/functions/{fn}/lease": {"id": "matrix", "ttl_s": 60},
         "POST /v1/functions/{fn}/rollback": {"revision": 1},
         "POST /v1/functions/{fn}/scale": {"min_workers": 0},
         "POST /v1/schedules": {"function": side.function, "cron": "0 6 * * *"},
