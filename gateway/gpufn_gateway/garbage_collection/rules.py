@@ -4,7 +4,8 @@ The collector (`gpufn_gateway.garbage_collection.collector`) removes automatical
 
 revisions   A READY revision that is not called, and too old for rollbacks, is retired. It is removed a minute later,
             because a rollback may be in progress; at once if its function was deleted. The highest number leaves a
-            tombstone, because that number must never be reused
+            tombstone, because that number must not be reused. The tombstone of a temporary function is removed an hour
+            later: each `gpufn run` has a name of its own, and would leave a record forever
 builds      records that ended long ago, and all but the newest few hundred that ended
 blobs       blobs that no record names. An upload precedes its record, so young blobs stay
 
@@ -56,7 +57,7 @@ def changes(
             continue
         if revision.state is RevisionState.READY:
             after[number] = as_retired(revision, now)
-        elif number < newest:
+        elif number < newest or (function is None and _is_old_and_temporary(revision, now)):
             after[number] = None
         elif revision != (replacement := tombstone(revision)):
             after[number] = replacement
@@ -78,6 +79,11 @@ def _is_expired(revision: Revision, place: int, is_deleted: bool, kept: int, now
             return is_deleted or now - (revision.retired_at or 0.0) > _RETIRED_S
 
 
+def _is_old_and_temporary(revision: Revision, now: float) -> bool:
+    ended_at = max(revision.created_at, revision.retired_at or 0.0)
+    return revision.lease is not None and now - ended_at > YOUNG_S
+
+
 def as_retired(revision: Revision, now: float) -> Revision:
     return msgspec.structs.replace(revision, state=RevisionState.RETIRED, retired_at=now)
 
@@ -92,6 +98,7 @@ def tombstone(revision: Revision) -> Revision:
         created_at=revision.created_at,
         state=revision.state,
         retired_at=revision.retired_at,
+        lease=revision.lease,
     )
 
 

@@ -228,7 +228,8 @@ def deploy(
     spec, digest = deployable.spec, deployable.bundle
     name, timeout_s = spec.name, spec.startup_timeout_s
     before = _current_view(api, name)
-    same = None if before is None or force or not _is_serving(before) else _unchanged_revision(api, before, deployable)
+    is_same_kind = before is not None and _is_serving(before) and _lease_id(before.lease) == _lease_id(lease)
+    same = None if before is None or force or not is_same_kind else _unchanged_revision(api, before, deployable)
     if before is not None and same is not None and (signer is None or same.signed_by == signer.id):
         if same.bundle == digest:
             api.put_bundle(digest, deployable.data)  # the store may have lost it; its workers would not start
@@ -401,6 +402,10 @@ def _existing_view(api: Api, name: str, *, env_values: bool = False) -> Function
     except (FunctionNotFound, AmbiguousFunction):
         return None
     return view if view.name == name else None
+
+
+def _lease_id(lease: Lease | None) -> str:
+    return "" if lease is None else lease.id
 
 
 def _is_serving(view: FunctionView) -> bool:

@@ -59,8 +59,8 @@ class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Lease(msgspec.Struct, frozen=True):
-    """The right of a temporary function to exist. Its holder, who knows `id`, renews it. After `ttl_s` seconds without a
-    renewal the function is deleted."""
+    """The right of a temporary function to exist. Its holder, who knows `id`, renews it. After `ttl_s` seconds
+    without a renewal the function is deleted."""
 
     id: str
     ttl_s: float

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,18 +49,23 @@ def invoke(
     check_output(output)
     with connect() as client:
         if not json and _streams(client, name):
-            with contextlib.ExitStack() as stack:
-                out = stack.enter_context(output.open("wb")) if output else None
-                for item in client.stream_json(name, body, content_type, **options):
-                    if out is None:
-                        print_json_line(item)
-                    else:
-                        out.write(msgspec.json.encode(item) + b"\n")
-                        out.flush()
+            print_items(client.stream_json(name, body, content_type, **options), output)
             return
         with step(f"Calling {name}") as update, report_waits(client, name.partition(".")[0], update, json=json):
             result = client.invoke_raw(name, body, content_type, **options)
     show(result, output, json=json)
+
+
+def print_items(items: Iterable[Any], output: Path | None) -> None:
+    """Print the items of a generator as they arrive, one per line, or write them to a file."""
+    with contextlib.ExitStack() as stack:
+        out = stack.enter_context(output.open("wb")) if output else None
+        for item in items:
+            if out is None:
+                print_json_line(item)
+            else:
+                out.write(msgspec.json.encode(item) + b"\n")
+                out.flush()
 
 
 def _streams(client: Client, name: str) -> bool:

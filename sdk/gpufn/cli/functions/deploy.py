@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -184,14 +184,20 @@ def _read_model(
 def _read_file(
     selection: _Selection, model_options: ModelOptions, worker_options: WorkerOptions
 ) -> Iterator[list[Deployable]]:
-    from gpufn.deploy import bundle  # noqa: PLC0415
-    from gpufn.deploy import deployment as _deployment  # noqa: PLC0415
-    from gpufn.deploy.import_collector import check_globs, import_root  # noqa: PLC0415
-
     file, names, include, home = selection
     if options := [*model_options.specified(), *worker_options.specified()]:
         option = options[0].removesuffix("_workers").replace("_", "-")
         raise click.BadParameter(f"--{option} is only for a model; set the options of a function in its file")
+    yield read_functions(file, names, include, home)
+
+
+def read_functions(file: str, names: list[str], include: Sequence[str], home: Home) -> list[Deployable]:
+    """Import a file and return its functions with these names (empty for all). Warn about packages that are not
+    installed here."""
+    from gpufn.deploy import bundle  # noqa: PLC0415
+    from gpufn.deploy import deployment as _deployment  # noqa: PLC0415
+    from gpufn.deploy.import_collector import check_globs, import_root  # noqa: PLC0415
+
     path = Path(file)
     with as_usage_error():
         bundle.check_file(path)
@@ -203,7 +209,7 @@ def _read_file(
         deployables = list(_deployment.deployables(functions, include, home))
     if project.missing:
         say(f"gpufn: warning: imported {file} without {', '.join(project.missing)}: not installed here", err=True)
-    yield deployables
+    return deployables
 
 
 def _deploy(
@@ -228,7 +234,7 @@ def _deploy(
     results: list[Any] = []
     for spec, deployment in deployments:
         try:
-            view = _wait(client, deployment, timeout_s) if wait else deployment.view
+            view = wait_until_served(client, deployment, timeout_s) if wait else deployment.view
         except (GpufnError, TimeoutError) as error:
             failures.append(error)
             continue
@@ -247,7 +253,8 @@ def _deploy(
         raise failures[-1]
 
 
-def _wait(client: Client, deployment: Deployment, timeout_s: float | None) -> FunctionView:
+def wait_until_served(client: Client, deployment: Deployment, timeout_s: float | None) -> FunctionView:
+    """Wait for the builds, the check and the rollout of a revision, with their progress."""
     from gpufn.cli.models.build_progress import build_progress  # noqa: PLC0415
     from gpufn.deploy import deployment as _deployment  # noqa: PLC0415
     from gpufn.deploy.check_wait import is_pending  # noqa: PLC0415

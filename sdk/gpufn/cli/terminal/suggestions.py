@@ -14,11 +14,11 @@ _ALIASES = {
     "log": "logs",
     "ps": "ls",
     "remove": "rm",
-    "run": "invoke",
     "start": "up",
     "stop": "down",
 }
 _FLAGS = {"--json", "--yes", "-y"}  # options without a value
+_RUN_OPTIONS = ("--env", "--include", "--json", "--output", "--timeout", "-o")
 # Hints for commands with too many arguments. {0}, {1} and {2} are the first, the second and the last argument.
 _EXTRA_ARGUMENT_HINTS = {
     "deploy": "; one file at a time; to deploy one function of it: gpufn deploy {0} --name {2}",
@@ -50,11 +50,15 @@ def usage_hint(message: str, argv: list[str]) -> str:
         if any("{" in word for word in argv):
             return """; a JSON object is one argument: put it in single quotes, as in '{"x": 1}'"""
         command, *words = (word for word in argv if word not in _FLAGS)
+        if command == "run":
+            return "; the parameters are options, as in `--NAME VALUE`"
         if any(word.startswith("-") for word in words):  # a word may be the value of this option
             return ""
         if command in ("invoke", "submit") and (arguments := as_json(words[1:])):
             return f"; the arguments are one JSON object: {arguments}"
         return _EXTRA_ARGUMENT_HINTS.get(command, "").format(words[0], words[min(1, len(words) - 1)], words[-1])
+    if argv[:1] == ["run"] and any(message.startswith(f"No such option '{option}'") for option in _RUN_OPTIONS):
+        return "; the options of gpufn run stand before the file"
     if message.startswith("No such option") and "--url" in message:
         return f"; put it before the command: gpufn --url URL {argv[0]}"
     return ""

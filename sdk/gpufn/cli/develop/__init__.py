@@ -1,0 +1,1 @@
+"""Commands for the time before a deploy: run, serve, init, diff."""
