@@ -92,6 +92,7 @@ class _Serving:
         self._changed_at = time.monotonic()
         self._followers: dict[str, LogFollower] = {}
         self._serving: dict[str, int] = {}  # revision by function
+        self._declared: set[str] = set()  # by the last version that could be read
 
     def run(self) -> None:
         """Reload after each change. Raises Conflict when another client takes the functions over."""
@@ -124,13 +125,13 @@ class _Serving:
         self._reload = Reload(self._request)
 
     def _handle_events(self) -> None:
-        if self._reload is None:
+        if (current := self._reload) is None:
             time.sleep(_POLL_S)
             return
-        for event in self._reload.events(_POLL_S):
-            self._handle(event, self._reload)
+        for event in current.events(_POLL_S):
+            self._handle(event, current)
             if event.kind == "ended":
-                self._reload.stop()
+                current.stop()
                 self._reload = None
 
     def _handle(self, event: Event, current: Reload) -> None:
@@ -139,7 +140,9 @@ class _Serving:
                 for name in event.functions:
                     self._functions.add(name)
                 self._watch_files(event, current)
-                self._remove_others(event.functions)
+                self._declared = set(event.functions)
+            case "ended":
+                self._remove_others()
             case "deployed" if event.function:
                 self._functions.on_deployed(event.function)
                 if event.function not in self._followers:
@@ -147,7 +150,7 @@ class _Serving:
             case "served" if event.is_new:
                 took = duration(time.monotonic() - self._changed_at)
                 self._serving[event.function] = event.revision
-                say(f"{event.function}@{event.revision}  {self._client.url}/v1/functions/{event.function}  {took}")
+                say(f"{event.function}@{event.revision}  {self._client.url}/v1/functions/{event.function}/invoke  {took}")
             case "failed":
                 self._watch_files(event, current)
                 served = self._serving if not event.function else {event.function: self._serving.get(event.function)}
@@ -158,8 +161,8 @@ class _Serving:
         if self._watch.add(map(Path, event.files), current.started_ns):
             self._is_changed = True
 
-    def _remove_others(self, names: list[str]) -> None:
-        for name in set(self._functions.names) - set(names):
+    def _remove_others(self) -> None:
+        for name in set(self._functions.names) - self._declared:
             self._functions.remove(name)
             self._serving.pop(name, None)
             if follower := self._followers.pop(name, None):

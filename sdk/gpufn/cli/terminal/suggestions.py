@@ -44,7 +44,7 @@ def similar_command(name: str, commands: Iterable[str]) -> str:
     return f"; did you mean {similar[0]!r}?" if similar else ""
 
 
-def usage_hint(message: str, argv: list[str]) -> str:
+def usage_hint(message: str, argv: list[str]) -> str:  # noqa: PLR0911
     """Return a hint for the usage error `message` of `argv`, a command and its arguments."""
     if "unexpected extra argument" in message:
         if any("{" in word for word in argv):
