@@ -29,6 +29,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "deploy": ("gpufn.cli.functions.deploy:deploy", "Deploy the functions of a file, or a model."),
     "run": ("gpufn.cli.develop.run:run", "Call a function of a file without deploying it for good."),
     "serve": ("gpufn.cli.develop.serve:serve", "Serve the functions of a file while you edit it, until Ctrl-C."),
+    "diff": ("gpufn.cli.develop.diff:diff", "Show what a deploy of a file would change."),
+    "init": ("gpufn.cli.develop.init:init", "Make a project folder."),
     "build": ("gpufn.cli.models.build:build", "Build a model's engines without deploying it."),
     "invoke": ("gpufn.cli.calls.invoke:invoke", "Call a function and print its result."),
     "submit": ("gpufn.cli.calls.submit:submit", "Queue a call and print its id, for `gpufn result ID`."),

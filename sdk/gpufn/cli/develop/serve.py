@@ -150,7 +150,8 @@ class _Serving:
             case "served" if event.is_new:
                 took = duration(time.monotonic() - self._changed_at)
                 self._serving[event.function] = event.revision
-                say(f"{event.function}@{event.revision}  {self._client.url}/v1/functions/{event.function}/invoke  {took}")
+                address = f"{self._client.url}/v1/functions/{event.function}/invoke"
+                say(f"{event.function}@{event.revision}  {address}  {took}")
             case "failed":
                 self._watch_files(event, current)
                 served = self._serving if not event.function else {event.function: self._serving.get(event.function)}

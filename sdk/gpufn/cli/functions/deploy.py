@@ -115,7 +115,7 @@ def deploy(
     read = _read_model if is_model(file) else _read_file
     with as_usage_error("--sign"):
         signer = read_signer(sign)
-    home = _home(app, env)
+    home = home_of_deploy(app, env)
     selection = _Selection(file, list(name), list(include), home)
     with read(selection, for_model, WorkerOptions(**options)) as deployables, connect() as client:
         deploy_options = {"force": force, "check": check, "replace": replace, "signer": signer}
@@ -133,7 +133,7 @@ class _Selection(NamedTuple):
     home: Home
 
 
-def _home(app: str | None, env: str | None) -> Home:
+def home_of_deploy(app: str | None, env: str | None) -> Home:
     """Return the app and environment to deploy to. Raises a usage error for names that are not valid."""
     environment = env or os.environ.get("GPUFN_ENV") or DEFAULT
     with as_usage_error("--env"):
