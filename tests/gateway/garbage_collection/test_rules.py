@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from gpufn_core.domain.engine import Accuracy, Backend, Build, BuildState, EngineIdentity, EngineManifest, model_digest
-from gpufn_core.domain.revision import Function, Revision, RevisionState
+from gpufn_core.domain.revision import Function, Lease, Revision, RevisionState
 from gpufn_core.ids import Digest
 from gpufn_core.protocol import subjects
 from gpufn_core.spec.function_spec import EntryPoint, FunctionSpec, MethodSpec
@@ -212,3 +212,25 @@ def test_blobs_are_named_by_revisions_builds_and_engines() -> None:
         subjects.MODEL_FILES: set(),
         subjects.ENGINE_FILES: {"7" * 64, "8" * 64},
     }
+
+
+@pytest.mark.parametrize(
+    ("lease", "age_s", "is_deleted", "is_removed"),
+    [
+        (Lease("a", 30.0), 3601.0, True, True),
+        (Lease("a", 30.0), 3599.0, True, False),  # something may still refer to the number
+        (Lease("a", 30.0), 3601.0, False, False),
+        (None, 3601.0, True, False),  # its number must not be reused
+    ],
+)
+def test_a_temporary_function_leaves_no_tombstone(
+    lease: Lease | None, age_s: float, is_deleted: bool, is_removed: bool
+) -> None:
+    retired = msgspec.structs.replace(
+        revision(1, RevisionState.RETIRED), created_at=NOW - age_s, retired_at=NOW - age_s, lease=lease
+    )
+    left = tombstone(retired)
+    assert left.lease == lease
+    function = None if is_deleted else FUNCTION
+    after = changes({1: left}, function, (), kept=2, now=NOW)
+    assert (after.get(1, left) is None) is is_removed

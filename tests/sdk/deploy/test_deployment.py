@@ -12,7 +12,7 @@ from gpufn.client.views import BuildingRevision, BuildView, FunctionView, Revisi
 from gpufn.deploy.capacity_warnings import unmet_requirement
 from gpufn.deploy.deployment import Deployable, deploy, wait_until_built, wait_until_serving
 from gpufn_core.domain.engine import BuildStage, BuildState
-from gpufn_core.domain.revision import RevisionState
+from gpufn_core.domain.revision import Lease, RevisionState
 from gpufn_core.errors import BuildFailed, Conflict, ErrorInfo, Forbidden, FunctionNotFound, FunctionStartFailed
 from gpufn_core.ids import Digest
 from gpufn_core.protocol.reports import NextRevision
@@ -101,6 +101,16 @@ def test_only_what_serves_unchanged_makes_no_revision(before: FunctionView | Non
     api = _Api(before)
     assert deploy(api, _WANTED, force=force).is_new is is_new
     assert api.requests == ["put a", *(["create f"] if is_new else [])], "the bundle may have been lost"
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "is_new"),
+    [("", "", False), ("a", "a", False), ("a", "b", True), ("a", "", True), ("", "a", True)],
+)
+def test_a_change_of_the_lease_makes_a_revision(before: str, now: str, is_new: bool) -> None:
+    leases = [Lease(id_, 30.0) if id_ else None for id_ in (before, now)]
+    api = _Api(_view(2, 2, spec=_as_json(_SPEC), lease=leases[0]))
+    assert deploy(api, _WANTED, lease=leases[1]).is_new is is_new
 
 
 def test_a_deploy_is_signed_as_the_gateway_stores_it() -> None:

@@ -17,7 +17,8 @@ _GROUPS: Final = ("scaling.", "resources.")  # not part of the options of @gpu_f
 
 
 class OptionChange(msgspec.Struct, frozen=True):
-    """An option of `@gpu_function`, with null for a value that is not set."""
+    """An option of `@gpu_function`, with null for a value that is not set. The values of `env` may be secrets, so they
+    are not named."""
 
     option: str
     before: Any
@@ -31,10 +32,18 @@ def option_changes(before: FunctionSpec, after: FunctionSpec, *, knows_env: bool
     """Return the options that differ. Without `knows_env`, the values of `env` in `before` are unknown."""
     old, new = _options(before), _options(after)
     return [
-        OptionChange(name, old.get(name), new.get(name))
+        _without_value(OptionChange(name, old.get(name), new.get(name)))
         for name in sorted(old.keys() | new.keys())
         if old.get(name) != new.get(name) and (knows_env or not name.startswith("env."))
     ]
+
+
+def _without_value(change: OptionChange) -> OptionChange:
+    if not change.option.startswith("env."):
+        return change
+    before = None if change.before is None else "set"
+    after = None if change.after is None else "set" if before is None else "set to another value"
+    return OptionChange(change.option, before, after)
 
 
 def _options(spec: FunctionSpec) -> dict[str, Any]:
