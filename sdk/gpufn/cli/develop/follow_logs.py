@@ -2,20 +2,34 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Final
 
 from gpufn.cli.terminal.command import connect
 from gpufn_core.errors import GpufnError
 
 if TYPE_CHECKING:
+    from gpufn.client.client import Client
     from gpufn_core.protocol.messages import LogLine
 
 _TAIL: Final = 1000
 _RETRY_S: Final = 0.5
 _SETTLE_S: Final = 0.05  # the last lines of a call may reach the log a moment after its result
 _SETTLE_READS: Final = 10
+
+
+def drain(client: Client, followers: Collection[LogFollower]) -> None:
+    """Show the lines that are stored by now, until two reads in a row find no new one."""
+    quiet = 0
+    for _ in range(_SETTLE_READS):
+        new = sum([each.read(client) for each in followers])
+        quiet = 0 if new else quiet + 1
+        if quiet == 2:
+            return
+        time.sleep(_SETTLE_S)
 
 
 class LogFollower:
@@ -31,19 +45,11 @@ class LogFollower:
         self._stop = threading.Event()
         threading.Thread(target=self._follow, name=f"logs of {name}", daemon=True).start()
 
-    def drain(self) -> None:
-        """Show the lines that are stored by now, until two reads find no new one."""
-        quiet = 0
-        with connect() as client:
-            for _ in range(_SETTLE_READS):
-                try:
-                    new = self._take(list(client.logs(self._name, tail=_TAIL)))
-                except GpufnError:
-                    return
-                quiet = 0 if new else quiet + 1
-                if quiet == 2:
-                    return
-                self._stop.wait(_SETTLE_S)
+    def read(self, client: Client) -> int:
+        """Show the lines that are stored by now. Return their number."""
+        with contextlib.suppress(GpufnError):
+            return self._take(list(client.logs(self._name, tail=_TAIL)))
+        return 0
 
     def stop(self) -> None:
         self._stop.set()

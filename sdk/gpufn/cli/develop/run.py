@@ -13,7 +13,7 @@ import msgspec
 from gpufn.cli.calls.arguments import check_output, output_option, show
 from gpufn.cli.calls.invoke import print_items
 from gpufn.cli.calls.wait_reasons import report_waits
-from gpufn.cli.develop.follow_logs import LogFollower
+from gpufn.cli.develop.follow_logs import LogFollower, drain
 from gpufn.cli.develop.parameters import arguments_of
 from gpufn.cli.develop.temporary import Temporary, development_version, temporary
 from gpufn.cli.functions.deploy import read_functions, wait_until_served
@@ -101,8 +101,7 @@ def run(
         with contextlib.ExitStack() as stack:
             for follower in followers:
                 stack.callback(follower.stop)
-            for follower in followers:
-                stack.callback(follower.drain)  # before the stops, and before the functions are deleted
+            stack.callback(drain, client, followers)  # before the stops, and before the functions are deleted
             if called.method.kind.streams and not json:
                 print_items(client.stream_json(called.name, body, media.JSON, **options), output)
                 return
