@@ -18,7 +18,8 @@ LONGEST_TEXT: Final = 200
 
 class AuditRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One action or refusal. `action` is the method and the route, `object` the value of its path. `principal` is the
-    id of an API key, "local" for a client of the loopback without keys, or "" for a client without a valid key.
+    id of an API key, "local" for a client of the loopback without keys, "platform" for the platform itself, or "" for a
+    client without a valid key.
     `status` is the HTTP status of the response, and `code` the code of its error. `count` > 1: that many equal
     refusals, until `at`. `previous` is the hash of the record before."""
 

@@ -45,12 +45,14 @@ _contexts = multiprocessing.get_context("forkserver")
 
 class Event(msgspec.Struct, omit_defaults=True):
     """Progress of a reload. `read`: the file was read; it has these functions and files. `deployed`, `served` and
-    `failed` are of one function, or `failed` of the whole file. `ended` is the last one."""
+    `failed` are of one function, or `failed` of the whole file; `is_retryable` if no gateway responded. `ended` is the
+    last one."""
 
     kind: Literal["read", "deployed", "served", "failed", "ended"]
     function: str = ""
     revision: int = 0
     is_new: bool = False
+    is_retryable: bool = False
     text: str = ""
     functions: list[str] = []
     files: list[str] = []
@@ -80,7 +82,8 @@ class Reload:
             timeout_s = 0
             try:
                 event = msgspec.json.decode(self.connection.recv_bytes(), type=Event)
-            except EOFError:
+            except (EOFError, OSError):
+                yield Event("failed", text="the process that reads the file died")
                 event = Event("ended")
             self.is_deploying = event.kind in ("read", "deployed") and event.text != "all"
             yield event
@@ -118,7 +121,7 @@ def _events(request: Request) -> Iterator[Event]:
     from gpufn.cli.terminal.command import connect  # noqa: PLC0415
     from gpufn.deploy import deployment as _deployment  # noqa: PLC0415
     from gpufn.deploy.signing_key import read_signer  # noqa: PLC0415
-    from gpufn_core.errors import GpufnError  # noqa: PLC0415
+    from gpufn_core.errors import GatewayUnavailable, GpufnError  # noqa: PLC0415
     from gpufn_core.ids import new_ulid  # noqa: PLC0415
 
     file = Path(request.file)
@@ -127,7 +130,7 @@ def _events(request: Request) -> Iterator[Event]:
         deployables = [
             development_version(each) for each in read_functions(request.file, [], request.include, request.home)
         ]
-    except GpufnError as error:
+    except (GpufnError, OSError) as error:
         yield Event("failed", text=str(error), files=_imported_files(file))
         return
     names = [each.spec.name for each in deployables]
@@ -139,7 +142,9 @@ def _events(request: Request) -> Iterator[Event]:
             try:
                 deployment = _deployment.deploy(client, each, deploy_id=deploy_id, lease=request.lease, signer=signer)
             except GpufnError as error:
-                yield Event("failed", each.spec.name, text=str(error))
+                yield Event(
+                    "failed", each.spec.name, is_retryable=isinstance(error, GatewayUnavailable), text=str(error)
+                )
                 continue
             deployments.append(deployment)
             yield Event("deployed", deployment.function, deployment.revision, deployment.is_new)

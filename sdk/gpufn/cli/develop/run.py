@@ -133,7 +133,8 @@ def _deploy(
             deployment = _deployment.deploy(
                 client, each, check=is_called, deploy_id=deploy_id, lease=functions.lease, on_progress=update, **options
             )
-        functions.on_deployed(name)
+        if deployment.view is not None:
+            functions.on_deployed(name)
         deployments.append(deployment)
         for warning in deployment.warnings() if is_called else ():
             say(f"gpufn: warning: {warning}", err=True)

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from gpufn_core.protocol.messages import LogLine
 
 _POLL_S: Final = 0.03
+_RETRY_S: Final = 1.0  # after a deploy that no gateway received
 
 
 @click.command(cls=Command)
@@ -90,6 +91,7 @@ class _Serving:
         self._reload: Reload | None = None
         self._is_changed = True  # the first reload is due
         self._changed_at = time.monotonic()
+        self._retry_at: float | None = None
         self._followers: dict[str, LogFollower] = {}
         self._serving: dict[str, int] = {}  # revision by function
         self._declared: set[str] = set()  # by the last version that could be read
@@ -114,14 +116,14 @@ class _Serving:
         if self._watch.has_changed():
             self._changed_at, self._is_changed = time.monotonic(), True
             self._watch.settle()
-        elif self._functions.gone:
+        elif self._functions.gone or (self._retry_at is not None and time.monotonic() >= self._retry_at):
             self._functions.gone.clear()
             self._changed_at, self._is_changed = time.monotonic(), True
 
     def _start(self) -> None:
         if self._reload is not None:
             self._reload.stop()
-        self._is_changed = False
+        self._is_changed, self._retry_at = False, None
         self._reload = Reload(self._request)
 
     def _handle_events(self) -> None:
@@ -144,16 +146,20 @@ class _Serving:
             case "ended":
                 self._remove_others()
             case "deployed" if event.function:
-                self._functions.on_deployed(event.function)
                 if event.function not in self._followers:
                     self._followers[event.function] = LogFollower(event.function, event.revision, _show)
-            case "served" if event.is_new:
+            case "served":
+                self._functions.on_deployed(event.function)  # not earlier: its models may have been built until now
+                if not event.is_new:
+                    return
                 took = duration(time.monotonic() - self._changed_at)
                 self._serving[event.function] = event.revision
                 address = f"{self._client.url}/v1/functions/{event.function}/invoke"
                 say(f"{event.function}@{event.revision}  {address}  {took}")
             case "failed":
                 self._watch_files(event, current)
+                if event.is_retryable:
+                    self._retry_at = time.monotonic() + _RETRY_S
                 served = self._serving if not event.function else {event.function: self._serving.get(event.function)}
                 still = ", ".join(f"{name}@{number}" for name, number in served.items() if number)
                 say(f"gpufn: {event.text}" + (f"\ngpufn: still serving {still}" if still else ""), err=True)

@@ -81,8 +81,10 @@ class Temporary:
                     say(f"gpufn: {name} disappears within {LEASE_S:g} s: it could not be deleted: {error}", err=True)
 
     def _renew(self) -> None:
+        if self._stop.wait(_RENEW_S):  # most runs are shorter: they need no second client
+            return
         with connect() as client:
-            while not self._stop.wait(_RENEW_S):
+            while not self._stop.is_set():
                 for name in self.names:
                     try:
                         client.renew(name, self.lease)
@@ -95,6 +97,7 @@ class Temporary:
                             self.lost = error.message
                     except GpufnError:  # the next round tries again
                         break
+                self._stop.wait(_RENEW_S)
 
 
 @contextlib.contextmanager

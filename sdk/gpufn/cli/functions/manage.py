@@ -86,6 +86,7 @@ def describe(name: str, env_values: bool, json: bool) -> None:
             ("revision", _revision(view)),
             ("source", view.source and str(view.source)),
             ("deployed", _deployed(view)),
+            ("temporary", view.lease and "deleted when its client ends"),
             ("workers", workers(view.workers)),
             ("calls", f"{_known(view.queued)} queued, {_known(view.running)} running"),
             ("note", _note(view)),
