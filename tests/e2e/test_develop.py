@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import io
 import os
 import signal
 import subprocess
 import sys
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -92,6 +95,19 @@ def test_run_calls_a_function_and_leaves_nothing(platform: Platform, tmp_path: P
         process.send_signal(signal.SIGINT)
         assert process.wait(20) == 130
     assert functions_in(platform, "run-") == []
+
+
+def test_what_a_killed_client_leaves_behind_disappears(platform: Platform) -> None:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        archive.writestr("app.py", "def f(): ...")
+    digest = hashlib.sha256(buffer.getvalue()).hexdigest()
+    headers = {"content-type": "application/zip"}
+    assert platform.client.put(f"/v1/bundles/{digest}", content=buffer.getvalue(), headers=headers).status_code == 201
+    spec = {"name": "dev-killed/default/f", "entry": {"module": "app", "qualname": "f"}, "methods": [{}]}
+    body = {"spec": spec, "bundle": digest, "check": False, "lease": {"id": "a", "ttl_s": 1}}
+    assert platform.client.post("/v1/functions", json=body).status_code == 201
+    until(lambda: not functions_in(platform, "dev-killed"))
 
 
 def test_serve_follows_the_file_without_losing_a_call(platform: Platform, tmp_path: Path) -> None:

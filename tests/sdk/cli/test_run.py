@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import base64
 import json
+import signal
 from typing import Any, Literal
 
 import click
 import pytest
 
+from gpufn.cli.develop import temporary as temporary_module
 from gpufn.cli.develop.parameters import arguments_of, command_of
+from gpufn.cli.terminal.command import connect
 from gpufn.declare.signature_schema import methods_of
 from gpufn_core.spec.function_spec import MethodSpec
 from tests.sdk.cli.commands import APP, VIEW, command
 from tests.sdk.conftest import Project, StubGateway
+from tests.waiting import until
 
 
 def function(  # noqa: PLR0917
@@ -163,3 +167,32 @@ def test_a_result_is_printed_and_the_function_deleted(gateway: StubGateway, proj
     assert deleted.path == f"{name}?lease={deploy['lease']['id']}"
     called = next(each for each in gateway.requests if each.path.endswith("/invoke"))
     assert json.loads(called.body) == {"x": 1}
+
+
+def test_a_lost_lease_and_an_expired_function_are_noticed(
+    gateway: StubGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(temporary_module, "_RENEW_S", 0.01)
+    taken = {"code": "conflict", "detail": "another client took it over", "retryable": False}
+    gateway.on("POST /v1/functions/taken/lease", taken, status=409)
+    with connect() as client, temporary_module.temporary(client) as functions:
+        for name in ("taken", "expired", "never-deployed"):
+            functions.add(name)
+        functions.on_deployed("taken")
+        functions.on_deployed("expired")
+        until(lambda: functions.lost and functions.gone)
+        assert functions.gone == {"expired"}
+        assert functions.names == ["expired", "never-deployed"]
+    deleted = [each.path.partition("?")[0] for each in gateway.requests if each.method == "DELETE"]
+    assert deleted == ["/v1/functions/expired", "/v1/functions/never-deployed"]
+
+
+def test_a_termination_ends_a_command_as_an_interrupt_does(gateway: StubGateway) -> None:
+    def terminated() -> None:
+        with connect() as client, temporary_module.temporary(client) as functions:
+            functions.add("f")
+            signal.raise_signal(signal.SIGTERM)
+
+    with pytest.raises(KeyboardInterrupt):
+        terminated()
+    assert [each.method for each in gateway.requests] == ["DELETE"]

@@ -51,10 +51,10 @@ class Difference(msgspec.Struct):
 def diff(
     context: click.Context, *, file: str, include: tuple[str, ...], app: str | None, env: str | None, json: bool
 ) -> None:
-    """Show what `gpufn deploy` of a file would change: functions, options, arguments and code.
+    """Show what a deploy of a file would change.
 
-    The exit code is 0 if nothing differs, and 1 if something does. Code is compared line by line with the scope
-    deploy, which may read it, otherwise by digest.
+    The command compares functions, options, arguments and code. The exit code is 0 if nothing differs, and 1 if
+    something does. Code is compared line by line with the scope deploy, which may read it, otherwise by digest.
     """
     deployables = read_functions(file, [], list(include), home_of_deploy(app, env))
     with connect() as client:

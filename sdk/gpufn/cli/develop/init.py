@@ -25,9 +25,10 @@ TEMPLATES: Final = ("function", "model", "map")
 )
 @click.argument("folder", cls=Argument, type=PATH, required=False, help="New folder. Default: my-TEMPLATE.")
 def init(template: str, folder: Path | None) -> None:
-    """Make a project folder: app.py, a test that passes, README.md, pyproject.toml.
+    """Make a project folder.
 
-    It needs no network, and never overwrites a file.
+    It has app.py, a test that passes, README.md and pyproject.toml. The command needs no network, and overwrites no
+    file.
     """
     folder = folder or Path(f"my-{template}")
     files = template_files(template, project_name(folder.absolute().name))

@@ -49,6 +49,7 @@ class Target(NamedTuple):
 @click.argument(
     "target",
     cls=Argument,
+    metavar="FILE[::FUNCTION]",
     type=click.Path(readable=False),  # for completion
     help="Python file, with ::FUNCTION or ::CLASS.METHOD if it declares several.",
 )
