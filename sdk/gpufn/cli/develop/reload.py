@@ -40,6 +40,7 @@ _PRELOADED: Final = [
     "gpufn.declare.function",
     "httpx",
 ]
+_DEPLOY_S: Final = 5.0
 _contexts = multiprocessing.get_context("forkserver")
 
 
@@ -72,7 +73,7 @@ class Reload:
         self.started_ns = time.time_ns()
         self.is_deploying = False
         self.connection, theirs = _contexts.Pipe(duplex=False)
-        self._process = _contexts.Process(target=_run, args=(theirs, msgspec.json.encode(request)), daemon=True)
+        self._process = _contexts.Process(target=_run, args=(theirs, msgspec.json.encode(request)))
         self._process.start()
         theirs.close()
 
@@ -90,6 +91,13 @@ class Reload:
             if event.kind == "ended":
                 return
 
+    def finish_deploy(self) -> None:
+        """Wait until no function is being deployed: one that is created later would stay until its lease expires."""
+        give_up = time.monotonic() + _DEPLOY_S
+        while self.is_deploying and time.monotonic() < give_up:
+            for _ in self.events(0.1):
+                pass
+
     def stop(self) -> None:
         self._process.kill()
         self._process.join()
@@ -103,6 +111,7 @@ def prepare() -> None:
 
 def _run(connection: Connection, encoded: bytes) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends it to us too; the parent stops us
+    os.environ["TERM"] = "dumb"  # a spinner would overwrite lines that the parent prints
 
     def send(event: Event) -> None:
         with contextlib.suppress(OSError):

@@ -108,6 +108,7 @@ class _Serving:
                     raise Conflict(self._functions.lost)
         finally:
             if self._reload is not None:
+                self._reload.finish_deploy()
                 self._reload.stop()
             for follower in self._followers.values():
                 follower.stop()

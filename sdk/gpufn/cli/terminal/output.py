@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import importlib.util
+import os
 import re
 import shutil
 import sys
@@ -223,8 +224,9 @@ def print_fields(fields: Sequence[tuple[str, Any]]) -> None:
 
 
 def is_animated() -> bool:
-    """Return whether standard error is a terminal and rich is installed, which draws spinners and bars."""
-    return sys.stderr.isatty() and importlib.util.find_spec("rich") is not None
+    """Return whether standard error is a terminal that can move its cursor, and rich is installed, which draws spinners
+    and bars."""
+    return sys.stderr.isatty() and os.environ.get("TERM") != "dumb" and importlib.util.find_spec("rich") is not None
 
 
 @contextlib.contextmanager
