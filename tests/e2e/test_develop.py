@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import io
+import json
 import os
 import signal
 import subprocess
@@ -40,11 +41,15 @@ def sleepy() -> None:
 """
 VERSION = """
 import time
+from pathlib import Path
 from gpufn import gpu_function
 
 @gpu_function(max_workers=2)
-def version(sleep_s: float = 0.0) -> str:
-    time.sleep(sleep_s)
+def version(folder: str = "") -> str:
+    if folder:
+        Path(folder, "started").touch()
+        while not Path(folder, "go").exists():
+            time.sleep(0.01)
     return "one"
 """
 
@@ -115,13 +120,15 @@ def test_serve_follows_the_file_without_losing_a_call(platform: Platform, tmp_pa
     file.write_text(VERSION)
     with started(platform, "serve", file, "--env", "dev-test") as process:
         read_until(process, f"{name}@1")
-        with started(platform, "invoke", name, '{"sleep_s": 1}') as call:
-            until(lambda: platform.client.get(f"/v1/functions/{name}").json()["running"])
+        with started(platform, "invoke", name, json.dumps({"folder": str(tmp_path)})) as call:
+            until((tmp_path / "started").exists)
             file.write_text(VERSION.replace("one", "two"))
             read_until(process, f"{name}@2")
             assert platform.invoke(name) == "two"
-            output, _ = call.communicate()
-            assert (call.returncode, output) == (0, '"one"\n')
+            (tmp_path / "go").touch()
+            assert call.stdout is not None
+            output = call.stdout.read()
+            assert (call.wait(20), output) == (0, '"one"\n')
         assert platform.gpufn("diff", file, "--env", "dev-test") == ""
         changed = tmp_path / "changed.py"
         changed.write_text(VERSION.replace("max_workers=2", "max_workers=3"))

@@ -411,6 +411,7 @@ def test_an_interrupt_says_that_the_build_goes_on(capsys: pytest.CaptureFixture[
 
 def test_at_a_terminal_builds_have_bars(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "100")
     with build_progress(["b1"]) as show:
         show([BuildView(id="b1", device="cpu", state=BuildState.BUILDING, stage=BuildStage.VERIFY, progress=0.5)])

@@ -39,6 +39,7 @@ def test_without_rich_a_step_shows_nothing_and_a_build_prints_lines(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm")
     with step("Deploying") as update:
         update("a reason")
     assert capsys.readouterr().err == ""
@@ -52,6 +53,7 @@ def test_without_rich_the_wait_of_a_map_is_a_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm")
     waits = WaitDisplay()
     with Bar("f", 3) as waits.bar:
         waits("a limit")
