@@ -27,17 +27,17 @@ from gpufn_core.domain.revision import Lease
 from gpufn_core.spec.names import Home
 
 ENV = "dev-bench"
-SOURCE = '''from gpufn import gpu_function
+SOURCE = """from gpufn import gpu_function
 
 @gpu_function(max_workers=2)
 def version() -> int:
     return VERSION
-'''
-OTHER = '''
+"""
+OTHER = """
 @gpu_function
 def other_{number}() -> int:
     return {number}
-'''
+"""
 
 
 def write(file: Path, version: int, functions: int) -> None:

@@ -119,7 +119,7 @@ class FunctionRoutes:
             deploy_id=deploy_id,
             signature=body.signature,
             principal=principal,
-            lease=body.lease and body.lease.lease(),
+            lease=None if body.lease is None else body.lease.lease(),
         )
         if spec.models:
             revision = await self.deploys.build(spec, bundle, options)
