@@ -291,6 +291,7 @@ COMMANDS: Final[dict[str, tuple[str, ...]]] = {
     ),
     "serve": (
         "GET /healthz",
+        "GET /v1/functions",
         "HEAD /v1/bundles/{digest}",
         "PUT /v1/bundles/{digest}",
         "HEAD /v1/artifacts/{digest}",

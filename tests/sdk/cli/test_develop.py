@@ -163,3 +163,10 @@ def test_serve_checks_before_it_starts(
     project(APP)
     monkeypatch.setenv("GPUFN_URL", "http://127.0.0.1:1")
     assert command("serve", *words).exit_code == code
+
+
+def test_serve_ends_with_a_key_that_may_not_deploy(gateway: StubGateway, project: Project) -> None:
+    project(APP)
+    gateway.on("GET /healthz", {})
+    gateway.on("GET /v1/functions", {"code": "unauthorized"}, status=401)
+    assert command("serve", "app.py").exit_code == 5

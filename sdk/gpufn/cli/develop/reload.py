@@ -46,14 +46,14 @@ _contexts = multiprocessing.get_context("forkserver")
 
 class Event(msgspec.Struct, omit_defaults=True):
     """Progress of a reload. `read`: the file was read; it has these functions and files. `deployed`, `served` and
-    `failed` are of one function, or `failed` of the whole file; `is_retryable` if no gateway responded. `ended` is the
-    last one."""
+    `failed` are of one function, or `failed` of the whole file; `code` is that of a deploy's error. `ended` is the last
+    one."""
 
     kind: Literal["read", "deployed", "served", "failed", "ended"]
     function: str = ""
     revision: int = 0
     is_new: bool = False
-    is_retryable: bool = False
+    code: str = ""
     text: str = ""
     functions: list[str] = []
     files: list[str] = []
@@ -130,7 +130,7 @@ def _events(request: Request) -> Iterator[Event]:
     from gpufn.cli.terminal.command import connect  # noqa: PLC0415
     from gpufn.deploy import deployment as _deployment  # noqa: PLC0415
     from gpufn.deploy.signing_key import read_signer  # noqa: PLC0415
-    from gpufn_core.errors import GatewayUnavailable, GpufnError  # noqa: PLC0415
+    from gpufn_core.errors import GpufnError  # noqa: PLC0415
     from gpufn_core.ids import new_ulid  # noqa: PLC0415
 
     file = Path(request.file)
@@ -151,9 +151,7 @@ def _events(request: Request) -> Iterator[Event]:
             try:
                 deployment = _deployment.deploy(client, each, deploy_id=deploy_id, lease=request.lease, signer=signer)
             except GpufnError as error:
-                yield Event(
-                    "failed", each.spec.name, is_retryable=isinstance(error, GatewayUnavailable), text=str(error)
-                )
+                yield Event("failed", each.spec.name, code=error.code, text=str(error))
                 continue
             deployments.append(deployment)
             yield Event("deployed", deployment.function, deployment.revision, deployment.is_new)

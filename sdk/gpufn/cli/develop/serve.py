@@ -20,8 +20,8 @@ from gpufn.cli.develop.reload import Event, Reload
 from gpufn.cli.develop.temporary import Temporary, temporary
 from gpufn.cli.develop.watch import Watch
 from gpufn.cli.terminal.command import Argument, Command, connect
-from gpufn.cli.terminal.output import as_usage_error, duration, say
-from gpufn_core.errors import Conflict, GatewayUnavailable
+from gpufn.cli.terminal.output import as_line, as_usage_error, duration, say
+from gpufn_core.errors import Conflict, Forbidden, GatewayUnavailable
 from gpufn_core.spec.names import Home, check_group, parts_of
 
 if TYPE_CHECKING:
@@ -54,6 +54,7 @@ def serve(*, file: str, env: str | None, include: tuple[str, ...]) -> None:
     reload.prepare()
     _ensure_platform()
     with connect() as client, temporary(client) as functions:
+        client.functions()  # a key that cannot deploy anything fails here
         say(f"serving {file} in {home.env}; callers set GPUFN_ENV={home.env}. Ctrl-C ends it", err=True)
         _Serving(client, functions, reload.Request(file, list(include), home, functions.lease)).run()
 
@@ -159,11 +160,13 @@ class _Serving:
                 say(f"{event.function}@{event.revision}  {address}  {took}")
             case "failed":
                 self._watch_files(event, current)
-                if event.is_retryable:
+                if event.code == GatewayUnavailable.code:
                     self._retry_at = time.monotonic() + _RETRY_S
+                if event.code == Forbidden.code and not self._serving:
+                    raise Forbidden(event.text)
                 served = self._serving if not event.function else {event.function: self._serving.get(event.function)}
                 still = ", ".join(f"{name}@{number}" for name, number in served.items() if number)
-                say(f"gpufn: {event.text}" + (f"\ngpufn: still serving {still}" if still else ""), err=True)
+                say(f"gpufn: {as_line(event.text)}" + (f"\ngpufn: still serving {still}" if still else ""), err=True)
 
     def _watch_files(self, event: Event, current: Reload) -> None:
         if self._watch.add(map(Path, event.files), current.started_ns):
