@@ -60,6 +60,8 @@ from gpufn_gateway.http.connection.certificate import Certificate
 from gpufn_gateway.http.connection.server import Server, listen
 from gpufn_gateway.maps.maps import Maps
 from gpufn_gateway.oip.inference import Inference
+from gpufn_gateway.protocols.platform import Platform
+from gpufn_gateway.protocols.registration import installed
 from gpufn_gateway.routes.apps import AppRoutes
 from gpufn_gateway.routes.artifacts import ArtifactRoutes
 from gpufn_gateway.routes.audit import AuditRoutes
@@ -272,6 +274,7 @@ class _Gateway:
         self._disk = StoreSync(Path(store) if store else None, waits=services.settings.sync.waits)
         self._submissions = Submissions(bus, self._calls, self._disk, self._addresses)
         self._invoke = Invoke(self._calls, self._submissions)
+        self._letters = DeadLetters(bus, self._calls)
         self._audit = AuditLog(bus, services.clock)
         self._key_use = KeyUse(services.buckets.key_use, services.access, services.clock)
         self._artifacts = Artifacts(bus)
@@ -301,6 +304,7 @@ class _Gateway:
             self._disk,
             audit=audit,
             address_rate=AddressRate(rate) if rate else None,
+            protocols=installed(Platform(self._calls, self._invoke, self._submissions, self._letters)),
         )
 
     def _routes(self) -> list[Route]:
@@ -320,7 +324,7 @@ class _Gateway:
             *AppRoutes(registry, self._deploys).routes(),
             *InvocationRoutes(self._submissions, registry).routes(),
             *MapRoutes(Maps(bus, self._calls, self._readers.for_calls, self._addresses), registry).routes(),
-            *DeadLetterRoutes(DeadLetters(bus, self._calls), registry).routes(),
+            *DeadLetterRoutes(self._letters, registry).routes(),
             *ArtifactRoutes(self._artifacts, services.settings.max_model_bytes).routes(),
             *BuildRoutes(bus=bus, builds=builds, artifacts=self._artifacts, bodies=bodies).routes(),
             *WebhookRoutes(self._webhook_secrets, access).routes(),

@@ -32,6 +32,8 @@ from gpufn_gateway.http.responses import GPUFN_FORMAT, ResponseFormat, send_prob
 from gpufn_gateway.oip import inference as oip
 from gpufn_gateway.oip.inference import Inference
 from gpufn_gateway.problems import RouteError
+from gpufn_gateway.protocols.adapter import Adapter
+from gpufn_gateway.protocols.registration import Protocols, with_api_key
 from gpufn_gateway.routes.invoke import Invoke
 from gpufn_gateway.routes.requests import CHECK_KEY
 from gpufn_gateway.store_sync import StoreSync
@@ -62,6 +64,7 @@ class App:
         *,
         audit: RequestAudit,
         address_rate: AddressRate | None = None,
+        protocols: Protocols | None = None,
     ) -> None:
         self._calls = {_INVOKE: invoke.serve, _SUBMIT: invoke.submit}
         self._inference = inference
@@ -69,8 +72,10 @@ class App:
         self._disk = disk
         self._audit = audit
         self._address_rate = address_rate
-        self._routes = routes
-        self._router = Router(routes, redirect_slashes=False)
+        self._protocols = protocols or Protocols()
+        # The first route that matches is used: an adapter cannot replace a native one.
+        self._routes = [*routes, *self._protocols.routes()]
+        self._router = Router(self._routes, redirect_slashes=False)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -111,6 +116,8 @@ class App:
     async def _route(self, path: str, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["method"] not in METHODS:
             raise _not_allowed(scope, self._methods_at(scope) or METHODS)
+        if (adapter := self._protocols.at(path)) is not None:
+            scope = with_api_key(scope, adapter)
         if path not in OPEN_PATHS:  # probes send no key, and often another Host
             headers = dict(scope["headers"])
             scope["gpufn.principal"] = principal = self._access.authenticate(headers)
@@ -122,7 +129,7 @@ class App:
             await self._run_route(scope, receive, send)
             return
         template = self._template_of(scope)
-        send = self._send_after_sync(path, send)
+        send = self._send_after_sync(path, adapter, send)
         if is_audited(scope["method"], template):
             await self._run_audited(template, scope, receive, send)
         else:
@@ -160,9 +167,9 @@ class App:
         route = next(matches, None)
         return "" if route is None else route.path_format
 
-    def _send_after_sync(self, path: str, send: Send) -> Send:
+    def _send_after_sync(self, path: str, adapter: Adapter | None, send: Send) -> Send:
         """Wrap `send` so that a successful response starts only after the data it reports is on disk."""
-        sync = self._disk.sync_calls if _is_call_path(path) else self._disk.sync_records
+        sync = self._disk.sync_calls if adapter is not None or _is_call_path(path) else self._disk.sync_records
 
         async def send_after_sync(event: MutableMapping[str, Any]) -> None:
             if event["type"] == "http.response.start" and event["status"] < 400:
@@ -190,12 +197,17 @@ class App:
         fewest = min((len(route.param_convertors) for route in matching), default=0)
         return set[str]().union(*(route.methods or () for route in matching if len(route.param_convertors) == fewest))
 
+    def _format_of(self, path: str) -> ResponseFormat:
+        if (adapter := self._protocols.at(path)) is not None:
+            return adapter.errors
+        return oip.OIP_FORMAT if path == oip.PREFIX or path.startswith(f"{oip.PREFIX}/") else GPUFN_FORMAT
+
     async def _send_problem(self, error: Exception, scope: Scope, send: Send) -> None:
         problem = problems.problem_of(error)
         if problem.status in REFUSALS:
             self._audit.refuse(scope, self._shown_path(scope), problem.status, problem.info.code)
         try:
-            await send_problem(send, _format_of(scope["path"]), problem)
+            await send_problem(send, self._format_of(scope["path"]), problem)
         except RuntimeError:  # the response has started: the server closes the connection, so the client sees the cut
             if not isinstance(error, GpufnError):
                 raise RuntimeError("a response was cut short; the log has the incident") from None
@@ -204,10 +216,6 @@ class App:
 def _is_call_path(path: str) -> bool:
     """True if requests at this path change calls. GPUFN_SYNC decides when calls are synced to disk."""
     return path.startswith(_CALL_PATHS) or "/maps/" in path or "/invocations/" in path or path.endswith("/run")
-
-
-def _format_of(path: str) -> ResponseFormat:
-    return oip.OIP_FORMAT if path == oip.PREFIX or path.startswith(f"{oip.PREFIX}/") else GPUFN_FORMAT
 
 
 def _not_allowed(scope: Scope, allowed: Set[str]) -> RouteError:

@@ -149,6 +149,15 @@ class Problem(msgspec.Struct, frozen=True):
         return headers
 
 
+class CallFailed(GpufnError):
+    """A call that ended with a problem, for an adapter. `headers` describe the call."""
+
+    def __init__(self, problem: Problem, headers: Headers) -> None:
+        super().__init__(problem.info.message)
+        self.problem = problem
+        self.headers = headers
+
+
 def problem_of(error: BaseException) -> Problem:
     """Convert any exception of a request. An unexpected one is logged with an incident id, and the client sees only
     that id."""
@@ -158,6 +167,8 @@ def problem_of(error: BaseException) -> Problem:
 def _problem_of(error: BaseException) -> Problem:
     if isinstance(error, RouteError):
         return Problem(error.status, error.info(), error.allow)
+    if isinstance(error, CallFailed):
+        return error.problem
     if isinstance(error, KeyLimitExceeded):
         return msgspec.structs.replace(from_info(error.info()), rate_limit_headers=error.headers)
     if not isinstance(error, GpufnError):

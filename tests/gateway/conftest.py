@@ -31,6 +31,8 @@ from gpufn_gateway.functions.registry import Registry
 from gpufn_gateway.http.body_reader import BodyBudget, BodyReader
 from gpufn_gateway.http.connection.address_rate import AddressRate
 from gpufn_gateway.oip.inference import Inference
+from gpufn_gateway.protocols.platform import Platform
+from gpufn_gateway.protocols.registration import installed
 from gpufn_gateway.routes.functions import FunctionRoutes
 from gpufn_gateway.routes.invocations import InvocationRoutes
 from gpufn_gateway.routes.invoke import Invoke
@@ -229,6 +231,7 @@ class Gateway:
             StoreSync(None, waits=False),
             audit=self.audit,
             address_rate=address_rate,
+            protocols=installed(Platform(self.calls, self.invoke, submissions, nothing)),
         )
 
     async def spent(self, day: str) -> dict[str, Usage]:

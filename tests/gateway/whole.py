@@ -40,6 +40,8 @@ from gpufn_gateway.functions.registry import Registry
 from gpufn_gateway.http.body_reader import BodyBudget, BodyReader
 from gpufn_gateway.maps.maps import Maps
 from gpufn_gateway.oip.inference import Inference
+from gpufn_gateway.protocols.platform import Platform
+from gpufn_gateway.protocols.registration import installed
 from gpufn_gateway.routes.apps import AppRoutes
 from gpufn_gateway.routes.artifacts import ArtifactRoutes
 from gpufn_gateway.routes.audit import AuditRoutes
@@ -165,6 +167,7 @@ class Whole:
             clock=clock,
         )
         team_uses = TeamUses(self.registry, self.quotas, storage)
+        letters = DeadLetters(bus, calls)
         routes = [
             *FunctionRoutes(
                 bus=bus,
@@ -178,7 +181,7 @@ class Whole:
             *AppRoutes(self.registry, self.deploys).routes(),
             *InvocationRoutes(submissions, self.registry).routes(),
             *MapRoutes(Maps(bus, calls, call_bodies, addresses), self.registry).routes(),
-            *DeadLetterRoutes(DeadLetters(bus, calls), self.registry).routes(),
+            *DeadLetterRoutes(letters, self.registry).routes(),
             *SecretRoutes(
                 Secrets(buckets.secrets, master_key or MasterKey(KEY, ""), self.registry, self.deploys, clock), bodies
             ).routes(),
@@ -207,7 +210,8 @@ class Whole:
         invoke = Invoke(calls, submissions)
         inference = Inference(calls, invoke, call_bodies)
         audit = RequestAudit(self.audit, self.access)
-        self.app = App(invoke, inference, self.access, routes, disk, audit=audit)
+        protocols = installed(Platform(calls, invoke, submissions, letters))
+        self.app = App(invoke, inference, self.access, routes, disk, audit=audit, protocols=protocols)
         self.leads = True
         self.finishing = RevisionActivation(
             registry=self.registry, builds=self.builds, deploys=self.deploys, clock=clock, leads=lambda: self.leads

@@ -10,7 +10,7 @@ import asyncio
 import base64
 import contextlib
 from collections.abc import AsyncIterator
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 
@@ -35,11 +35,24 @@ _STALL_TIMEOUT_S: Final = 60.0  # a client that reads nothing for this long coun
 _NO_BUFFERING: Final = (b"x-accel-buffering", b"no")  # for proxies
 
 
+class StreamEncoding(Protocol):
+    """How a protocol writes the items of a stream, its end, and an error after its start."""
+
+    content_type: bytes
+    heartbeat: bytes
+
+    def item(self, number: int, content_type: str, body: bytes) -> bytes: ...
+
+    def end(self, items: int) -> bytes: ...
+
+    def error(self, problem: Problem) -> bytes: ...
+
+
 class Events:
     """`text/event-stream`."""
 
-    content_type: Final = f"{media.EVENTS}; charset=utf-8".encode()
-    heartbeat: Final = b": waiting\n\n"
+    content_type = f"{media.EVENTS}; charset=utf-8".encode()
+    heartbeat = b": waiting\n\n"
 
     def item(self, number: int, content_type: str, body: bytes) -> bytes:
         if content_type != media.JSON:
@@ -60,8 +73,8 @@ EVENT_HEADERS: Final[Headers] = [(b"content-type", Events.content_type), _NO_BUF
 class Records:
     """The SDK's stream format, `gpufn_core.encoding.media.ITEMS`."""
 
-    content_type: Final = media.ITEMS.encode()
-    heartbeat: Final = b""
+    content_type = media.ITEMS.encode()
+    heartbeat = b""
 
     def item(self, number: int, content_type: str, body: bytes) -> bytes:
         return self._record(RecordKind.ITEM, content_type, body)
@@ -78,12 +91,12 @@ class Records:
 
 
 class CallStream:
-    """Stream one invocation's items to one client, in the encoding that `accept` requests."""
+    """Stream one invocation's items to one client."""
 
-    def __init__(self, calls: Calls, call: PreparedCall, accept: bytes) -> None:
+    def __init__(self, calls: Calls, call: PreparedCall, encoding: StreamEncoding) -> None:
         self._calls = calls
         self._call = call
-        self._encoding: Events | Records = Events() if b"event-stream" in accept else Records()
+        self._encoding = encoding
         self._streams = call.target.method.kind.streams
 
     async def run(self, receive: Receive, send: Send) -> None:

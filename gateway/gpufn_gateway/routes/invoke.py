@@ -24,7 +24,7 @@ from gpufn_gateway.http.responses import (
     send_result,
     timing,
 )
-from gpufn_gateway.http.sse import CallStream
+from gpufn_gateway.http.sse import CallStream, Events, Records
 from gpufn_gateway.problems import Headers
 from gpufn_gateway.submitted.resumable_streams import ResumableStreams
 from gpufn_gateway.submitted.submit import WEBHOOK, Submissions, id_of_key
@@ -84,7 +84,7 @@ class Invoke:
     async def _stream(
         self, call: PreparedCall, headers: dict[bytes, bytes], accept: bytes, receive: Receive, send: Send
     ) -> None:
-        stream = CallStream(self._calls, call, accept)
+        stream = CallStream(self._calls, call, Events() if b"event-stream" in accept else Records())
         key = id_of_key(call.target.name, call.principal, headers.get(b"idempotency-key"))
         if key is None:
             try:

@@ -16,9 +16,17 @@ from gpufn_core.protocol.messages import CallLocation
 from gpufn_core.protocol.records import CallRecord, Webhook
 from gpufn_gateway import problems
 from gpufn_gateway.auth.access import LOCAL, Principal
-from gpufn_gateway.calls.prepare import Calls, PreparedCall
+from gpufn_gateway.calls.prepare import Calls, PreparedCall, ReadArguments
 from gpufn_gateway.http.body_reader import Receive, Send, wait_for_disconnect
-from gpufn_gateway.http.responses import GPUFN_FORMAT, call_headers, send_parts, send_problem, send_result, timing
+from gpufn_gateway.http.responses import (
+    GPUFN_FORMAT,
+    ResponseFormat,
+    call_headers,
+    send_parts,
+    send_problem,
+    send_result,
+    timing,
+)
 from gpufn_gateway.openapi.request_bounds import MAX_IDEMPOTENCY_KEY_LENGTH
 from gpufn_gateway.problems import Headers, KeyLimitExceeded
 from gpufn_gateway.store_sync import StoreSync
@@ -55,14 +63,7 @@ class Submissions:
             raise InvalidInput(
                 "an invocation id must be a ULID: 26 characters of 0-9 and a-z, the first 0 to 7", field="id"
             )
-        call = await self._calls.prepare(name, headers, receive, waiting=False, is_queued=True, query=query)
-        try:
-            key = headers.get(b"idempotency-key")
-            client_id = invocation or id_of_key(call.target.name, call.principal, key)
-            webhook = webhook_of(headers.get(WEBHOOK), call.principal.owner, self._addresses)
-            record = await self._submit(call, client_id, call.submit_deadline, webhook)
-        finally:
-            self._calls.discard(call)
+        call, record = await self.accept(name, headers, receive, invocation=invocation, query=query)
         await self._disk.sync_calls()
         body = msgspec.json.encode({"id": record.id, "state": record.state, "links": call_views.links(record.id)})
         response_headers = [
@@ -74,6 +75,26 @@ class Submissions:
         ]
         await send({"type": "http.response.start", "status": 202, "headers": response_headers})
         await send({"type": "http.response.body", "body": body})
+
+    async def accept(
+        self,
+        name: str,
+        headers: dict[bytes, bytes],
+        receive: Receive,
+        *,
+        invocation: str | None = None,
+        query: bytes = b"",
+        read: ReadArguments | None = None,
+    ) -> tuple[PreparedCall, CallRecord]:
+        """Store a call. The client may be told once `StoreSync.sync_calls` has returned."""
+        call = await self._calls.prepare(name, headers, receive, waiting=False, is_queued=True, query=query, read=read)
+        try:
+            key = headers.get(b"idempotency-key")
+            client_id = invocation or id_of_key(call.target.name, call.principal, key)
+            webhook = webhook_of(headers.get(WEBHOOK), call.principal.owner, self._addresses)
+            return call, await self._submit(call, client_id, call.submit_deadline, webhook)
+        finally:
+            self._calls.discard(call)
 
     async def _submit(
         self, call: PreparedCall, invocation: str | None, deadline: float, webhook: Webhook | None = None
@@ -146,18 +167,21 @@ class Submissions:
         extra_headers: Headers | None = None,
         *,
         is_head: bool = False,
+        response_format: ResponseFormat = GPUFN_FORMAT,
     ) -> None:
         """Send the outcome of an ended call as an invoke would; `extra_headers` are added to it."""
         headers: Headers = [*(extra_headers or ()), *_call_headers(record)]
         if record.queue_s is not None and record.run_s is not None:
             headers += timing(record.queue_s, record.gather_s, record.run_s, record.gpu_s, record.cold_start)
         if record.state is not InvocationState.SUCCEEDED:
-            await send_problem(send, GPUFN_FORMAT, problems.from_state(record.state, record.error), headers)
+            await send_problem(send, response_format, problems.from_state(record.state, record.error), headers)
         elif record.blob:
             parts = call_records.blob_parts(self._bus, record)
-            await send_parts(send, GPUFN_FORMAT, record.content_type, parts, headers, size=record.size, is_head=is_head)
+            await send_parts(
+                send, response_format, record.content_type, parts, headers, size=record.size, is_head=is_head
+            )
         else:
-            await send_result(send, GPUFN_FORMAT, record.content_type, body, headers)
+            await send_result(send, response_format, record.content_type, body, headers)
 
     async def status(self, invocation: str, principal: Principal) -> dict[str, Any]:
         record, _ = await self._read(invocation, principal, allow_read_scope=True)
@@ -215,6 +239,15 @@ class Submissions:
 
         records = await call_records.recent(self._bus, function, limit, matches, since=since, ended_only=ended_only)
         return [self._list_view(record, holders.get(record.id), principal) for record in records]
+
+    async def queued(self, function: str, limit: int) -> list[str]:
+        """Return the ids of the newest calls of a function that no runner holds."""
+        holders = await call_records.running_calls(self._bus)
+
+        def is_queued(record: CallRecord) -> bool:
+            return call_views.as_running(record, holders.get(record.id)).state is InvocationState.QUEUED
+
+        return [record.id for record in await call_records.recent(self._bus, function, limit, is_queued)]
 
     def _list_view(self, record: CallRecord, holder: CallLocation | None, principal: Principal) -> dict[str, Any]:
         """Like `view`, but without the place in the queue, which needs a request to the bus per call."""

@@ -232,6 +232,17 @@ ROUTES: Final[dict[str, str]] = {
     f"GET {_VERSION}/config": "invoke or read",
     f"GET {_VERSION}/stats": "invoke or read",
 }
+# RunPod's protocol, which is not in the OpenAPI document: RunPod's own documentation describes it.
+_RUNPOD: Final = {
+    "POST": ("run", "runsync", "purge-queue", "cancel/{id}", "retry/{id}"),
+    "GET": ("health", "status/{id}", "stream/{id}"),
+}
+ROUTES.update(
+    (f"{method} {prefix}/{{fn}}/{verb}", "invoke")
+    for prefix in ("/v2", "/runpod/v2")
+    for method, verbs in _RUNPOD.items()
+    for verb in verbs
+)
 # Extensions of the Open Inference Protocol, whose response is an error for every key.
 UNSUPPORTED: Final = (
     "POST /v2/repository/models/{model}/{change}",

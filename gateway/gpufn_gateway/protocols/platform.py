@@ -1,0 +1,203 @@
+"""What an adapter needs of the platform: functions, calls, and figures, for the principal of a request.
+
+Every method raises GpufnError; the application sends it in the adapter's form. Arguments and results are JSON.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import msgspec
+from starlette.requests import Request
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from gpufn_core.domain.invocation import InvocationState, OutcomeKind
+from gpufn_core.encoding import media
+from gpufn_core.errors import InvocationNotFound
+from gpufn_core.protocol.records import CallRecord
+from gpufn_gateway.calls.prepare import Arguments, Calls, PreparedCall, ReadArguments
+from gpufn_gateway.functions.registry import Target
+from gpufn_gateway.http.body_reader import Receive as ReceiveBody
+from gpufn_gateway.http.sse import CallStream, StreamEncoding
+from gpufn_gateway.openapi.request_bounds import MAX_LISTED
+from gpufn_gateway.protocols.captured import Capture, Outcome
+from gpufn_gateway.routes.invoke import Invoke
+from gpufn_gateway.routes.requests import headers_of, principal_of
+from gpufn_gateway.submitted.dead_letters import DeadLetters
+from gpufn_gateway.submitted.submit import Submissions
+
+
+class CallOptions(NamedTuple):
+    """Options of one call, None for those of the function. `priority` is hi, normal or low."""
+
+    timeout_s: float | None = None
+    priority: str | None = None
+
+    def headers(self) -> dict[bytes, bytes]:
+        given = {b"x-gpufn-timeout": self.timeout_s, b"x-gpufn-priority": self.priority}
+        return {name: str(value).encode() for name, value in given.items() if value is not None}
+
+
+class Figures(NamedTuple):
+    """The queue and the workers of a function. `succeeded` and `failed` count the calls of waiting clients at this
+    gateway since it started."""
+
+    queued: int
+    running: int
+    ready: int
+    starting: int
+    succeeded: int
+    failed: int
+
+
+DEFAULTS = CallOptions()
+
+
+class Platform:
+    def __init__(self, calls: Calls, invoke: Invoke, submissions: Submissions, letters: DeadLetters) -> None:
+        self._calls = calls
+        self._invoke = invoke
+        self._submissions = submissions
+        self._letters = letters
+
+    # --- functions ---------------------------------------------------------------------------------------------------
+
+    def functions(self, request: Request) -> Iterator[Target]:
+        """Yield the functions and methods that the client may call."""
+        principal, registry = principal_of(request), self._calls.registry
+        for name in sorted(registry.functions):
+            revision = registry.revisions.get(name, {}).get(registry.functions[name].serving)
+            if revision is not None and principal.may_invoke(name):
+                yield from (registry.target(name, method.name) for method in revision.spec.methods)
+
+    def resolve(self, name: str, request: Request) -> Target:
+        """Return the function that the client means by `name`. Raises FunctionNotFound, AmbiguousFunction, Forbidden."""
+        principal = principal_of(request)
+        target = self._calls.registry.resolve(name, principal)
+        principal.require_invoke(target.name)
+        return target
+
+    def figures(self, name: str, request: Request) -> Figures:
+        """Return the latest figures of a function."""
+        target = self.resolve(name, request)
+        status = self._calls.registry.status_for(principal_of(request), target.name)
+        outcomes = self._calls.telemetry.of(target.name).outcomes
+        succeeded = outcomes.get(OutcomeKind.SUCCEEDED, 0)
+        failed = sum(outcomes.values()) - succeeded
+        if status is None:
+            return Figures(0, 0, 0, 0, succeeded, failed)
+        workers = status.workers
+        starting = workers.starting + workers.resuming
+        return Figures(status.queued or 0, status.running or 0, workers.ready, starting, succeeded, failed)
+
+    # --- calls that a client waits for -------------------------------------------------------------------------------
+
+    async def body(self, request: Request) -> bytes:
+        """Read the body of a request, within the limit for arguments."""
+        return await self._calls.bodies.read(headers_of(request), request.receive, may_share=False)
+
+    async def invoke(self, name: str, arguments: bytes, request: Request, options: CallOptions = DEFAULTS) -> Outcome:
+        """Call a function and wait. The call is cancelled if the client disconnects. Raises CallFailed."""
+        call = await self._prepare(name, arguments, request, options)
+        capture = Capture()
+        await self._invoke.respond(call, request.receive, capture.send, capture)
+        return capture.outcome()
+
+    async def stream(
+        self,
+        name: str,
+        arguments: bytes,
+        request: Request,
+        encoding: StreamEncoding,
+        options: CallOptions = DEFAULTS,
+    ) -> ASGIApp:
+        """Return a response that sends the items of a generator as `encoding` writes them."""
+        call = await self._prepare(name, arguments, request, options)
+
+        async def respond(scope: Scope, receive: Receive, send: Send) -> None:
+            try:
+                await CallStream(self._calls, call, encoding).run(receive, send)
+            finally:
+                self._calls.discard(call)
+
+        return respond
+
+    async def _prepare(self, name: str, arguments: bytes, request: Request, options: CallOptions) -> PreparedCall:
+        read = self._reader(arguments, is_queued=False)
+        return await self._calls.prepare(name, _call_headers(request, options), request.receive, read=read)
+
+    def _reader(self, arguments: bytes, *, is_queued: bool) -> ReadArguments:
+        async def read(name: str, target: Target, headers: dict[bytes, bytes], receive: ReceiveBody) -> Arguments:
+            target.signature.check(arguments)
+            body = self._calls.bodies.wrap(arguments, may_share=False, is_queued=is_queued)
+            return Arguments(media.JSON, media.JSON, body)
+
+        return read
+
+    # --- submitted calls ---------------------------------------------------------------------------------------------
+
+    async def submit(
+        self, name: str, arguments: bytes, request: Request, options: CallOptions = DEFAULTS
+    ) -> CallRecord:
+        """Store a call that runs later."""
+        read = self._reader(arguments, is_queued=True)
+        headers = _call_headers(request, options)
+        _, record = await self._submissions.accept(name, headers, request.receive, read=read)
+        return record
+
+    async def status(self, name: str, invocation: str, request: Request) -> dict[str, Any]:
+        """Return the status of a submitted call of this function, as `GET /v1/invocations/{id}` does."""
+        view = await self._submissions.status(invocation, principal_of(request))
+        self._check_function(name, view["function"], invocation, request)
+        return view
+
+    async def result(
+        self, name: str, invocation: str, request: Request, wait_s: float = 0.0
+    ) -> tuple[CallRecord, Outcome | None]:
+        """Wait up to `wait_s` for a submitted call. Return its record, and its result if it has succeeded."""
+        record, body = await self._submissions.result(invocation, principal_of(request), wait_s)
+        self._check_function(name, record.function, invocation, request)
+        if record.state is not InvocationState.SUCCEEDED:
+            return record, None
+        capture = Capture()
+        await self._submissions.send_outcome(record, body, capture.send, response_format=capture)
+        return record, capture.outcome()
+
+    async def cancel(self, name: str, invocation: str, request: Request) -> CallRecord:
+        """Cancel a submitted call of this function unless it has ended."""
+        await self.status(name, invocation, request)
+        record, _ = await self._submissions.cancel(invocation, principal_of(request))
+        return record
+
+    async def cancel_queued(self, name: str, request: Request) -> int:
+        """Cancel the newest queued calls of a function, at most MAX_LISTED; return how many."""
+        function = self.resolve(name, request).name
+        principal = principal_of(request)
+        queued = await self._submissions.queued(function, MAX_LISTED)
+        return sum([(await self._submissions.cancel(id_, principal))[1] for id_ in queued])
+
+    async def retry(self, name: str, invocation: str, request: Request) -> CallRecord:
+        """Submit a call again that has failed for good. It gets a new id. Raises DeadLetterNotFound."""
+        function = self.resolve(name, request).name
+        return await self._letters.replay(function, invocation, principal_of(request))
+
+    def _check_function(self, name: str, function: str, invocation: str, request: Request) -> None:
+        """Raise InvocationNotFound for a call of another function than the client named."""
+        full = self._calls.registry.find_or_deleted(name.partition(".")[0], principal_of(request))
+        if full != function.partition(".")[0]:
+            raise InvocationNotFound(f"There is no invocation {invocation} of {full}.")
+
+
+def _call_headers(request: Request, options: CallOptions) -> dict[bytes, bytes]:
+    """Return the credential of a request, its trace, and the options of its call."""
+    given = headers_of(request)
+    kept = (b"authorization", b"host", b"origin", b"sec-fetch-site", b"sec-fetch-mode", b"traceparent")
+    return {name: given[name] for name in kept if name in given} | options.headers()
+
+
+def json_of(outcome: Outcome) -> msgspec.Raw:
+    """Return a result as JSON. Bytes become a string in base64."""
+    if outcome.content_type == media.JSON:
+        return msgspec.Raw(outcome.body)
+    return msgspec.Raw(msgspec.json.encode(outcome.body))

@@ -1,0 +1,136 @@
+"""RunPod's paths, at `/v2` beside the Open Inference Protocol and alone at `/runpod/v2`."""
+
+from __future__ import annotations
+
+import re
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from gpufn_core.domain.invocation import InvocationState
+from gpufn_core.encoding import media
+from gpufn_core.spec.names import IN_PATH, RESERVED_NAMES
+from gpufn_gateway.http.responses import GPUFN_FORMAT
+from gpufn_gateway.problems import Headers, Problem
+from gpufn_gateway.protocols.adapter import Adapter
+from gpufn_gateway.protocols.platform import Platform, json_of
+from gpufn_gateway.protocols.runpod import jobs
+from gpufn_gateway.routes.requests import json_response, number, route
+
+_PREFIX: Final = "/runpod/v2"
+_VERBS: Final = r"run|runsync|purge-queue|health|(?:status|stream|cancel|retry)/[^/]+"
+_OWN: Final = re.compile(rf"/v2/(?!(?:{'|'.join(sorted(RESERVED_NAMES))})/)(?:{IN_PATH.pattern})/(?:{_VERBS})")
+_BEARER: Final = b"bearer "
+_DEFAULT_WAIT_MS: Final = 90_000
+_LONGEST_WAIT_MS: Final = 300_000
+_MAX_STREAMED: Final = 10_000  # jobs whose stream a client has read
+
+
+class _RunPodErrors:
+    """Errors as `{"error": "..."}`. Arguments that do not fit are a 400."""
+
+    result = GPUFN_FORMAT.result
+
+    def refusal(self, problem: Problem) -> tuple[int, Headers, bytes]:
+        headers = [header for header in problem.headers() if header[0] != b"content-type"]
+        headers.append((b"content-type", media.JSON.encode()))
+        status = 400 if problem.status == 422 else problem.status
+        return status, headers, msgspec.json.encode({"error": problem.info.message})
+
+
+class RunPod(Adapter):
+    errors = _RunPodErrors()
+
+    def __init__(self, platform: Platform) -> None:
+        super().__init__(platform)
+        self._streamed: OrderedDict[str, None] = OrderedDict()
+
+    def owns(self, path: str) -> bool:
+        return path.startswith(f"{_PREFIX}/") or _OWN.fullmatch(path) is not None
+
+    def api_key(self, headers: Mapping[bytes, bytes]) -> bytes | None:
+        """Return the key of a client that sends `Authorization: KEY`, as RunPod permits."""
+        given = headers.get(b"authorization", b"").strip()
+        return given if given and not given.lower().startswith(_BEARER) and b" " not in given else None
+
+    def routes(self) -> list[Route]:
+        return [
+            each
+            for prefix in (_PREFIX, "/v2")
+            for each in (
+                route("POST", f"{prefix}/{{fn:name}}/run", self.run),
+                route("POST", f"{prefix}/{{fn:name}}/runsync", self.runsync),
+                route("POST", f"{prefix}/{{fn:name}}/purge-queue", self.purge_queue),
+                route("GET", f"{prefix}/{{fn:name}}/health", self.health),
+                route("GET", f"{prefix}/{{fn:name}}/status/{{id}}", self.status),
+                route("GET", f"{prefix}/{{fn:name}}/stream/{{id}}", self.stream),
+                route("POST", f"{prefix}/{{fn:name}}/cancel/{{id}}", self.cancel),
+                route("POST", f"{prefix}/{{fn:name}}/retry/{{id}}", self.retry),
+            )
+        ]
+
+    async def run(self, request: Request) -> Response:
+        job = jobs.new_job(await self.platform.body(request))
+        record = await self.platform.submit(_function(request), job.arguments, request, job.options())
+        return json_response({"id": record.id, "status": jobs.state(record.state)})
+
+    async def runsync(self, request: Request) -> Response:
+        """Submit a job and wait for it. A job that takes longer is returned as it is, and the client polls."""
+        wait_ms = number(request, "wait", _DEFAULT_WAIT_MS, 0, _LONGEST_WAIT_MS)
+        job = jobs.new_job(await self.platform.body(request))
+        record = await self.platform.submit(_function(request), job.arguments, request, job.options())
+        return json_response(await self._job(request, record.id, wait_ms / 1000))
+
+    async def status(self, request: Request) -> Response:
+        return json_response(await self._job(request, _id(request)))
+
+    async def stream(self, request: Request) -> Response:
+        """Return the items of an ended job once. Later responses are empty, which ends the client's loop."""
+        job = await self._job(request, _id(request))
+        items: list[Any] = []
+        if job["status"] == "COMPLETED" and job["id"] not in self._streamed:
+            output = msgspec.json.decode(job["output"])
+            items = output if isinstance(output, list) else [output]
+            self._streamed[job["id"]] = None
+            if len(self._streamed) > _MAX_STREAMED:
+                self._streamed.popitem(last=False)
+        # The client loops until it sees a status that it takes as final, which CANCELLED is not.
+        status = "FAILED" if job["status"] == "CANCELLED" else job["status"]
+        return json_response({"status": status, "stream": [{"output": item} for item in items]})
+
+    async def cancel(self, request: Request) -> Response:
+        record = await self.platform.cancel(_function(request), _id(request), request)
+        return json_response({"id": record.id, "status": jobs.state(record.state)})
+
+    async def retry(self, request: Request) -> Response:
+        record = await self.platform.retry(_function(request), _id(request), request)
+        return json_response({"id": record.id, "status": jobs.state(record.state)})
+
+    async def purge_queue(self, request: Request) -> Response:
+        removed = await self.platform.cancel_queued(_function(request), request)
+        return json_response({"removed": removed, "status": "completed"})
+
+    async def health(self, request: Request) -> Response:
+        return json_response(jobs.health(self.platform.figures(_function(request), request)))
+
+    async def _job(self, request: Request, invocation: str, wait_s: float = 0.0) -> dict[str, Any]:
+        record, outcome = await self.platform.result(_function(request), invocation, request, wait_s)
+        view = await self.platform.status(_function(request), record.id, request)
+        output = None if outcome is None else json_of(outcome)
+        # The call may have ended between the two reads: a completed job always has its output.
+        if output is None and InvocationState(view["state"]) is InvocationState.SUCCEEDED:
+            return await self._job(request, record.id)
+        return jobs.job(view, output)
+
+
+def _function(request: Request) -> str:
+    return str(request.path_params["fn"])
+
+
+def _id(request: Request) -> str:
+    return str(request.path_params["id"]).lower()

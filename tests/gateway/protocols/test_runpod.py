@@ -1,0 +1,140 @@
+"""RunPod's protocol on a gateway's port. The bus is real; the tests play the runner.
+
+The `runpod` package needs 60 others, boto3 and sentry among them, so it is not a test dependency. `REQUESTS` has what
+runpod 1.12.0 sends. `test_runpod_works_unmodified` runs where the package is installed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from gpufn_core.protocol.codec import encode
+from gpufn_gateway.auth.access import new_key
+from tests.gateway.listening import serving
+from tests.gateway.protocols.runner import running
+from tests.gateway.whole import DIGEST, Whole, gateway_on
+from tests.waiting import until_async
+
+CLIENT = Path(__file__).with_name("runpod_client.py")
+# Headers of runpod 1.12.0 with requests 2.34.2.
+HEADERS = {"content-type": "application/json", "accept": "*/*", "user-agent": "python-requests/2.34.2"}
+GOOD = {"input": {"texts": ["a", "b"]}}
+
+
+async def with_key(gateway: Whole, *scopes: str) -> str:
+    key, secret = new_key("k", scopes, 0.0)
+    await gateway.keys.create(key.id, encode(key))
+    await until_async(lambda: gateway.access.knows(key.id))
+    return secret
+
+
+async def without_keys(gateway: Whole) -> None:
+    for key in await gateway.keys.keys():
+        await gateway.keys.delete(key)
+    await until_async(lambda: not gateway.access.keys)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("runpod") is None, reason="runpod is not installed")
+async def test_runpod_works_unmodified(nats: Any, make: Any) -> None:
+    async with gateway_on(nats) as gateway:
+        for name in ("rp-works", "rp-idle"):
+            await gateway.deploys.deploy(make.spec(name), DIGEST)
+        key = await with_key(gateway, "invoke:*")
+        try:
+            async with running(gateway, "rp-works"), serving(gateway.app) as (_, port):
+                environment = os.environ | {"RUNPOD_ENDPOINT_BASE_URL": f"http://127.0.0.1:{port}/v2"}
+                process = await asyncio.create_subprocess_exec(
+                    sys.executable, CLIENT, key, "rp-works", "rp-idle", env=environment, stdout=asyncio.subprocess.PIPE
+                )
+                printed, _ = await process.communicate()
+        finally:
+            await without_keys(gateway)
+    assert process.returncode == 0
+    got = json.loads(printed.splitlines()[-1])
+    assert got.pop("wrong")[0] == 400
+    assert got.pop("extra")[0] == 400
+    assert got.pop("unknown")[0] == 404
+    assert got == {
+        "run_sync": ["a", "b"], "output": [["a", "b"], "COMPLETED"], "stream": ["a", "b"], "failed": 0,
+        "waiting": "IN_QUEUE", "cancel": ["CANCELLED", "CANCELLED"], "purge": {"removed": 1, "status": "completed"},
+        "health": ["jobs", "workers"], "asyncio": [["a", "b"], "COMPLETED"], "401": True,
+    }  # fmt: skip
+
+
+async def test_the_recorded_requests_of_a_client(nats: Any, make: Any) -> None:
+    async with gateway_on(nats) as gateway:
+        for name in ("rp-recorded", "rp-held"):
+            await gateway.deploys.deploy(make.spec(name), DIGEST)
+        key = await with_key(gateway, "invoke:*")
+        try:
+            async with running(gateway, "rp-recorded"), serving(gateway.app) as (_, port):
+                base = f"http://127.0.0.1:{port}/v2/"
+                headers = HEADERS | {"authorization": f"Bearer {key}"}
+                async with httpx.AsyncClient(base_url=base, headers=headers) as client:
+                    await _talk(client)
+                    await _refusals(client, key)
+        finally:
+            await without_keys(gateway)
+
+
+async def _talk(client: httpx.AsyncClient) -> None:
+    done = (await client.post("rp-recorded/runsync", json=GOOD)).json()
+    assert {**done, "id": ""} == {
+        "id": "", "status": "COMPLETED", "output": ["a", "b"], "delayTime": 500, "executionTime": 250, "workerId": "w-1",
+    }  # fmt: skip
+    job = done["id"]
+    streams = [(await client.get(f"rp-recorded/stream/{job}")).json() for _ in range(2)]
+    assert streams == [
+        {"status": "COMPLETED", "stream": [{"output": "a"}, {"output": "b"}]},
+        {"status": "COMPLETED", "stream": []},
+    ]
+    failed = (await client.post("rp-recorded/runsync", json={"input": {"texts": ["bad"]}})).json()
+    assert (failed["status"], failed["error"]) == ("FAILED", "no such text")
+    held = [(await client.post("rp-held/run", json=GOOD)).json() for _ in range(3)]
+    assert [each["status"] for each in held] == ["IN_QUEUE"] * 3
+    one = held[0]["id"]
+    assert (await client.get(f"rp-held/status/{one}")).json() == {"id": one, "status": "IN_QUEUE"}
+    cancelled = await client.post(f"rp-held/cancel/{one}", content=b"null")
+    assert cancelled.json() == {"id": one, "status": "CANCELLED"}
+    assert (await client.get(f"rp-held/stream/{one}")).json() == {"status": "FAILED", "stream": []}
+    assert (await client.post("rp-held/purge-queue", content=b"null")).json() == {"removed": 2, "status": "completed"}
+    health = (await client.get("rp-held/health")).json()
+    assert (health["jobs"]["inQueue"], health["workers"]["running"]) == (0, 0)
+
+
+async def _refusals(client: httpx.AsyncClient, key: str) -> None:
+    async def refused(path: str, status: int, fact: str, **request: Any) -> None:
+        answer = await client.post(path, **request)
+        assert list(answer.json()) == ["error"]
+        assert (answer.status_code, fact in answer.json()["error"]) == (status, True), answer.text
+
+    run = "rp-recorded/run"
+    await refused("none/run", 404, "'none'", json=GOOD)
+    await refused(run, 400, "texts", json={"input": {"texts": 1}})
+    await refused(run, 400, "more", json={"input": {"texts": [], "more": 1}})
+    await refused(run, 400, "s3Config", json={**GOOD, "s3Config": {}})
+    await refused(run, 400, "webhook", json={**GOOD, "webhook": "https://example.org"})
+    await refused(run, 400, "policy.ttl", json={**GOOD, "policy": {"ttl": "soon"}})
+    await refused(run, 400, "policy.ttl", json={**GOOD, "policy": {"ttl": -1}})
+    await refused(run, 400, "executionTimeout", json={**GOOD, "policy": {"executionTimeout": 5}})
+    await refused(run, 400, "input", json={})
+    await refused(run, 400, "JSON", content=b"{")
+    await refused(run, 401, "unknown", json=GOOD, headers={"authorization": "Bearer gpufn_a_b"})
+    await refused("rp-recorded/retry/01arz3ndektsv4rrffq69g5faw", 404, "", content=b"null")
+    job = (await client.post("rp-held/run", json=GOOD)).json()["id"]
+    assert (await client.get(f"rp-recorded/status/{job}")).status_code == 404  # it is a job of another function
+    assert (await client.get(run)).status_code == 405
+    raw = {"authorization": key}  # as RunPod permits
+    alone = client.base_url.join("/runpod/v2/rp-recorded/")
+    assert (await client.get(alone.join("health"), headers=raw)).status_code == 200
+    assert list((await client.get(alone.join("nothing"))).json()) == ["error"]
+    assert (await client.get("models/none")).json() == {"error": "There is no model 'none'."}
