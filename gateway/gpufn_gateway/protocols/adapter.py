@@ -15,7 +15,7 @@ from gpufn_gateway.protocols.platform import Platform
 class Adapter(abc.ABC):
     """Translates the requests and responses of one protocol. The entry point is the subclass.
 
-    Native routes come before those of adapters, so an adapter cannot replace one.
+    Native routes come first, so an adapter cannot replace one.
     """
 
     errors: ClassVar[ResponseFormat]  # the form of every error at the adapter's paths, also of 401 and 404

@@ -1,4 +1,4 @@
-"""What an adapter needs of the platform: functions, calls, and figures, for the principal of a request.
+"""The platform for an adapter: functions, calls, and figures, for the principal of a request.
 
 Every method raises GpufnError; the application sends it in the adapter's form. Arguments and results are JSON.
 """
@@ -29,7 +29,7 @@ from gpufn_gateway.submitted.submit import Submissions
 
 
 class CallOptions(NamedTuple):
-    """Options of one call, None for those of the function. `priority` is hi, normal or low."""
+    """Options of one call. None leaves the choice to the function. `priority` is hi, normal or low."""
 
     timeout_s: float | None = None
     priority: str | None = None
@@ -72,7 +72,7 @@ class Platform:
                 yield from (registry.target(name, method.name) for method in revision.spec.methods)
 
     def resolve(self, name: str, request: Request) -> Target:
-        """Return the function that the client means by `name`. Raises FunctionNotFound, AmbiguousFunction, Forbidden."""
+        """Return the function that a client means. Raises FunctionNotFound, AmbiguousFunction, Forbidden."""
         principal = principal_of(request)
         target = self._calls.registry.resolve(name, principal)
         principal.require_invoke(target.name)

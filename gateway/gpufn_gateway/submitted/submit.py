@@ -86,7 +86,7 @@ class Submissions:
         query: bytes = b"",
         read: ReadArguments | None = None,
     ) -> tuple[PreparedCall, CallRecord]:
-        """Store a call. The client may be told once `StoreSync.sync_calls` has returned."""
+        """Store a call. Respond to the client after `StoreSync.sync_calls`."""
         call = await self._calls.prepare(name, headers, receive, waiting=False, is_queued=True, query=query, read=read)
         try:
             key = headers.get(b"idempotency-key")

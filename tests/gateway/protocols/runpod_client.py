@@ -28,7 +28,8 @@ def refused(endpoint: str, job: Any) -> Any:
     try:
         runpod.Endpoint(endpoint).run(job)
     except requests.HTTPError as error:
-        return [error.response.status_code, error.response.json()["error"]]
+        response: Any = error.response
+        return [response.status_code, response.json()["error"]]
     return None
 
 

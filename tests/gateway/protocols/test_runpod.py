@@ -89,7 +89,8 @@ async def test_the_recorded_requests_of_a_client(nats: Any, make: Any) -> None:
 async def _talk(client: httpx.AsyncClient) -> None:
     done = (await client.post("rp-recorded/runsync", json=GOOD)).json()
     assert {**done, "id": ""} == {
-        "id": "", "status": "COMPLETED", "output": ["a", "b"], "delayTime": 500, "executionTime": 250, "workerId": "w-1",
+        "id": "", "status": "COMPLETED", "output": ["a", "b"], "delayTime": 500, "executionTime": 250,
+        "workerId": "w-1",
     }  # fmt: skip
     job = done["id"]
     streams = [(await client.get(f"rp-recorded/stream/{job}")).json() for _ in range(2)]

@@ -1,4 +1,4 @@
-"""Jobs: requests as gpufn's arguments and options, and calls in RunPod's terms. Pure."""
+"""Jobs: requests as gpufn's arguments and options, and calls in RunPod's terms."""
 
 from __future__ import annotations
 
