@@ -18,7 +18,16 @@ from gpufn.declare.model import Model
 from gpufn.declare.weights import Weights
 from gpufn_core.domain.device import Share
 from gpufn_core.errors import InvalidSpec
-from gpufn_core.spec.function_spec import Batch, EntryPoint, FunctionSpec, MethodSpec, Packaging, Retry, ScalingPolicy
+from gpufn_core.spec.function_spec import (
+    Batch,
+    EntryPoint,
+    FunctionSpec,
+    MethodSpec,
+    Packaging,
+    Retry,
+    ScalingPolicy,
+    Serves,
+)
 from gpufn_core.spec.image_spec import ImageSpec
 from gpufn_core.spec.isolation import Isolation, Network
 from gpufn_core.spec.model_spec import ModelSpec
@@ -29,7 +38,7 @@ from gpufn_core.spec.schedule import Schedule
 from gpufn_core.spec.units import parse_bytes
 from gpufn_core.spec.weights_spec import WeightsSpec
 
-_Choice = TypeVar("_Choice", Isolation, Network)
+_Choice = TypeVar("_Choice", Isolation, Network, Serves)
 _GPU = re.compile(r"(?P<name>[A-Za-z0-9][A-Za-z0-9 ._-]*)(?::(?P<count>\d{1,3}))?")
 # Planned options. They are refused with a reason, so that no program silently relies on them.
 _NOT_YET = {
@@ -167,6 +176,10 @@ class PlainOptions(TypedDict, total=False):
         Weights | Sequence[Weights] | None,
         "the `Weights`, or a list of them, that a node fetches before a worker starts",
     ]
+    serves: Annotated[
+        Literal["openai-chat", "openai-embeddings"] | None,
+        "the API of OpenAI through which clients may also use the function: its requests are the arguments",
+    ]
     webhook: Annotated[str | None, "the URL that receives a request when a submitted call has ended"]
     retention: Annotated[float, "seconds for which the outcome of a submitted call is kept after its end"]
     priority: Annotated[Literal["hi", "normal", "low"], "the priority of calls that set none"]
@@ -240,6 +253,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     egress: bool = _SPEC_DEFAULTS["egress"]
     isolation: Isolation | msgspec.UnsetType = msgspec.UNSET
     network: Network | msgspec.UnsetType = msgspec.UNSET
+    serves: Serves | msgspec.UnsetType = msgspec.UNSET
     pickle: bool = _SPEC_DEFAULTS["pickle"]
     declared_models: dict[str, Model] = {}
     declared_image: Image | None = None
@@ -300,6 +314,7 @@ def settings_from(options: Mapping[str, Any], default_name: str) -> Settings:
         "secrets": _secrets(options.get("secrets")),
         "egress": options.get("egress", False),
         "isolation": _choice(Isolation, "isolation", options.get("isolation")),
+        "serves": _choice(Serves, "serves", options.get("serves")),
         "network": _choice(Network, "network", options.get("network")),
         "pickle": options.get("pickle", False),
         "schedule": Schedule(schedule) if isinstance(schedule, str) else schedule,

@@ -210,6 +210,13 @@ class ScalingPolicy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise InvalidSpec(f"min_workers={self.min_workers} is more than max_workers={self.max_workers}")
 
 
+class Serves(enum.StrEnum):
+    """An API of another platform whose requests a function takes as its arguments."""
+
+    OPENAI_CHAT = "openai-chat"
+    OPENAI_EMBEDDINGS = "openai-embeddings"
+
+
 class FunctionSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A function as deployed. Everything that affects how it runs is in here."""
 
@@ -250,6 +257,7 @@ class FunctionSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     isolation: Isolation | msgspec.UnsetType = msgspec.UNSET  # unset: the node's default
     network: Network | msgspec.UnsetType = msgspec.UNSET  # unset: full, or none in a container without `egress`
     max_calls: int | msgspec.UnsetType = msgspec.UNSET  # calls after which a worker is replaced; unset: no limit
+    serves: Serves | msgspec.UnsetType = msgspec.UNSET  # the API of another platform that clients use it through
     modules: tuple[str, ...] = ()  # third-party modules that importing it loads; template processes preload them
 
     def __post_init__(self) -> None:
