@@ -22,6 +22,7 @@ from gpufn_core.spec.function_spec import (
     MethodSpec,
     Packaging,
     Retry,
+    Serves,
     spec_from_json,
 )
 from gpufn_core.spec.image_spec import ImageSpec
@@ -118,6 +119,7 @@ _OTHER_VALUES: dict[str, object] = {
     "isolation": Isolation.CONTAINER,
     "network": Network.NONE,
     "max_calls": 10,
+    "serves": Serves.OPENAI_CHAT,
 }
 
 

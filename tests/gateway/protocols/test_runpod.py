@@ -1,7 +1,7 @@
 """RunPod's protocol on a gateway's port. The bus is real; the tests play the runner.
 
-The `runpod` package needs 60 others, boto3 and sentry among them, so it is not a test dependency. `REQUESTS` has what
-runpod 1.12.0 sends. `test_runpod_works_unmodified` runs where the package is installed.
+The `runpod` package needs 60 others, boto3 and sentry among them, so it is not a test dependency. The tests send the
+requests that the source of runpod 1.12.0 shows. `test_runpod_works_unmodified` runs where the package is installed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tests.gateway.whole import DIGEST, Whole, gateway_on
 from tests.waiting import until_async
 
 CLIENT = Path(__file__).with_name("runpod_client.py")
-# Headers of runpod 1.12.0 with requests 2.34.2.
+# As runpod 1.12.0 sends them, with requests 2.34.2.
 HEADERS = {"content-type": "application/json", "accept": "*/*", "user-agent": "python-requests/2.34.2"}
 GOOD = {"input": {"texts": ["a", "b"]}}
 
@@ -70,13 +70,13 @@ async def test_runpod_works_unmodified(nats: Any, make: Any) -> None:
     }  # fmt: skip
 
 
-async def test_the_recorded_requests_of_a_client(nats: Any, make: Any) -> None:
+async def test_the_requests_of_a_client(nats: Any, make: Any) -> None:
     async with gateway_on(nats) as gateway:
-        for name in ("rp-recorded", "rp-held"):
+        for name in ("rp-run", "rp-held"):
             await gateway.deploys.deploy(make.spec(name), DIGEST)
         key = await with_key(gateway, "invoke:*")
         try:
-            async with running(gateway, "rp-recorded"), serving(gateway.app) as (_, port):
+            async with running(gateway, "rp-run"), serving(gateway.app) as (_, port):
                 base = f"http://127.0.0.1:{port}/v2/"
                 headers = HEADERS | {"authorization": f"Bearer {key}"}
                 async with httpx.AsyncClient(base_url=base, headers=headers) as client:
@@ -87,18 +87,18 @@ async def test_the_recorded_requests_of_a_client(nats: Any, make: Any) -> None:
 
 
 async def _talk(client: httpx.AsyncClient) -> None:
-    done = (await client.post("rp-recorded/runsync", json=GOOD)).json()
+    done = (await client.post("rp-run/runsync", json=GOOD)).json()
     assert {**done, "id": ""} == {
         "id": "", "status": "COMPLETED", "output": ["a", "b"], "delayTime": 500, "executionTime": 250,
         "workerId": "w-1",
     }  # fmt: skip
     job = done["id"]
-    streams = [(await client.get(f"rp-recorded/stream/{job}")).json() for _ in range(2)]
+    streams = [(await client.get(f"rp-run/stream/{job}")).json() for _ in range(2)]
     assert streams == [
         {"status": "COMPLETED", "stream": [{"output": "a"}, {"output": "b"}]},
         {"status": "COMPLETED", "stream": []},
     ]
-    failed = (await client.post("rp-recorded/runsync", json={"input": {"texts": ["bad"]}})).json()
+    failed = (await client.post("rp-run/runsync", json={"input": {"texts": ["bad"]}})).json()
     assert (failed["status"], failed["error"]) == ("FAILED", "no such text")
     held = [(await client.post("rp-held/run", json=GOOD)).json() for _ in range(3)]
     assert [each["status"] for each in held] == ["IN_QUEUE"] * 3
@@ -118,7 +118,7 @@ async def _refusals(client: httpx.AsyncClient, key: str) -> None:
         assert list(answer.json()) == ["error"]
         assert (answer.status_code, fact in answer.json()["error"]) == (status, True), answer.text
 
-    run = "rp-recorded/run"
+    run = "rp-run/run"
     await refused("none/run", 404, "'none'", json=GOOD)
     await refused(run, 400, "texts", json={"input": {"texts": 1}})
     await refused(run, 400, "more", json={"input": {"texts": [], "more": 1}})
@@ -130,12 +130,12 @@ async def _refusals(client: httpx.AsyncClient, key: str) -> None:
     await refused(run, 400, "input", json={})
     await refused(run, 400, "JSON", content=b"{")
     await refused(run, 401, "unknown", json=GOOD, headers={"authorization": "Bearer gpufn_a_b"})
-    await refused("rp-recorded/retry/01arz3ndektsv4rrffq69g5faw", 404, "", content=b"null")
+    await refused("rp-run/retry/01arz3ndektsv4rrffq69g5faw", 404, "", content=b"null")
     job = (await client.post("rp-held/run", json=GOOD)).json()["id"]
-    assert (await client.get(f"rp-recorded/status/{job}")).status_code == 404  # it is a job of another function
+    assert (await client.get(f"rp-run/status/{job}")).status_code == 404  # it is a job of another function
     assert (await client.get(run)).status_code == 405
     raw = {"authorization": key}  # as RunPod permits
-    alone = client.base_url.join("/runpod/v2/rp-recorded/")
+    alone = client.base_url.join("/runpod/v2/rp-run/")
     assert (await client.get(alone.join("health"), headers=raw)).status_code == 200
     assert list((await client.get(alone.join("nothing"))).json()) == ["error"]
     assert (await client.get("models/none")).json() == {"error": "There is no model 'none'."}
