@@ -1,6 +1,7 @@
-"""Cost of the sandbox: cold starts from a standby and warm calls, with GPUFN_ISOLATION=off and auto, in turns.
+"""Cost of the sandbox: cold starts from a standby and warm calls, with GPUFN_ISOLATION=off and auto, in turns. Then
+both platforms are idle, each with a warm worker and a template.
 
-python benchmarks/sandbox.py [--rounds 15] [--calls 500]
+python benchmarks/sandbox.py [--rounds 15] [--calls 500] [--seconds 20]
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ _WAYS = ("off", "auto")
 
 
 def main() -> None:
-    options = measure.arguments("Cost of the sandbox.", rounds=15, calls=500)
+    options = measure.arguments("Cost of the sandbox.", rounds=15, calls=500, seconds=20.0)
     starts: dict[str, list[float]] = {way: [] for way in _WAYS}
     calls: dict[str, list[float]] = {way: [] for way in _WAYS}
     with ExitStack() as stack:
-        clients = {}
+        clients, platforms = {}, {}
         for way in _WAYS:
-            platform = stack.enter_context(measure.gpufn_up(GPUFN_ISOLATION=way))
+            platform = platforms[way] = stack.enter_context(measure.gpufn_up(GPUFN_ISOLATION=way))
             measure.deploy(platform, "cold_empty", "echo")
             clients[way] = stack.enter_context(httpx.Client(base_url=platform.url, timeout=120))
             _from_zero_s(clients[way], "cold-empty")
@@ -35,10 +36,12 @@ def main() -> None:
         for _ in range(5):
             for way, client in clients.items():
                 calls[way] += _echo_s(client, options.calls // 5)
+        idle = _idle(platforms, options.seconds)
     result = {
         "rounds": options.rounds,
         "start": {way: _summary(seconds) for way, seconds in starts.items()},
         "echo": {way: _summary(seconds) for way, seconds in calls.items()},
+        "idle": idle,
     }
     measure.write("sandbox", result, _table(result), measure.machine())
 
@@ -50,6 +53,21 @@ def _echo_s(client: httpx.Client, count: int) -> list[float]:
         client.post("/v1/functions/echo/invoke", json={"x": 1}).raise_for_status()
         taken.append(time.perf_counter() - start)
     return taken
+
+
+def _idle(platforms: dict[str, measure.Server], seconds: float) -> dict[str, dict[str, float]]:
+    """Return the memory and the CPU time of both platforms, which are idle at the same time."""
+    before = {way: measure.usage(platform.process.pid) for way, platform in platforms.items()}
+    time.sleep(seconds)
+    idle = {}
+    for way, platform in platforms.items():
+        after = measure.usage(platform.process.pid)
+        used_s = sum(now.cpu_s - before[way][pid].cpu_s for pid, now in after.items() if pid in before[way])
+        idle[way] = {
+            "pss_mib": round(sum(now.pss_bytes for now in after.values()) / 2**20, 1),
+            "cpu_percent": round(used_s / seconds * 100, 2),
+        }
+    return idle
 
 
 def _summary(seconds: list[float]) -> dict[str, Any]:
@@ -64,7 +82,12 @@ def _table(result: dict[str, Any]) -> str:
         for way, summary in result[what].items()
     ]
     head = ["| what | GPUFN_ISOLATION | median ms | min ms | max ms |", "| --- | --- | --- | --- | --- |"]
-    return "\n".join([*head, *rows])
+    idle = [
+        f"| {way} | {figures['pss_mib']:.1f} | {figures['cpu_percent']:.2f} |"
+        for way, figures in result["idle"].items()
+    ]
+    idle_head = ["", "| idle: GPUFN_ISOLATION | PSS MiB | CPU % |", "| --- | --- | --- |"]
+    return "\n".join([*head, *rows, *idle_head, *idle])
 
 
 if __name__ == "__main__":
