@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,8 +50,10 @@ def by_call(starts: Iterable[Start]) -> dict[str, list[Start]]:
 
 def twice_numbered(starts: Iterable[Start]) -> list[str]:
     """Starts of one call under one attempt number."""
-    counts = Counter((start.call, start.attempt) for start in starts)
-    return [f"{call}: {count} starts of attempt {attempt}" for (call, attempt), count in counts.items() if count > 1]
+    found: defaultdict[tuple[str, int], list[Start]] = defaultdict(list)
+    for start in starts:
+        found[start.call, start.attempt].append(start)
+    return ["\n    and ".join(map(str, each)) for each in found.values() if len(each) > 1]
 
 
 def out_of_order(starts: Iterable[Start]) -> list[str]:
