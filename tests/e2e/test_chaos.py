@@ -173,7 +173,7 @@ def numbers_are_right(
 ) -> None:
     """Of all calls each start has a number of its own. Copies of a call that was accepted do not overlap, and its
     record lists them. It may lack starts that died with their runner or node at once, in twelve slots at most."""
-    assert ledger.twice_numbered(starts) == [], story
+    assert ledger.twice_numbered(starts, faults.bus_killed_at) == [], story
     assert ledger.out_of_order(starts) == [], story
     stored = {call.id for call in accepted if call.kind in ("submit", "map item", "schedule")}
     of_stored = [start for start in starts if start.call in stored]

@@ -76,6 +76,7 @@ class Faults:
     seed: int
     done: Counter[str] = field(default_factory=Counter)
     told: list[str] = field(default_factory=list)
+    bus_killed_at: list[float] = field(default_factory=list)  # in unix seconds
 
     def run(self, for_s: float) -> None:
         """Return with everything running again, or being started. The longer it lasts, the longer processes may stand
@@ -121,6 +122,8 @@ class Faults:
             return False
         self.done[what] += 1
         self.told.append(f"{time.monotonic():.2f} {what} ({pid})")
+        if what == "kill nats":
+            self.bus_killed_at.append(time.time())
         return True
 
     @staticmethod
