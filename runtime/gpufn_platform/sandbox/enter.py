@@ -62,8 +62,8 @@ def _program(may_set_up: bool) -> bytes:
     machine = os.uname().machine
     if not seccomp.is_supported(machine):
         return b""
-    seccomp.program(machine)  # in a template, so that its workers need not make it
-    return seccomp.program(machine, may_set_up=may_set_up)
+    for_workers = seccomp.program(machine, may_set_up=False)  # cached: a template makes it for its workers
+    return seccomp.program(machine, may_set_up=True) if may_set_up else for_workers
 
 
 @functools.cache

@@ -34,7 +34,7 @@ class Root:
         self._place = _INNER_PLACE if os.path.isdir(_INNER_PLACE) else layout.TMP
         self._is_mounted = False
         self._read_only = [self._place]
-        self._added: list[Mount] = []
+        self._added: set[Mount] = set()
         calls.unshare(calls.CLONE_NEWUSER | calls.CLONE_NEWNS)
         _write("/proc/self/setgroups", "deny")
         _write("/proc/self/uid_map", f"{uid} {uid} 1")
@@ -55,7 +55,7 @@ class Root:
             self._is_mounted = True
         for mount, part in parts.items():
             self._add(mount, part, memory_bytes)
-        self._added += new
+        self._added.update(new)
 
     def move_in(self, *, network: bool, shares_memory: bool) -> None:
         """Make this the root. Raises OSError."""

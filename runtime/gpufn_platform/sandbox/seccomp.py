@@ -44,7 +44,7 @@ def is_supported(machine: str) -> bool:
 
 
 @functools.cache
-def program(machine: str, *, may_set_up: bool = False) -> bytes:
+def program(machine: str, *, may_set_up: bool) -> bytes:
     """Return the program for `machine`, as `os.uname()` names it. `may_set_up`: allow SETUP_CALLS."""
     _, architecture = _ARCHITECTURES[machine]
     numbers = set(allowed_calls(machine).values())
