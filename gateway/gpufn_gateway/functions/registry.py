@@ -65,6 +65,11 @@ class Target:
         self.budget_s = queue_s + spec.timeout_s  # from submission to the deadline
         self.revision_header = str(revision).encode()
 
+    @property
+    def path(self) -> str:
+        """The name with which a client calls it: `predict`, or `counter.add` for a method."""
+        return f"{self.name}.{self.method.name}" if self.method.name else self.name
+
 
 class Registry:
     """The callbacks are `on_status(status)`, `on_runner_report(report)`, `on_key_deleted(id)` and each of

@@ -243,9 +243,9 @@ ROUTES.update(
     for method, verbs in _RUNPOD.items()
     for verb in verbs
 )
-# Routes with the name of the function in the body: tests/gateway/protocols/test_openai.py has their access.
-OPENAI: Final = frozenset(
-    {"GET /openai/v1/models"}
+# Routes with the name of the function in the body: tests/gateway/protocols has their access.
+NAMED_IN_BODY: Final = frozenset(
+    {"GET /openai/v1/models", "POST /mcp"}
     | {f"POST {prefix}/v1/{path}" for prefix in ("", "/openai") for path in ("chat/completions", "embeddings")}
 )
 # Extensions of the Open Inference Protocol, whose response is an error for every key.

@@ -14,7 +14,6 @@ from gpufn_core.encoding import media
 from gpufn_core.errors import FunctionNotFound
 from gpufn_core.spec.function_spec import Serves
 from gpufn_core.spec.names import shown
-from gpufn_gateway.functions.registry import Target
 from gpufn_gateway.http.responses import GPUFN_FORMAT
 from gpufn_gateway.http.sse import Events
 from gpufn_gateway.problems import Headers, Problem
@@ -87,7 +86,7 @@ class OpenAI(Adapter):
         ]
 
     async def models(self, request: Request) -> Response:
-        names = [_model(target) for target in self.platform.functions(request) if target.revision.spec.serves]
+        names = [target.path for target in self.platform.functions(request) if target.revision.spec.serves]
         data = [{"id": name, "object": "model", "created": 0, "owned_by": "gpufn"} for name in names]
         return json_response({"object": "list", "data": data})
 
@@ -120,7 +119,3 @@ class OpenAI(Adapter):
         if target.revision.spec.serves is not serves:
             raise FunctionNotFound(f"{shown(model)} does not declare serves={serves.value!r}.")
         return model
-
-
-def _model(target: Target) -> str:
-    return f"{target.name}.{target.method.name}" if target.method.name else target.name

@@ -1,0 +1,1 @@
+"""The Model Context Protocol: functions as tools of a language model."""
