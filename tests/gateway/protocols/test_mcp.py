@@ -9,6 +9,7 @@ import mcp.client.streamable_http
 import msgspec
 import pytest
 
+from gpufn_core.domain.invocation import OutcomeKind
 from gpufn_core.errors import ErrorInfo
 from gpufn_core.protocol.codec import encode
 from gpufn_core.spec.function_spec import MethodSpec
@@ -27,7 +28,8 @@ NAME = {
 def answer(call: Any) -> None:
     name = msgspec.json.decode(call.fields["body"])["name"]
     if name == "nobody":
-        call.reply(error=ErrorInfo("function_raised", "there is nobody", error_type="ValueError"))
+        error = ErrorInfo("function_raised", "there is nobody", error_type="ValueError")
+        call.reply(kind=OutcomeKind.RAISED, error=error)
     else:
         call.reply(msgspec.json.encode({"hello": name}))
 
