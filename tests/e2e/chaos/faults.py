@@ -76,7 +76,9 @@ class Faults:
     seed: int
     done: Counter[str] = field(default_factory=Counter)
     told: list[str] = field(default_factory=list)
-    bus_killed_at: list[float] = field(default_factory=list)  # in unix seconds
+    # Until when killed nats-servers ran, in unix seconds: one may have stood still before.
+    bus_killed_at: list[float] = field(default_factory=list)
+    _bus_stopped_at: dict[int, float] = field(default_factory=dict)  # by pid
 
     def run(self, for_s: float) -> None:
         """Return with everything running again, or being started. The longer it lasts, the longer processes may stand
@@ -122,8 +124,10 @@ class Faults:
             return False
         self.done[what] += 1
         self.told.append(f"{time.monotonic():.2f} {what} ({pid})")
-        if what == "kill nats":
-            self.bus_killed_at.append(time.time())
+        if what == "stop nats":
+            self._bus_stopped_at[pid] = time.time()
+        elif what == "kill nats":
+            self.bus_killed_at += [time.time(), self._bus_stopped_at.get(pid, 0.0)]
         return True
 
     @staticmethod
