@@ -130,7 +130,8 @@ class App:
             return
         template = self._template_of(scope)
         send = self._send_after_sync(path, adapter, send)
-        if is_audited(scope["method"], template):
+        audited = is_audited(scope["method"], template) if adapter is None else template in adapter.audited
+        if audited:
             await self._run_audited(template, scope, receive, send)
         else:
             await self._run_route(scope, receive, send)

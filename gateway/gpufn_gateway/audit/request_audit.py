@@ -1,7 +1,8 @@
 """Which requests are audited, and what their records contain.
 
-Audited are all requests that change something other than a call, by the routes that Starlette found, so a new route is
-audited without further code; and every refusal for a missing or insufficient key, of calls too.
+Audited are all requests that change something other than a call, by the routes that Starlette found, so a new native
+route is audited without further code. The adapter of another protocol lists its audited routes, since most of them are
+calls. Every refusal for a missing or insufficient key is audited, of calls too.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _RENEWALS: Final = "/v1/functions/{fn}/lease"  # a client sends one every few se
 
 
 def is_audited(method: str, template: str) -> bool:
-    """Return whether a request to the route `template` is audited."""
+    """Return whether a request to the native route `template` is audited."""
     is_change = method not in _READING and template not in _CALLS and template != _RENEWALS
     return is_change and not template.startswith("/v2")
 

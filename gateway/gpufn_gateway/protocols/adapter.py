@@ -34,3 +34,4 @@ class Adapter(abc.ABC):
     def api_key(self, headers: Mapping[bytes, bytes]) -> bytes | None:
         """Return the API key of a client that does not send it as `Authorization: Bearer`; else None."""
         return None
+    audited: ClassVar[frozenset[str]] = frozenset()  # paths of the routes that do more than make, end or feed calls

@@ -101,6 +101,26 @@ async def test_every_changing_route_is_audited_or_a_call(nats: Any) -> None:
     }
 
 
+async def test_calls_of_other_protocols_are_not_audited_but_replays_are(nats: Any, make: Any) -> None:
+    async with gateway_on(nats) as gateway:
+        await gateway.deploys.deploy(make.spec("adapted"), DIGEST)
+        before = await head(gateway)
+        job = {"input": {"texts": ["a"]}}
+        submitted = await gateway.http.post("/runpod/v2/adapted/run", json=job)
+        assert submitted.status_code == 200, submitted.text
+        assert (await gateway.http.post(f"/v2/adapted/cancel/{submitted.json()['id']}")).status_code == 200
+        ping = {"jsonrpc": "2.0", "id": 1, "method": "ping"}
+        assert (await gateway.http.post("/mcp", json=ping)).status_code == 200
+        for path in ("/v1/chat/completions", "/openai/v1/embeddings"):
+            assert (await gateway.http.post(path, json={"model": "none"})).status_code >= 400
+        for prefix in ("/v2", "/runpod/v2"):
+            assert (await gateway.http.post(f"{prefix}/adapted/retry/{DIGEST}")).status_code == 404
+        assert [(each.action, each.status) for each in await records(gateway, before)] == [
+            ("POST /v2/{fn}/retry/{id}", 404),
+            ("POST /runpod/v2/{fn}/retry/{id}", 404),
+        ]
+
+
 async def test_two_writers_make_one_chain(nats: Any) -> None:
     buses = [await Bus.connect(nats.url, name="gateway") for _ in range(2)]
     await streams.ensure_streams(buses[0])

@@ -21,6 +21,7 @@ from gpufn_gateway.protocols.adapter import Adapter
 from gpufn_gateway.protocols.platform import Platform, json_of
 from gpufn_gateway.protocols.runpod import jobs
 from gpufn_gateway.routes.requests import json_response, number, route
+_PREFIXES: Final = (_PREFIX, "/v2")
 
 _PREFIX: Final = "/runpod/v2"
 _VERBS: Final = r"run|runsync|purge-queue|health|(?:status|stream|cancel|retry)/[^/]+"
@@ -40,6 +41,7 @@ class _RunPodErrors:
         headers = [header for header in problem.headers() if header[0] != b"content-type"]
         headers.append((b"content-type", media.JSON.encode()))
         status = 400 if problem.status == 422 else problem.status
+    audited = frozenset(f"{prefix}/{{fn}}/retry/{{id}}" for prefix in _PREFIXES)  # replays of dead letters
         return status, headers, msgspec.json.encode({"error": problem.info.message})
 
 
@@ -61,7 +63,7 @@ class RunPod(Adapter):
     def routes(self) -> list[Route]:
         return [
             each
-            for prefix in (_PREFIX, "/v2")
+            for prefix in _PREFIXES
             for each in (
                 route("POST", f"{prefix}/{{fn:name}}/run", self.run),
                 route("POST", f"{prefix}/{{fn:name}}/runsync", self.runsync),
