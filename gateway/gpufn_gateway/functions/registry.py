@@ -285,10 +285,13 @@ class Registry:
         for numbered in self.revisions.values():
             yield from numbered.values()
 
+    def active_revision(self, name: str) -> Revision | None:
+        """Return the active revision of a function by its full name; None if there is none, or it is not loaded."""
+        function = self.functions.get(name)
+        return None if function is None else self.revisions.get(name, {}).get(function.active)
+
     def active_revisions(self) -> Iterator[Revision]:
-        for function in self.functions.values():
-            if (revision := self.revisions.get(function.name, {}).get(function.active)) is not None:
-                yield revision
+        return filter(None, map(self.active_revision, self.functions))
 
     def numbers(self, name: str) -> list[int]:
         """Return the numbers of the existing revisions, in order. The highest ever is kept as a tombstone."""

@@ -23,7 +23,7 @@ from gpufn_platform.bus.storage.key_value import KeyValue
 
 def check_secret_use(principal: Principal, registry: Registry, revision: Revision) -> None:
     """Raise Forbidden unless the principal may make this revision active."""
-    active = _active(registry, revision.function)
+    active = registry.active_revision(revision.function)
     for name in revision.spec.secrets:
         refs = usable(revision, name)
         if not refs or refs[-1] not in _permitted(principal, active, revision.function, name):
@@ -35,7 +35,7 @@ async def secret_scopes(
 ) -> dict[str, str]:
     """Return the widest scope of each secret of a spec that the principal deploys. Raises Forbidden; InvalidSpec if
     none of the secrets that it may use is set."""
-    active = _active(registry, spec.name)
+    active = registry.active_revision(spec.name)
     permitted = {name: _permitted(principal, active, spec.name, name) for name in spec.secrets}
     for name, refs in permitted.items():
         if not refs:
@@ -70,13 +70,8 @@ def _permitted(principal: Principal, active: Revision | None, function: str, nam
 
 
 def _given(active: Revision | None, name: str) -> list[SecretRef]:
-    """Return those that the active revision can get."""
+    """Return the secrets of this name that the active revision can get."""
     return usable(active, name) if active is not None and name in active.spec.secrets else []
-
-
-def _active(registry: Registry, function: str) -> Revision | None:
-    known = registry.functions.get(function)
-    return None if known is None else registry.revisions.get(function, {}).get(known.active)
 
 
 def _forbidden(function: str, name: str) -> Forbidden:

@@ -144,9 +144,12 @@ class FunctionRoutes:
         lease = request.query_params.get("lease")
         if lease == "":
             raise InvalidInput("lease must be the id of a lease", field="lease")
-        await self.deploys.delete(
-            name, (lambda function: check_lease(function, lease)) if lease else lambda function: None
-        )
+
+        def check(function: Function) -> None:
+            if lease is not None:
+                check_lease(function, lease)
+
+        await self.deploys.delete(name, check)
         return Response(status_code=204)
 
     async def revisions(self, request: Request) -> Response:

@@ -105,12 +105,7 @@ def _check(team: Team) -> None:
     if len(team.callers) > MAX_OWNED:
         raise InvalidInput(f"a team has at most {MAX_OWNED} patterns of callers", field="callers")
     for field, pattern in [*(("owns", each) for each in team.owns), *(("callers", each) for each in team.callers)]:
-        if not patterns.is_pattern(pattern):
-            raise InvalidInput(
-                f"{pattern[:130]!r} is not a pattern of functions: write prod/*, prod/search/*, */search/* or the full "
-                "name of a function",
-                field=field,
-            )
+        patterns.check_pattern(pattern, field)
     if team.isolation not in LEAST:
         raise InvalidInput(f"isolation must be one of {', '.join(LEAST)}", field="isolation")
     if not MIN_WEIGHT <= team.weight <= MAX_WEIGHT:

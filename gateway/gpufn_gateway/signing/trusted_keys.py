@@ -9,7 +9,7 @@ from gpufn_core.protocol.codec import encode
 from gpufn_core.signing.ed25519 import key_id, parse_public_key
 from gpufn_core.signing.trust import SIGNER_NAME, TrustedKey
 from gpufn_core.spec.names import check_group, parts_of
-from gpufn_core.spec.patterns import is_pattern
+from gpufn_core.spec.patterns import check_pattern
 from gpufn_gateway.functions.registry import Registry
 from gpufn_gateway.openapi.request_bodies import MAX_SIGNER_PATTERNS
 from gpufn_platform.bus.storage.key_value import KeyValue
@@ -52,8 +52,7 @@ class TrustedKeys:
         if not 0 < len(patterns) <= MAX_SIGNER_PATTERNS:
             raise InvalidInput(f"a key has 1 to {MAX_SIGNER_PATTERNS} patterns of functions", field="patterns")
         for pattern in patterns:
-            if not is_pattern(pattern):
-                raise InvalidInput(f"{pattern[:120]!r} is no pattern of functions, such as prod/*", field="patterns")
+            check_pattern(pattern, "patterns")
         public = parse_public_key(public_key)
         other = next((key for key in self._signatures.keys if key.public_key == public and key.name != name), None)
         if other is not None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
+from gpufn_core.errors import InvalidInput
 from gpufn_core.spec.names import FULL_NAME, GROUP, parts_of
 
 ALL: Final = "*"
@@ -27,6 +28,16 @@ def is_pattern(text: str) -> bool:
     [True, True, True, True, False, False]
     """
     return PATTERN.fullmatch(text) is not None
+
+
+def check_pattern(text: str, field: str) -> None:
+    """Raise InvalidInput, with the name of the field, unless `text` is a pattern."""
+    if not is_pattern(text):
+        raise InvalidInput(
+            f"{text[:130]!r} is not a pattern of functions: write prod/*, prod/search/*, */search/* or the full name "
+            "of a function",
+            field=field,
+        )
 
 
 def matches(pattern: str, function: str) -> bool:

@@ -11,11 +11,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from gpufn_core.encoding import media
 from gpufn_core.errors import GpufnError, InvalidInput
-from gpufn_gateway.http.responses import GPUFN_FORMAT
-from gpufn_gateway.problems import CallFailed, Headers, Problem
-from gpufn_gateway.protocols.adapter import Adapter
+from gpufn_gateway.problems import CallFailed, Problem
+from gpufn_gateway.protocols.adapter import Adapter, JsonErrors
 from gpufn_gateway.protocols.mcp import messages
 from gpufn_gateway.protocols.mcp.messages import RpcError
 from gpufn_gateway.protocols.platform import json_of
@@ -26,16 +24,11 @@ _VERSIONS: Final = ("2025-11-25", "2025-06-18", "2025-03-26")  # of the protocol
 _TOOLS_AT_ONCE: Final = 200
 
 
-class _RpcErrors:
+class _RpcErrors(JsonErrors):
     """Errors of a whole request, such as a missing key, as JSON-RPC errors without an id."""
 
-    result = GPUFN_FORMAT.result
-
-    def refusal(self, problem: Problem) -> tuple[int, Headers, bytes]:
-        headers = [header for header in problem.headers() if header[0] != b"content-type"]
-        headers.append((b"content-type", media.JSON.encode()))
-        error = messages.failure(None, RpcError(messages.SERVER_ERROR, problem.info.message))
-        return problem.status, headers, msgspec.json.encode(error)
+    def body(self, problem: Problem) -> object:
+        return messages.failure(None, RpcError(messages.SERVER_ERROR, problem.info.message))
 
 
 class Mcp(Adapter):

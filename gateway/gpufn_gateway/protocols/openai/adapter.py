@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import msgspec
 from starlette.requests import Request
@@ -10,14 +10,12 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from gpufn_core.encoding import media
 from gpufn_core.errors import FunctionNotFound
 from gpufn_core.spec.function_spec import Serves
 from gpufn_core.spec.names import shown
-from gpufn_gateway.http.responses import GPUFN_FORMAT
 from gpufn_gateway.http.sse import Events
-from gpufn_gateway.problems import Headers, Problem
-from gpufn_gateway.protocols.adapter import Adapter
+from gpufn_gateway.problems import Problem
+from gpufn_gateway.protocols.adapter import Adapter, JsonErrors
 from gpufn_gateway.protocols.openai import bodies
 from gpufn_gateway.protocols.platform import json_of
 from gpufn_gateway.routes.requests import json_response, route
@@ -37,15 +35,13 @@ def _error(problem: Problem) -> dict[str, Any]:
     return {"error": {"message": info.message, "type": kind, "param": info.field, "code": code}}
 
 
-class _OpenAIErrors:
+class _OpenAIErrors(JsonErrors):
     """Errors as OpenAI's error objects. Arguments that do not fit are a 400."""
 
-    result = GPUFN_FORMAT.result
+    statuses: ClassVar = {422: 400}
 
-    def refusal(self, problem: Problem) -> tuple[int, Headers, bytes]:
-        headers = [header for header in problem.headers() if header[0] != b"content-type"]
-        headers.append((b"content-type", media.JSON.encode()))
-        return 400 if problem.status == 422 else problem.status, headers, msgspec.json.encode(_error(problem))
+    def body(self, problem: Problem) -> object:
+        return _error(problem)
 
 
 class _Chunks:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import OrderedDict
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import msgspec
 from starlette.requests import Request
@@ -13,17 +13,15 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from gpufn_core.domain.invocation import InvocationState
-from gpufn_core.encoding import media
 from gpufn_core.spec.names import IN_PATH, RESERVED_NAMES
-from gpufn_gateway.http.responses import GPUFN_FORMAT
-from gpufn_gateway.problems import Headers, Problem
-from gpufn_gateway.protocols.adapter import Adapter
+from gpufn_gateway.problems import Problem
+from gpufn_gateway.protocols.adapter import Adapter, JsonErrors
 from gpufn_gateway.protocols.platform import Platform, json_of
 from gpufn_gateway.protocols.runpod import jobs
 from gpufn_gateway.routes.requests import json_response, number, route
-_PREFIXES: Final = (_PREFIX, "/v2")
 
 _PREFIX: Final = "/runpod/v2"
+_PREFIXES: Final = (_PREFIX, "/v2")
 _VERBS: Final = r"run|runsync|purge-queue|health|(?:status|stream|cancel|retry)/[^/]+"
 _OWN: Final = re.compile(rf"/v2/(?!(?:{'|'.join(sorted(RESERVED_NAMES))})/)(?:{IN_PATH.pattern})/(?:{_VERBS})")
 _BEARER: Final = b"bearer "
@@ -32,21 +30,18 @@ _LONGEST_WAIT_MS: Final = 300_000
 _MAX_STREAMED: Final = 10_000  # jobs whose stream a client has read
 
 
-class _RunPodErrors:
+class _RunPodErrors(JsonErrors):
     """Errors as `{"error": "..."}`. Arguments that do not fit are a 400."""
 
-    result = GPUFN_FORMAT.result
+    statuses: ClassVar = {422: 400}
 
-    def refusal(self, problem: Problem) -> tuple[int, Headers, bytes]:
-        headers = [header for header in problem.headers() if header[0] != b"content-type"]
-        headers.append((b"content-type", media.JSON.encode()))
-        status = 400 if problem.status == 422 else problem.status
-    audited = frozenset(f"{prefix}/{{fn}}/retry/{{id}}" for prefix in _PREFIXES)  # replays of dead letters
-        return status, headers, msgspec.json.encode({"error": problem.info.message})
+    def body(self, problem: Problem) -> object:
+        return {"error": problem.info.message}
 
 
 class RunPod(Adapter):
     errors = _RunPodErrors()
+    audited = frozenset(f"{prefix}/{{fn}}/retry/{{id}}" for prefix in _PREFIXES)  # replays of dead letters
 
     def __init__(self, platform: Platform) -> None:
         super().__init__(platform)
