@@ -1,5 +1,5 @@
-"""What teams use now: workers and GPUs from the reports of nodes and runners, calls and seconds as their limits count
-them."""
+"""The present use of teams: workers and GPUs from the reports of nodes and runners, calls and seconds from the counters
+of their limits."""
 
 from __future__ import annotations
 

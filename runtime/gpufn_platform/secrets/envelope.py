@@ -116,7 +116,7 @@ def _id_of(key: bytes) -> str:
 
 
 def _context(part: str, ref: SecretRef, version: int) -> bytes:
-    """Return the associated data. That of a secret for every function is as in releases without scopes."""
+    """Return the associated data. A secret for every function has the associated data of releases without scopes."""
     scope = () if ref.scope == ALL else (ref.scope,)
     return msgspec.msgpack.encode(("gpufn secret", part, ref.name, version, *scope))
 

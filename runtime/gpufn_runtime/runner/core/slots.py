@@ -27,7 +27,7 @@ class SlotPool:
 
     @property
     def is_spent(self) -> bool:
-        """Whether no slot will be free again."""
+        """Return whether no slot will be free again."""
         return self._uses_left == 0 and not self.free
 
     def take(self) -> None:

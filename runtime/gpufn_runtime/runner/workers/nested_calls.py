@@ -317,7 +317,7 @@ class NestedCalls:
         if not is_call_or_item_id(call.target):  # it becomes part of a subject, where * would match all calls
             raise InvocationNotFound(f"{call.target[:40]!r} is not an invocation's id")
         stored = await call_records.read(self.bus, call.target)
-        # Some ids can be computed, such as those of scheduled runs.
+        # Some ids can be computed, such as the ids of scheduled runs.
         if stored is None or not self.directory.may_call(link.revision.function, stored[0].function):
             raise InvocationNotFound(f"there is no invocation {call.target}")
         record, body = stored

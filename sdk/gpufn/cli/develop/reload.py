@@ -46,8 +46,8 @@ _contexts = multiprocessing.get_context("forkserver")
 
 class Event(msgspec.Struct, omit_defaults=True):
     """Progress of a reload. `read`: the file was read; it has these functions and files. `deployed`, `served` and
-    `failed` are of one function, or `failed` of the whole file; `code` is that of a deploy's error. `ended` is the last
-    one."""
+    `failed` are of one function, or `failed` of the whole file; `code` is the code of a deploy's error. `ended` is the
+    last event."""
 
     kind: Literal["read", "deployed", "served", "failed", "ended"]
     function: str = ""

@@ -61,7 +61,7 @@ class Temporary:
         return list(self._names)
 
     def remove(self, name: str) -> None:
-        """Delete one function, unless somebody else has it now."""
+        """Delete one function, unless it is under another lease now."""
         with contextlib.suppress(FunctionNotFound):
             try:
                 self._client.delete(name, lease=self.lease.id)
@@ -71,7 +71,7 @@ class Temporary:
         self._names.pop(name, None)
 
     def close(self) -> None:
-        """Delete all functions. What cannot be deleted now disappears when its lease expires."""
+        """Delete all functions. A function that cannot be deleted now disappears when its lease expires."""
         self._stop.set()
         for name in self.names:
             try:

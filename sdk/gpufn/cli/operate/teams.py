@@ -61,7 +61,7 @@ def list_teams(json: bool) -> None:
 @click.option(
     "--callers",
     multiple=True,
-    help="Functions of other teams whose code may call those of the team: 'prod/search/*' or '*'. Repeatable.",
+    help="Functions of other teams whose code may call the functions of this team: 'prod/search/*' or '*'. Repeatable.",
 )
 @json_option
 def set_(
