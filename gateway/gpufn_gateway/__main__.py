@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib.util
 import logging
 import os
 import sys
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -57,6 +58,7 @@ from gpufn_gateway.http.body_reader import BodyBudget
 from gpufn_gateway.http.body_readers import BodyReaders
 from gpufn_gateway.http.connection.address_rate import AddressRate
 from gpufn_gateway.http.connection.certificate import Certificate
+from gpufn_gateway.http.connection.http2_tunnel import Http2, Http2Server
 from gpufn_gateway.http.connection.server import Server, listen
 from gpufn_gateway.maps.maps import Maps
 from gpufn_gateway.oip.inference import Inference
@@ -155,7 +157,11 @@ async def main(settings: GatewaySettings) -> None:
             grace_s=lambda: grace_period.grace_s(Home.from_env(), settings.grace_s),
             requests_timeout_s=settings.shutdown_timeout_s,
         )
-        server = Server(gateway.app(), settings, shutdown, certificate)
+        app = gateway.app()
+        http2 = _http2(app, services)
+        if http2 is not None:
+            stack.push_async_callback(http2.close)
+        server = Server(app, settings, shutdown, certificate, http2)
         for name, task in gateway.background_tasks(server):
             stack.push_async_callback(_cancel, asyncio.create_task(task, name=name))
         stack.push_async_callback(_cancel, asyncio.create_task(server.announce(listener), name="announce"))
@@ -391,6 +397,20 @@ class _Gateway:
         yield "webhooks", Deliveries(bus, self._webhook_secrets, sender, clock, self._telemetry).run()
         yield "collection", collection.run()
         yield "reaper", Reaper(bus, registry, clock, leads=leads).run()
+
+
+def _http2(app: App, services: _Services) -> Http2 | None:
+    """Return the connections to the gRPC server, or None if gRPC is not installed."""
+    if importlib.util.find_spec("grpc") is None or importlib.util.find_spec("google.protobuf") is None:
+        return None
+    settings, path = services.settings, Home.from_env().run / f"{services.name}.grpc"
+
+    def load() -> Callable[[], Http2Server]:
+        from gpufn_gateway.oip.grpc.server import GrpcServer  # noqa: PLC0415  only for gateways with gRPC clients
+
+        return lambda: GrpcServer(app, services.access, settings, path)
+
+    return Http2(load, settings.grace_s + settings.shutdown_timeout_s)
 
 
 async def _run_controller(controller: Controller) -> None:

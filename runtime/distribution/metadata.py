@@ -9,7 +9,7 @@ from typing import Any
 
 from hatchling.metadata.plugin.interface import MetadataHookInterface
 
-_EXTRAS = ("docker", "gpu")
+_EXTRAS = ("docker", "gpu", "grpc")
 _OWN_EXTRAS = re.compile(r"gpufn\[([\w,]+)\]")
 
 

@@ -15,6 +15,7 @@ from gpufn_gateway.graceful_shutdown import GracefulShutdown
 from gpufn_gateway.http.connection import server as gateway
 from gpufn_gateway.http.connection.certificate import Certificate
 from gpufn_gateway.http.connection.connection_limit import ConnectionLimit
+from gpufn_gateway.http.connection.http2_tunnel import Http2
 from gpufn_gateway.http.connection.uvicorn_protocol import GuardedProtocol
 from gpufn_gateway.settings import GatewaySettings
 from tests.waiting import until_async
@@ -28,10 +29,10 @@ class Server(uvicorn.Server):
 
 @contextlib.asynccontextmanager
 async def serving(
-    app: Any, limit: ConnectionLimit | None = None, tls: ssl.SSLContext | None = None
+    app: Any, limit: ConnectionLimit | None = None, tls: ssl.SSLContext | None = None, http2: Http2 | None = None
 ) -> AsyncIterator[tuple[Server, int]]:
     """Run a server; yield it and its port."""
-    http: Any = GuardedProtocol if limit is None else functools.partial(GuardedProtocol, limit=limit)
+    http: Any = functools.partial(GuardedProtocol, limit=limit, http2=http2)
     config = uvicorn.Config(
         app, port=0, http=http, ws="none", lifespan="off", log_config=None, access_log=False,
         timeout_graceful_shutdown=1, ssl_context_factory=(lambda *_: tls) if tls else None,

@@ -67,7 +67,7 @@ def server_context(
     _check_readable(key_setting, key)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.set_alpn_protocols(["http/1.1"])
+    context.set_alpn_protocols(["http/1.1", "h2"])  # gRPC clients offer only the second
     try:
         context.load_cert_chain(chain, key, password="")  # without a password, OpenSSL would read one from the terminal
     except (ssl.SSLError, OSError) as error:

@@ -20,6 +20,7 @@ from gpufn_gateway.graceful_shutdown import GracefulShutdown
 from gpufn_gateway.http.connection import uvicorn_protocol
 from gpufn_gateway.http.connection.certificate import Certificate
 from gpufn_gateway.http.connection.connection_limit import ConnectionLimit
+from gpufn_gateway.http.connection.http2_tunnel import Http2
 from gpufn_gateway.http.connection.minimum_rate import HEAD_S
 from gpufn_gateway.settings import GatewaySettings
 from gpufn_platform.process.settings import InvalidSetting
@@ -44,13 +45,18 @@ class Server(uvicorn.Server):
     """
 
     def __init__(
-        self, app: App, settings: GatewaySettings, shutdown: GracefulShutdown, certificate: Certificate | None
+        self,
+        app: App,
+        settings: GatewaySettings,
+        shutdown: GracefulShutdown,
+        certificate: Certificate | None,
+        http2: Http2 | None = None,
     ) -> None:
         limit = ConnectionLimit(settings.max_connections_per_address)
         super().__init__(
             uvicorn.Config(
                 app,
-                http=functools.partial(uvicorn_protocol.GuardedProtocol, limit=limit),  # type: ignore[arg-type]
+                http=functools.partial(uvicorn_protocol.GuardedProtocol, limit=limit, http2=http2),  # type: ignore[arg-type]
                 ws="none",
                 lifespan="off",
                 interface="asgi3",

@@ -4,7 +4,7 @@
   client may send or read, and the connections per address.
 - It rejects a head that violates HTTP with a problem response (`head_rules`).
 - It reads on for a while after it has rejected an upload, so that the client can read the response (`lingering_close`).
-- It ignores a request to upgrade the protocol.
+- It ignores a request to upgrade the protocol, and passes connections of HTTP/2 on (`http2_tunnel`).
 - It gives each request its id (`request_id`).
 
 An ordinary request, which arrives in one read, costs one clock read and the check of its head. `sweep` closes the
@@ -32,6 +32,7 @@ from gpufn_gateway.http import request_id
 from gpufn_gateway.http.body_to_file import LargeBody
 from gpufn_gateway.http.connection import head_rules
 from gpufn_gateway.http.connection.connection_limit import ConnectionLimit
+from gpufn_gateway.http.connection.http2_tunnel import PREFACE, Http2
 from gpufn_gateway.http.connection.lingering_close import ClosingTransport
 from gpufn_gateway.http.connection.minimum_rate import FIRST_BYTE_S, HEAD_S, BodyPace, Discarding
 from gpufn_gateway.http.connection.slow_reader import UnreadOutput
@@ -60,7 +61,9 @@ def _bad_request(status: int, detail: str) -> bytes:
 
 
 _TOO_LARGE = _bad_request(431, f"The request's headers are larger than {format_bytes(MAX_HEAD_BYTES)}.")
-_NOT_HTTP = _bad_request(400, "This is not a valid HTTP/1.1 request. (Is the client speaking HTTPS or HTTP/2?)")
+_NOT_HTTP = _bad_request(
+    400, "This is not a valid HTTP/1.1 request. (Is the client speaking HTTPS? For gRPC, install gpufn[grpc].)"
+)
 _TOO_MANY_CONNECTIONS = _error_response(
     503,
     CapacityError(
@@ -106,11 +109,14 @@ class _Flow(FlowControl):
 
 
 class GuardedProtocol(HttpToolsProtocol):
-    """The protocol of one connection. `limit` is shared by all connections of a server."""
+    """The protocol of one connection. `limit` and `http2` are shared by all connections of a server."""
 
-    def __init__(self, *args: Any, limit: ConnectionLimit | None = None, **fields: Any) -> None:
+    def __init__(
+        self, *args: Any, limit: ConnectionLimit | None = None, http2: Http2 | None = None, **fields: Any
+    ) -> None:
         super().__init__(*args, **fields)
         self._limit = limit
+        self._http2 = http2
         self._phase = _BETWEEN
         self._read_bytes = 0  # size of the latest read
         self._received = 0  # bytes received on the connection
@@ -129,6 +135,7 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self._socket_transport = transport
         self.flow = _Flow(transport, self.pipeline)
         self.transport = ClosingTransport(transport, self._discard)  # type: ignore[assignment]
         self._last_data = self._connected_at = self.loop.time()
@@ -138,9 +145,12 @@ class GuardedProtocol(HttpToolsProtocol):
             self.disconnect()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._uncount()
+        super().connection_lost(exc)
+
+    def _uncount(self) -> None:
         if self._limit is not None:
             self._limit.remove(self._address())
-        super().connection_lost(exc)
 
     def _address(self) -> str:
         return self.client[0] if self.client is not None else ""
@@ -176,8 +186,17 @@ class GuardedProtocol(HttpToolsProtocol):
             if self._wants_upgrade:
                 self._serve_without_upgrade(data[upgrade.args[0] :])
         except httptools.HttpParserError as error:
+            if self._http2 is not None and len(data) == self._received and data.startswith(PREFACE):
+                self._pass_on(self._http2, data)
+                return
             cause = error.__context__
             self._reject(cause.response if isinstance(cause, _Rejected) else _NOT_HTTP)
+
+    def _pass_on(self, http2: Http2, data: bytes) -> None:
+        """Pass on a connection that began with HTTP/2. It stays counted until it ends."""
+        self._unset_keepalive_if_required()
+        self.connections.discard(self)
+        http2.accept(self._socket_transport, data, self.client or ("", 0), self.connections, self._uncount)
 
     def _serve_without_upgrade(self, rest: bytes) -> None:
         """Parse the request again without its Upgrade field.

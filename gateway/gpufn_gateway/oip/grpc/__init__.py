@@ -1,0 +1,1 @@
+"""The Open Inference Protocol over gRPC, translated to its HTTP form inside the gateway."""
