@@ -16,7 +16,10 @@ from gpufn_gateway.oip.grpc.http_form import Address
 from gpufn_gateway.oip.grpc.service import Service
 from gpufn_gateway.settings import GatewaySettings
 
-_READERS: Final = 16
+_STREAMS: Final = 256  # requests at a time on a connection
+_READERS: Final = 16  # messages that are received at a time
+_PING_INTERVAL_S: Final = 60.0
+_PING_TIMEOUT_S: Final = 20.0
 _FRAMING_BYTES: Final = 64 << 10  # of the names, shapes and parameters around the tensors of a request
 _UNKNOWN: Final = ("", 0)
 
@@ -32,14 +35,12 @@ class GrpcServer:
             options=(
                 ("grpc.max_receive_message_length", settings.max_body_bytes + _FRAMING_BYTES),
                 ("grpc.max_send_message_length", -1),
-                ("grpc.max_concurrent_streams", 256),
+                ("grpc.max_concurrent_streams", _STREAMS),
                 ("grpc.max_metadata_size", 32 << 10),
                 ("grpc.server_handshake_timeout_ms", 10_000),
-                # A client that stopped without closing its connection does not respond.
-                ("grpc.keepalive_time_ms", 60_000),
-                ("grpc.keepalive_timeout_ms", 20_000),
-                # Clients may send pings as often as tritonclient does by default.
-                ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+                # A client that reads nothing, or is gone without closing its connection, does not respond.
+                ("grpc.keepalive_time_ms", int(_PING_INTERVAL_S * 1000)),
+                ("grpc.keepalive_timeout_ms", int(_PING_TIMEOUT_S * 1000)),
             ),
         )
 
