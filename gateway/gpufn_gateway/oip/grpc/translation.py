@@ -1,7 +1,7 @@
 """Messages of the protocol over gRPC, as requests and responses of its HTTP form. Pure.
 
-Tensors stay bytes: `raw_input_contents` follow the JSON head of a binary request, and those of a binary response become
-`raw_output_contents`. Typed contents (`fp32_contents` and the others) are packed first.
+Tensors stay bytes: `raw_input_contents` follow the JSON head of a binary request, and the tensors of a binary response
+become `raw_output_contents`. Typed contents (`fp32_contents` and the others) are packed first.
 """
 
 from __future__ import annotations
