@@ -31,6 +31,15 @@ from tests.waiting import until
 pytestmark = pytest.mark.e2e
 
 APPS = Path(__file__).parent / "apps"
+ARRAYS_APP = """
+import numpy as np
+from numpy.typing import NDArray
+from gpufn import gpu_function
+
+@gpu_function
+def scaled(x: NDArray[np.float32], factor: int = 1) -> NDArray[np.float32]:
+    return x * np.float32(factor)
+"""
 ROWS = np.array([[1, 0, 0, 0], [0, -1, 0.5, 0]], np.float32)
 # One input and output of each datatype: y = x. Texts are a model of their own.
 SAME: dict[str, npt.NDArray[Any]] = {
@@ -200,6 +209,18 @@ def test_a_function_receives_its_model(deployed: Path, platform: Platform, tmp_p
 
 
 # --- large tensors ----------------------------------------------------------------------------------------------------
+
+
+def test_a_function_with_arrays_is_called_as_a_model_is(client: Any, platform: Platform, tmp_path: Path) -> None:
+    file = tmp_path / "app.py"
+    file.write_text(ARRAYS_APP)
+    platform.gpufn("deploy", file)
+    sent = triton.InferInput("x", [2, 2], "FP32")
+    sent.set_data_from_numpy(np.full((2, 2), 1.5, np.float32))
+    answer = client.infer("scaled", [sent], parameters={"factor": 2})
+    np.testing.assert_array_equal(answer.as_numpy("output"), np.full((2, 2), 3, np.float32))
+    assert client.get_model_metadata("scaled")["inputs"] == [{"name": "x", "datatype": "FP32", "shape": [-1]}]
+    assert "scaled" in [model["name"] for model in client.get_model_repository_index()]
 
 
 def test_large_tensors_go_both_ways_and_leave_nothing_in_memory(

@@ -1,4 +1,4 @@
-"""Open Inference Protocol V2: inference with model functions, on the same hot path as invoke.
+"""Open Inference Protocol V2: inference with models, and with functions that take arrays. The hot path is invoke's.
 
 The body is passed to the worker unchanged, and so is the response; neither is decoded here. The gateway reads only the
 header that says where the JSON ends and the tensors start. The version of a model is the number of its serving
@@ -17,7 +17,8 @@ import msgspec
 from gpufn_core.encoding import media
 from gpufn_core.errors import CapacityError, FunctionNotFound, GpufnError, InvalidInput, RevisionNotFound
 from gpufn_core.spec import names
-from gpufn_core.spec.function_spec import Packaging
+from gpufn_core.spec.function_spec import FunctionSpec, MethodSpec, Packaging
+from gpufn_core.spec.tensor_signature import takes_tensors
 from gpufn_gateway.auth.access import Principal
 from gpufn_gateway.calls.admission import too_large
 from gpufn_gateway.calls.call_bodies import CallBodies
@@ -76,10 +77,17 @@ def parse_inference_path(path: str) -> tuple[str, str] | None:
     return None if not names.IN_PATH.fullmatch(name) or "/" in version else (name, version)
 
 
+def is_model(spec: FunctionSpec, method: MethodSpec) -> bool:
+    """Return whether the protocol can call this method: the method of a model, or a method with arrays."""
+    return spec.entry.packaging is Packaging.MODEL or takes_tensors(spec, method)
+
+
 def check_is_model(target: Target, version: str) -> None:
-    """Raises FunctionNotFound for a function with code, RevisionNotFound for a version that does not serve."""
-    if target.revision.spec.entry.packaging is not Packaging.MODEL:
-        raise FunctionNotFound(f"{target.name} is not a model; call it at /v1/functions/{target.name}/invoke.")
+    """Raises FunctionNotFound for a function without arrays, RevisionNotFound for a version that does not serve."""
+    if not is_model(target.revision.spec, target.method):
+        raise FunctionNotFound(
+            f"{target.path} is not a model, and takes no arrays; call it at /v1/functions/{target.path}/invoke."
+        )
     if version and version != str(target.number):
         raise RevisionNotFound(f"{target.name} serves version {target.number}, not {version[:20]}.")
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
 from gpufn_core.domain.engine import Backend, EngineManifest
 from gpufn_core.domain.invocation import OutcomeKind
 from gpufn_core.domain.revision import Revision
+from gpufn_core.spec.function_spec import MethodSpec
 from gpufn_core.spec.model_spec import TensorSpec
+from gpufn_core.spec.tensor_signature import tensor_inputs
 from gpufn_gateway.telemetry import CallStats
 
+_PYTHON: Final = "python"  # as Triton names it
 # Backend → Triton's platform and backend.
 _PLATFORMS: dict[Backend, tuple[str, str]] = {
     Backend.TENSORRT: ("tensorrt_plan", "tensorrt"),
@@ -27,6 +30,35 @@ def metadata(revision: Revision, manifest: EngineManifest) -> dict[str, Any]:
         "platform": _PLATFORMS[manifest.backend][0],
         "inputs": [msgspec.structs.replace(spec, default=None) for spec in manifest.inputs],
         "outputs": manifest.outputs,
+    }
+
+
+def function_metadata(revision: Revision, name: str, method: MethodSpec) -> dict[str, Any]:
+    """Return the metadata of a function with code. Its shapes and its outputs are not declared; "" is any datatype."""
+    return {
+        "name": name,
+        "versions": [str(revision.number)],
+        "platform": _PYTHON,
+        "inputs": [
+            {"name": name, "datatype": datatype, "shape": [-1]} for name, datatype in tensor_inputs(method).items()
+        ],
+        "outputs": [],
+    }
+
+
+def function_config(revision: Revision, name: str, method: MethodSpec) -> dict[str, Any]:
+    """Return the configuration of a function with code, in Triton's format."""
+    inputs = [
+        {"name": name, "data_type": f"TYPE_{datatype or 'INVALID'}", "dims": [-1]}
+        for name, datatype in tensor_inputs(method).items()
+    ]
+    return {
+        "name": name,
+        "platform": _PYTHON,
+        "backend": _PYTHON,
+        "max_batch_size": 0,
+        "input": inputs,
+        "output": [],
     }
 
 

@@ -18,7 +18,7 @@ from gpufn_gateway.auth.access import Principal
 from gpufn_gateway.calls import admission
 from gpufn_gateway.functions.registry import Registry, Target
 from gpufn_gateway.oip import views
-from gpufn_gateway.oip.inference import ModelNotReady, check_is_model, model_error
+from gpufn_gateway.oip.inference import ModelNotReady, check_is_model, is_model, model_error
 from gpufn_gateway.problems import RouteError
 from gpufn_gateway.routes.requests import json_response, principal_of, route
 from gpufn_gateway.telemetry import Telemetry
@@ -78,10 +78,16 @@ class OipRoutes:
         return json_response({"ready": True})
 
     async def metadata(self, request: Request) -> Response:
-        return json_response(views.metadata(*self._model(request)))
+        target = self._target(request)
+        if not _is_file(target.revision):
+            return json_response(views.function_metadata(target.revision, target.path, target.method))
+        return json_response(views.metadata(target.revision, self._manifest(target.revision)))
 
     async def config(self, request: Request) -> Response:
-        return json_response(views.config(*self._model(request)))
+        target = self._target(request)
+        if not _is_file(target.revision):
+            return json_response(views.function_config(target.revision, target.path, target.method))
+        return json_response(views.config(target.revision, self._manifest(target.revision)))
 
     async def model_ready(self, request: Request) -> Response:
         target = self._target(request)
@@ -105,12 +111,11 @@ class OipRoutes:
             state = {"state": "READY", "reason": ""}
             if refusal is not None:
                 state = {"state": "UNAVAILABLE", "reason": refusal.message}
-            models.append({"name": target.name, "version": str(target.number), **state})
+            models.append({"name": target.path, "version": str(target.number), **state})
         for name in sorted(self._registry.revisions):
             for number in self._registry.numbers(name):
                 revision = self._registry.revisions[name][number]
-                is_model = revision.spec.entry.packaging is Packaging.MODEL
-                if is_model and revision.state is RevisionState.BUILDING and _may_see(principal, name):
+                if _is_file(revision) and revision.state is RevisionState.BUILDING and _may_see(principal, name):
                     state = {"state": "LOADING", "reason": "its engines are being built"}
                     models.append({"name": name, "version": str(number), **state})
         return json_response(models)
@@ -137,20 +142,20 @@ class OipRoutes:
         check_is_model(target, request.path_params.get("version", ""))
         return target
 
-    def _model(self, request: Request) -> tuple[Revision, EngineManifest]:
-        revision = self._target(request).revision
+    def _manifest(self, revision: Revision) -> EngineManifest:
         manifest = self._registry.manifest(revision, revision.spec.models[0])
         if manifest is None:
             raise ModelNotReady(f"The engines of {revision} are not known to this gateway yet; retry.")
-        return revision, manifest
+        return manifest
 
     def _visible(self, principal: Principal) -> Iterator[Target]:
         for name in sorted(self._registry.functions):
             if not _may_see(principal, name):
                 continue
             revision = self._registry.revisions.get(name, {}).get(self._registry.functions[name].serving)
-            if revision is not None and revision.spec.entry.packaging is Packaging.MODEL:
-                yield self._registry.target(name, "")
+            if revision is not None:
+                spec = revision.spec
+                yield from (self._registry.target(name, each.name) for each in spec.methods if is_model(spec, each))
 
     def _refusal(self, target: Target, principal: Principal) -> GpufnError | None:
         status = self._registry.status_for(principal, target.name)
@@ -158,6 +163,11 @@ class OipRoutes:
 
     def _statistics(self, target: Target) -> dict[str, Any]:
         return views.statistics(target.revision, self._telemetry.of(target.name))
+
+
+def _is_file(revision: Revision) -> bool:
+    """Return whether a revision is a model without code, which has engines."""
+    return revision.spec.entry.packaging is Packaging.MODEL
 
 
 def _may_see(principal: Principal, function: str) -> bool:

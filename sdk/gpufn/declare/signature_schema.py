@@ -1,6 +1,7 @@
 """Conversion of type hints to a MethodSpec: the JSON Schema that the gateway checks requests with and OpenAPI shows.
 
-A hint that JSON Schema cannot express (an array, a user's class, a name that cannot be resolved) allows any value.
+A hint that JSON Schema cannot express (an array, a user's class, a name that cannot be resolved) allows any value. An
+array has its datatype in `x-tensor`.
 """
 
 from __future__ import annotations
@@ -20,10 +21,12 @@ import msgspec
 from gpufn.call.remote import kind_of
 from gpufn.declare.hint_adapters import HintAdapter, adapt_hint
 from gpufn.declare.hooks import hooks
+from gpufn.declare.tensor_hints import tensor_datatype
 from gpufn.declare.type_hints import resolve_hint, signature_of
 from gpufn_core.encoding.hint_normalisation import computed_fields_optional, flag_schemas
 from gpufn_core.errors import InvalidSpec
 from gpufn_core.spec.function_spec import Batch, MethodSpec
+from gpufn_core.spec.tensor_signature import DATATYPE
 
 _REF = "#/$defs/{name}"
 _LISTS = (list, collections.abc.Sequence, collections.abc.Iterable, collections.abc.Collection)
@@ -124,6 +127,8 @@ def schema_of(hint: Any, definitions: dict[str, Any]) -> dict[str, Any]:
     """Return the JSON Schema of `hint`. `{}` allows any value. Adds named parts to `definitions`, for `#/$defs/`."""
     if hint is Any or hint is inspect.Parameter.empty:
         return {}
+    if (datatype := tensor_datatype(hint)) is not None:
+        return {DATATYPE: datatype}
 
     def schema_hook(kind: type) -> dict[str, Any]:
         if isinstance(kind, HintAdapter):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, NotRequir
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from gpufn.declare import signature_schema
@@ -142,7 +143,16 @@ def test_the_schema_of_flags_is_an_integer() -> None:
     )
 
 
-@pytest.mark.parametrize("annotation", [np.ndarray, object, Callable[[int], int], "Unknown"])
+def test_an_array_has_its_datatype() -> None:
+    def f(x: npt.NDArray[np.float32], y: np.ndarray | None = None) -> npt.NDArray[np.uint8]:
+        raise NotImplementedError
+
+    spec = _of(f)
+    assert spec.parameters["properties"] == {"x": {"x-tensor": "FP32"}, "y": {"x-tensor": "", "default": None}}
+    assert spec.returns == {"x-tensor": "UINT8"}
+
+
+@pytest.mark.parametrize("annotation", [object, Callable[[int], int], "Unknown"])
 def test_a_hint_that_json_schema_cannot_express_allows_any_value(annotation: Any) -> None:
     def f(x):  # type: ignore[no-untyped-def]
         return x

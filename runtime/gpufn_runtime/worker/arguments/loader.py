@@ -14,6 +14,7 @@ from gpufn.declare.hooks import hooks
 from gpufn.declare.type_hints import signature_of
 from gpufn_core.protocol.launch import WorkerConfig
 from gpufn_core.spec.function_spec import CallKind, EntryPoint, FunctionSpec, MethodSpec, Packaging
+from gpufn_core.spec.tensor_signature import takes_tensors, tensor_inputs
 from gpufn_runtime.worker.arguments.parameters import Parameters, Reader
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ class Loaded:
     plain function receives them with each call.
     """
 
-    def __init__(self, target: Any, spec: FunctionSpec, sessions: Mapping[str, Session]) -> None:
+    def __init__(self, target: Any, spec: FunctionSpec, sessions: Mapping[str, Session], revision: int) -> None:
         self.methods: dict[str, Method] = {}
         self.enter: list[Callable[[], Any]] = []
         self.exit: list[Callable[[], Any]] = []
@@ -52,6 +53,7 @@ class Loaded:
         self.resume: list[Callable[[], Any]] = []
         self._target = target
         self._spec = spec
+        self._revision = revision
         self.sessions = sessions
 
     def instantiate(self) -> None:
@@ -78,7 +80,19 @@ class Loaded:
             may_pickle=self._spec.pickle,
         )
         call = _with_sessions(call, parameters.signature, provided) if provided else call
+        if takes_tensors(self._spec, method):
+            return self._tensor_method(method, call, parameters)
         return Method(call, method.kind, parameters, batched)
+
+    def _tensor_method(self, method: MethodSpec, call: Callable[..., Any], parameters: Parameters) -> Method:
+        """Return a method that also serves the Open Inference Protocol. Imports numpy."""
+        from gpufn_runtime.worker.arguments.tensor_calls import TensorFunction  # noqa: PLC0415
+
+        inputs = tensor_inputs(method)
+        function = TensorFunction(
+            call, method.kind, parameters, inputs, name=self._spec.name, version=str(self._revision)
+        )
+        return Method(function.call, method.kind, function, batched=False)
 
 
 class _Model(Loaded):
@@ -104,7 +118,7 @@ def load(config: WorkerConfig) -> Loaded:
     if not callable(target) or isinstance(target, type) != config.spec.is_class:
         expected = "a class" if config.spec.is_class else "a function"
         raise LoadError(f"{entry.module}.{entry.qualname} is {type(target).__name__!r} but was deployed as {expected}")
-    return Loaded(target, config.spec, _sessions(config) if config.spec.models else {})
+    return Loaded(target, config.spec, _sessions(config) if config.spec.models else {}, config.revision)
 
 
 def _model(config: WorkerConfig) -> Loaded:
@@ -112,7 +126,8 @@ def _model(config: WorkerConfig) -> Loaded:
     from gpufn_runtime.worker.engines.model_function import ModelFunction  # noqa: PLC0415  (see `_sessions`)
 
     (session,) = sessions.values()
-    return _Model(ModelFunction(session, config.function, config.revision), config.spec, sessions)
+    model = ModelFunction(session, config.function, config.revision)
+    return _Model(model, config.spec, sessions, config.revision)
 
 
 def _sessions(config: WorkerConfig) -> Mapping[str, Session]:

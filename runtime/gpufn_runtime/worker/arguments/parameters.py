@@ -108,6 +108,15 @@ class Parameters:
             detail = f"{type(error).__qualname__}: {message_of(error)}"
             raise InvalidInput(f"cannot read the input: {detail}") from error
 
+    def bind_values(self, given: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+        """Return positional and keyword arguments for Python values by name. Raises InvalidInput."""
+        _, kwargs = self._check_signature([], given)
+        fitted = {
+            name: self._fitted(self._parameter_of(name), value, name, is_trusted=False)
+            for name, value in kwargs.items()
+        }
+        return self._place_positionals(fitted)
+
     def by_name(self, content_type: str, body: bytes | memoryview) -> dict[str, Any]:
         """Return one value per parameter, with defaults filled in."""
         args, kwargs = self.bind(content_type, body)

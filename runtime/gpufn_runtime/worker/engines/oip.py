@@ -21,12 +21,16 @@ import numpy as np
 from gpufn_core.encoding.media import TENSORS
 from gpufn_core.encoding.msgspec_errors import describe_json_error
 from gpufn_core.encoding.values import number_word
-from gpufn_core.errors import InvalidInput
+from gpufn_core.errors import InvalidInput, ResultNotEncodable
 from gpufn_core.spec.model_spec import DATATYPES, LARGEST_SIZE, LONGEST_NAME, MAX_DIMENSIONS, TensorSpec
 from gpufn_runtime.worker.engines.base import Array, Arrays, contiguous
-from gpufn_runtime.worker.engines.tensors import as_array, dtype_of, texts
+from gpufn_runtime.worker.engines.tensors import as_array, datatype_of, dtype_of, texts
 
 _LENGTH = struct.Struct("<I")
+# Parameters of a request that the protocol and its extensions define.
+_OF_PROTOCOL = frozenset(
+    {"binary_data_output", "priority", "timeout", "sequence_id", "sequence_start", "sequence_end", "headers"}
+)
 _MOST_ELEMENTS = 1 << 48  # also limits the other sizes of an empty array
 
 _Name = Annotated[str, msgspec.Meta(max_length=LONGEST_NAME)]
@@ -81,23 +85,48 @@ class Request:
     outputs: Mapping[str, bool]
 
 
+@dataclass(frozen=True)
+class FunctionRequest:
+    """A decoded request for a function with code. The outputs are known once the function has returned."""
+
+    inputs: Arrays
+    parameters: Mapping[str, Any]
+    head: _Head
+
+
 def decode(
     content_type: str, body: bytes | memoryview, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]
 ) -> Request:
     """Decode a request for a model with these inputs and outputs. Checks neither whether the model accepts the shapes
     nor whether inputs are missing."""
+    head, binary = _read_head(content_type, body)
+    return Request(
+        head.id or "", _arrays(head.inputs, inputs, binary), _requested_outputs(head, [spec.name for spec in outputs])
+    )
+
+
+def decode_for_function(content_type: str, body: bytes | memoryview, datatypes: Mapping[str, str]) -> FunctionRequest:
+    """Decode a request for a function whose arrays have these names and datatypes; "" is any datatype."""
+    head, binary = _read_head(content_type, body)
+    for tensor in head.inputs:
+        if tensor.datatype not in DATATYPES:
+            raise InvalidInput(f"{tensor.name}: there is no datatype {tensor.datatype[:40]!r}", field=tensor.name)
+    sent = {tensor.name: tensor.datatype for tensor in head.inputs}
+    specs = [TensorSpec(name, wanted or sent.get(name, ""), (-1,)) for name, wanted in datatypes.items()]
+    given = {name: value for name, value in (head.parameters or {}).items() if name not in _OF_PROTOCOL}
+    return FunctionRequest(_arrays(head.inputs, specs, binary), given, head)
+
+
+def _read_head(content_type: str, body: bytes | memoryview) -> tuple[_Head, memoryview]:
     text, binary = _parts(content_type, memoryview(body))
     try:
-        head = _head.decode(text)
+        return _head.decode(text), binary
     except msgspec.ValidationError as error:
         raise InvalidInput(f"this is not an inference request: {error}") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InvalidInput(f"this is not an inference request: {describe_json_error(error, text)}") from None
     except RecursionError:
         raise InvalidInput("this is not an inference request: it is nested too deeply") from None
-    return Request(
-        head.id or "", _arrays(head.inputs, inputs, binary), _requested_outputs(head, [spec.name for spec in outputs])
-    )
 
 
 def encode(
@@ -120,6 +149,32 @@ def encode(
     if not blobs:
         return TENSORS, (head,)
     return f"{TENSORS};header-bytes={len(head)}", (head, *blobs)
+
+
+def encode_result(
+    request: FunctionRequest, result: Any, model: str, version: str
+) -> tuple[str, tuple[bytes | memoryview, ...]]:
+    """Encode the result of a function. Raises ResultNotEncodable for a value that is no tensor."""
+    if isinstance(result, Mapping):
+        named = {str(name): value for name, value in result.items()}
+    elif isinstance(result, (tuple, list)):
+        named = {f"output_{number}": value for number, value in enumerate(result)}
+    else:
+        named = {"output": result}
+    arrays: Arrays = {}
+    specs: list[TensorSpec] = []
+    for name, value in named.items():
+        array = np.asarray(value)
+        datatype = datatype_of(array.dtype)
+        if datatype is None:
+            raise ResultNotEncodable(f"{name}: {type(value).__name__} is no tensor of the Open Inference Protocol.")
+        arrays[name] = array
+        specs.append(TensorSpec(name, datatype, array.shape))
+    try:
+        outputs = _requested_outputs(request.head, list(arrays))
+    except InvalidInput as error:  # the function has run: it is too late to refuse the request
+        raise ResultNotEncodable(error.message) from None
+    return encode(Request(request.head.id or "", {}, outputs), arrays, specs, model, version)
 
 
 # --- reading ---------------------------------------------------------------------------------------------------------

@@ -28,6 +28,9 @@ _DTYPES: dict[str, np.dtype[Any]] = {
     "BYTES": np.dtype(np.object_),  # of str: an ONNX string is UTF-8
     **{name: np.dtype(name.lower()) for name in DATATYPES if name.startswith(("INT", "UINT"))},
 }
+_DATATYPES = {dtype: name for name, dtype in _DTYPES.items() if name not in ("BF16", "BYTES")} | (
+    {} if BF16.kind == "u" else {BF16: "BF16"}
+)
 # Kinds of numpy arrays that a list of Python values may convert from, by the kind of the target dtype.
 _NUMBER_WORDS = {number_word(number): number for number in (np.nan, np.inf, -np.inf)}
 _FROM_KINDS = {"b": "b", "i": "biu", "u": "biu", "f": "biuf"}
@@ -35,6 +38,17 @@ _FROM_KINDS = {"b": "b", "i": "biu", "u": "biu", "f": "biuf"}
 
 def dtype_of(datatype: str) -> np.dtype[Any]:
     return _DTYPES[datatype]
+
+
+def datatype_of(dtype: np.dtype[Any]) -> str | None:
+    """Return the datatype of an array; None if the protocol has none. Arrays of text are BYTES.
+
+    >>> datatype_of(np.dtype("float32")), datatype_of(np.dtype("<U3")), datatype_of(np.dtype("complex64"))
+    ('FP32', 'BYTES', None)
+    """
+    if dtype.kind in "US":
+        return "BYTES"
+    return _DATATYPES.get(dtype)
 
 
 def described(spec: TensorSpec) -> str:

@@ -1,0 +1,131 @@
+"""Calls of the Open Inference Protocol to functions whose parameters are arrays."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from gpufn.declare.signature_schema import methods_of
+from gpufn_core.encoding import media, values
+from gpufn_core.errors import InvalidInput, ResultNotEncodable
+from gpufn_core.spec.function_spec import Batch, EntryPoint, FunctionSpec
+from gpufn_core.spec.tensor_signature import takes_tensors, tensor_inputs
+from gpufn_runtime.worker.arguments.parameters import Parameters
+from gpufn_runtime.worker.arguments.tensor_calls import TensorFunction
+
+X: dict[str, Any] = {"name": "x", "datatype": "FP32", "shape": [2], "data": [1, 2]}
+
+
+def scale(x: npt.NDArray[np.float32], factor: float = 2.0) -> Any:
+    return x * np.float32(factor)
+
+
+def function(raw: Callable[..., Any]) -> TensorFunction:
+    (method,) = methods_of(raw, None)
+    return TensorFunction(raw, method.kind, Parameters(raw), tensor_inputs(method), name="f", version="1")
+
+
+def response(raw: Callable[..., Any], binary: bytes = b"", **request: Any) -> dict[str, Any]:
+    """Call a function with a request; return the JSON of the response."""
+    head = msgspec.json.encode({"inputs": [X]} | request)
+    tensors = function(raw)
+    args, kwargs = tensors.bind(media.tensors(len(head)), head + binary)
+    result = tensors.call(*args, **kwargs)
+    encoded = asyncio.run(result) if asyncio.iscoroutine(result) else result
+    assert isinstance(encoded, values.Encoded)
+    answer: dict[str, Any] = msgspec.json.decode(b"".join(encoded.parts))
+    return answer
+
+
+def outputs(answer: dict[str, Any]) -> dict[str, Any]:
+    return {output["name"]: output["data"] for output in answer["outputs"]}
+
+
+def test_inputs_are_arguments_and_the_result_is_an_output() -> None:
+    assert response(scale, id="r") == {
+        "model_name": "f", "model_version": "1", "id": "r",
+        "outputs": [{"name": "output", "datatype": "FP32", "shape": [2], "data": [2.0, 4.0]}],
+    }  # fmt: skip
+
+
+def test_parameters_of_the_request_are_the_other_arguments() -> None:
+    assert outputs(response(scale, parameters={"factor": 3, "priority": 1})) == {"output": [3.0, 6.0]}
+    with pytest.raises(InvalidInput, match="factor"):
+        response(scale, parameters={"factor": "much"})
+
+
+def test_an_argument_may_be_written_to() -> None:
+    def clear(x: npt.NDArray[np.float32]) -> Any:
+        x[:] = 0
+        return x
+
+    sent = np.ones(2, np.float32).tobytes()
+    tensor = X | {"data": None, "parameters": {"binary_data_size": len(sent)}}
+    assert outputs(response(clear, sent, inputs=[tensor])) == {"output": [0.0, 0.0]}
+
+
+def test_several_arrays_are_named_or_numbered_outputs() -> None:
+    def named(x: npt.NDArray[np.float32]) -> Any:
+        return {"sum": x.sum(), "text": np.array(["a", "b"])}
+
+    async def numbered(x: npt.NDArray[np.float32]) -> Any:
+        return x, 7
+
+    assert outputs(response(named)) == {"sum": [3.0], "text": ["a", "b"]}
+    assert outputs(response(numbered)) == {"output_0": [1.0, 2.0], "output_1": [7]}
+    assert outputs(response(numbered, outputs=[{"name": "output_1"}])) == {"output_1": [7]}
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        X | {"name": "y"},
+        X | {"datatype": "INT64"},
+        X | {"datatype": "COMPLEX"},
+        X | {"shape": [3]},
+        X | {"data": None, "parameters": {"binary_data_size": 8}},
+    ],
+)
+def test_a_tensor_that_does_not_fit_is_refused(tensor: dict[str, Any]) -> None:
+    with pytest.raises(InvalidInput):
+        response(scale, inputs=[tensor])
+
+
+def test_a_missing_tensor_is_refused() -> None:
+    with pytest.raises(InvalidInput, match="x"):
+        response(scale, inputs=[])
+
+
+def test_a_result_that_is_no_tensor_fails_the_call() -> None:
+    def objects(x: npt.NDArray[np.float32]) -> Any:
+        return {"a": object()}
+
+    with pytest.raises(ResultNotEncodable, match="a: object"):
+        response(objects)
+    with pytest.raises(ResultNotEncodable, match="none"):
+        response(scale, outputs=[{"name": "none"}])
+
+
+def test_other_bodies_are_read_as_before() -> None:
+    tensors = function(scale)
+    args, kwargs = tensors.bind(media.JSON, b'{"x": [1, 2]}')
+    np.testing.assert_array_equal(tensors.call(*args, **kwargs), np.array([2, 4], np.float32))
+
+
+def test_arrays_in_the_signature_are_the_inputs() -> None:
+    def f(a: npt.NDArray[np.int64], b: np.ndarray | None = None, top: int = 1) -> None: ...
+    def items(a: npt.NDArray[np.int64]) -> Any:
+        yield a
+
+    (method,), (streaming,) = methods_of(f, None), methods_of(items, None)
+    spec = FunctionSpec(name="f", entry=EntryPoint("app", "f"), methods=(method,))
+    assert tensor_inputs(method) == {"a": "INT64", "b": ""}
+    assert takes_tensors(spec, method)
+    assert not takes_tensors(msgspec.structs.replace(spec, batch=Batch(8)), method)
+    assert not takes_tensors(spec, streaming)
