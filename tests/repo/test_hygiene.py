@@ -24,7 +24,7 @@ _PICKLES = {"_pickle", "cloudpickle", "dill", "joblib", "marshal", "pickle", "sh
 _IMPORT_PICKLES = {
     "cloudpickle": {
         "sdk/gpufn_core/encoding/native.py",
-        "sdk/gpufn/deploy/bundle.py",
+        "sdk/gpufn/deploy/by_value/pickler.py",
         "runtime/gpufn_runtime/worker/arguments/loader.py",
     },
 }

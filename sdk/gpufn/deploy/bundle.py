@@ -5,7 +5,7 @@ From a file:
 2. `pack_source` collects the file, the project's modules that it needs, and `include`d files into a zip
 
 From a notebook, `__main__` or a closure, `pack_pickle` stores the Function itself by value as `function.pkl`, with the
-project's modules that the pickle names.
+project's modules that the pickle names, and the source of a notebook's cells (`gpufn.deploy.by_value`).
 
 Equal files give equal bytes, so an unchanged project is not uploaded again.
 """
@@ -14,29 +14,31 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import io
 import linecache
 import pickletools
 import sys
 import traceback
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import CodeType, FunctionType, MappingProxyType, ModuleType
-from typing import Any
+from types import MappingProxyType, ModuleType
+from typing import TYPE_CHECKING, Any
 
-import msgspec
-
-from gpufn.declare import type_hints
 from gpufn.declare.declarations import declarations_in
 from gpufn.declare.function import Function, FunctionClass
 from gpufn.deploy import import_guard, missing_packages
-from gpufn.deploy.import_collector import Bundle, Collector, import_name, imports_of, is_below
+from gpufn.deploy.import_collector import Bundle, Collector, import_name, is_below
 from gpufn_core.errors import GpufnError, InvalidBundle
 from gpufn_core.spec.function_spec import Packaging
+from gpufn_core.spec.units import format_bytes
+
+if TYPE_CHECKING:
+    from gpufn.deploy.by_value.pickler import Pickled
 
 PICKLE_NAME = "function.pkl"
 
+_LARGE_BYTES = 8 << 20  # a pickle above it is rarely intended
 _NO_CONTENTS: Mapping[str, bytes] = MappingProxyType({})
 
 AnyFunction = Function[..., Any, Any] | FunctionClass
@@ -124,49 +126,43 @@ def pack_pickle(
     function: AnyFunction, include: Sequence[str] = (), contents: Mapping[str, bytes] = _NO_CONTENTS
 ) -> Bundle:
     """Bundle `function` by value. Raises InvalidBundle if it refers to an object that cannot be pickled."""
-    try:
-        data, imported = _pickle_by_value(function)
-    except Exception as error:
-        raise InvalidBundle(
-            f"{function.__qualname__} cannot be sent by value: {error}. Create the object inside the function, or move "
-            "the function to the top level of a file and deploy that file"
-        ) from error
+    pickled = _pickled(function)
     files = Collector([Path.cwd(), *_import_roots_of("__main__"), *_import_roots_of(function.raw.__module__)])
-    for _, text, _ in pickletools.genops(data):
+    for _, text, _ in pickletools.genops(pickled.data):
         if isinstance(text, str) and text in sys.modules and text != "__main__":
             files.add(text)
-    for name in imported:
+    for name in pickled.imported:
         files.add(name)
     files.include(Path.cwd(), include)
-    files.put(PICKLE_NAME, data)
+    files.put(PICKLE_NAME, pickled.data)
+    files.put_all(pickled.cells)
     files.put_all(contents)
     return files.bundle()
 
 
-def _pickle_by_value(function: AnyFunction) -> tuple[bytes, list[str]]:
-    """Return a function's pickle, and the modules that its code imports at run time, which the pickle does not name.
+def _pickled(function: AnyFunction) -> Pickled:
+    """Pickle `function`. Raises InvalidBundle, which names the variable; warns of a large one."""
+    from gpufn.deploy.by_value.pickler import pickle_by_value  # noqa: PLC0415
+    from gpufn.deploy.by_value.variables import describe, largest_variable, refused_variable  # noqa: PLC0415
 
-    The pickle does not have the names in string type hints either, so the hints are evaluated first.
-    """
-    import cloudpickle  # noqa: PLC0415
-
-    imported: dict[str, None] = {}
-
-    class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # untyped
-        def reducer_override(self, obj: Any) -> Any:
-            if isinstance(obj, CodeType):
-                imported.update(dict.fromkeys(imports_of(obj)))
-            elif isinstance(obj, (FunctionType, type)) and (
-                obj.__module__ == "__main__" or "<locals>" in obj.__qualname__
-            ):
-                if isinstance(obj, type) and issubclass(obj, msgspec.Struct):
-                    raise TypeError(f"{obj.__qualname__} is a msgspec.Struct, which loses its fields when pickled")
-                type_hints.resolve_in_place(obj)
-            return super().reducer_override(obj)
-
-    buffer = io.BytesIO()
-    Pickler(buffer).dump(function)
-    return buffer.getvalue(), list(imported)
+    try:
+        pickled = pickle_by_value(function)
+    except Exception as error:
+        refused = refused_variable(function)
+        raise InvalidBundle(
+            f"{function.__qualname__} cannot be sent by value: {error if refused is None else describe(refused)}. "
+            "Create the object inside the function or in @enter, or move the function to the top level of a file and "
+            "deploy that file"
+        ) from error
+    if len(pickled.data) > _LARGE_BYTES:
+        name, size = largest_variable(function)
+        if size > _LARGE_BYTES // 2:
+            warnings.warn(
+                f"{function.__qualname__} is sent with its variable {name} of {format_bytes(size)}: each worker reads "
+                "it at its start. Load large data in the function, or pass it as an argument",
+                stacklevel=2,
+            )
+    return pickled
 
 
 def _import_roots_of(name: str) -> list[Path]:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+import linecache
 import os
 import pickle
 import subprocess
@@ -13,7 +14,7 @@ import msgspec
 import numpy as np  # noqa: F401  (imported already, as in a process that deploys)
 import pytest
 
-from gpufn import gpu_function
+from gpufn import gpu_function, method
 from gpufn.deploy import bundle as _bundle
 from gpufn_core.errors import InvalidBundle
 from gpufn_core.spec.function_spec import Packaging
@@ -376,17 +377,69 @@ def test_a_struct_is_not_sent_by_value_for_it_would_arrive_without_its_fields() 
         _bundle.pack_pickle(grown)
 
 
-def test_what_cannot_be_pickled_is_said() -> None:
+def test_a_refusal_names_the_variable_and_the_way_to_it() -> None:
     import threading
 
     lock = threading.Lock()
+    config = {"name": "a", "locks": [lock]}
+
+    def helper() -> object:
+        return config
 
     @gpu_function
-    def locked() -> bool:
+    def direct() -> bool:
         return lock.locked()
 
-    message = (
-        r"locked cannot be sent by value: cannot pickle '_thread\.lock' object.*, or move the function to the top level"
-    )
-    with pytest.raises(InvalidBundle, match=message):
-        _bundle.pack_pickle(locked)
+    @gpu_function
+    def indirect(x: int = 1) -> object:
+        return [helper() for _ in range(x)]
+
+    @gpu_function
+    class Holder:
+        @method
+        def get(self) -> object:
+            return lock
+
+    for function, way in (
+        (direct, r"lock \(lock\)"),
+        (indirect, r"helper → config\['locks'\]\[0\] \(lock\)"),
+        (Holder, r"get → lock \(lock\)"),
+    ):
+        with pytest.raises(InvalidBundle, match=rf"its variable {way}: cannot pickle '_thread\.lock' object"):
+            _bundle.pack_pickle(function)
+
+
+_CELL = """
+secret = "hunter2"
+
+@gpu_function
+def f(x):
+    return [1 / each for each in range(x)]
+"""
+
+
+def _cell(number: int) -> Any:
+    """Define `f` as a notebook does: the source is known to linecache, and there is no file."""
+    file = f"/tmp/ipykernel_{number}/1.py"
+    linecache.cache[file] = (len(_CELL), None, _CELL.splitlines(True), file)
+    namespace = {"gpu_function": gpu_function, "__name__": "__main__"}
+    exec(compile(_CELL, file, "exec"), namespace)
+    return namespace["f"]
+
+
+def test_the_lines_of_a_cell_come_along_and_the_process_makes_no_difference() -> None:
+    bundle = _bundle.pack_pickle(_cell(1))
+    assert bundle.data == _bundle.pack_pickle(_cell(2)).data
+    (source,) = (text for name, text in bundle.contents().items() if name.startswith("cell-"))
+    assert source.decode().splitlines() == ["", "", "", *_CELL.splitlines()[3:]]
+
+
+def test_a_large_variable_is_named() -> None:
+    table, small = bytes(9 << 20), bytes(1 << 10)
+
+    @gpu_function
+    def sized() -> int:
+        return len(table) + len(small)
+
+    with pytest.warns(UserWarning, match=r"its variable table of 9 MiB"):
+        _bundle.pack_pickle(sized)
