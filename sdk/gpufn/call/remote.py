@@ -118,8 +118,8 @@ class Remote(Generic[P, R, V]):
 
         The failure of an item is raised at its turn, or with `return_exceptions=True` takes the place of its result. At
         most `window` items (10,000) are sent ahead of the results that were read, so the iterables may be endless.
-        `progress=True` shows a progress bar. The `id` of an earlier map continues it: items that it accepted are not
-        sent again, and results start `after` a cursor.
+        `progress=True`, the default in a notebook, shows a progress bar. The `id` of an earlier map continues it: items
+        that it accepted are not sent again, and results start `after` a cursor.
         """
         from gpufn.maps import map as _map  # noqa: PLC0415
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar, cast
 
 from gpufn.call import transport
 from gpufn.call.result_decoding import PLAIN, ResultReader, remote_traceback
 from gpufn.call.threads import in_thread
+from gpufn.call.transport_protocol import ViewTransport
 from gpufn.declare.argument_checks import check_seconds
 from gpufn.declare.did_you_mean import CALL_HINTS, attribute_error
 from gpufn_core.domain.invocation import InvocationState
-from gpufn_core.errors import InvalidInput
+from gpufn_core.errors import GpufnError, InvalidInput
 from gpufn_core.ids import is_call_or_item_id
 
 V = TypeVar("V")  # the result of a remote call
@@ -68,6 +70,15 @@ class Call(Generic[V]):
 
         def __getattr__(self, name: str) -> NoReturn:
             raise attribute_error(self, name, CALL_HINTS)
+
+    def _repr_html_(self) -> str | None:
+        """Return the state, and why the call waits, for a notebook. None if the gateway does not respond now."""
+        current = transport.current()
+        if not isinstance(current, ViewTransport):
+            return None
+        with contextlib.suppress(GpufnError):
+            return current.view(self.id)._repr_html_()
+        return None
 
     def __repr__(self) -> str:
         return f"Call({self.id!r})"

@@ -13,7 +13,7 @@ from gpufn_core.domain.invocation import InvocationState
 from gpufn_core.spec.priority import Priority
 
 if TYPE_CHECKING:
-    from gpufn.client.views import MapView
+    from gpufn.client.views import InvocationView, MapView
     from gpufn.maps.reader import ItemOutcome
 
 
@@ -74,6 +74,13 @@ class Transport(Protocol):
     def cancel(self, invocation: str) -> bool:
         """Cancel an invocation. Return False if it had already ended."""
         ...
+
+
+@runtime_checkable
+class ViewTransport(Protocol):
+    """A Transport that shows calls."""
+
+    def view(self, invocation: str) -> InvocationView: ...
 
 
 @runtime_checkable

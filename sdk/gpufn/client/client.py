@@ -23,6 +23,7 @@ from gpufn.client.http_models import ModelRequests
 from gpufn.client.views import (
     AuditPage,
     FunctionView,
+    FunctionViews,
     InvocationView,
     KeyView,
     PrincipalView,
@@ -132,12 +133,12 @@ class Client(CallApi, ModelRequests):
             deployments.append(deployment)
         if wait:
             return self._finish(deployments, timeout_s)
-        return [deployment.view for deployment in deployments if deployment.view is not None]
+        return FunctionViews(deployment.view for deployment in deployments if deployment.view is not None)
 
     def _finish(self, deployments: Sequence[Deployment], timeout_s: float | None) -> list[FunctionView]:
         from gpufn.deploy import deployment as _deployment  # noqa: PLC0415
 
-        views: list[FunctionView] = []
+        views = FunctionViews()
         failures: list[Exception] = []
         for deployment in deployments:
             try:

@@ -15,6 +15,7 @@ from gpufn.client.views import (
     AppView,
     BuildingRevision,
     FunctionView,
+    FunctionViews,
     InvocationView,
     RevisionProgress,
     RevisionView,
@@ -38,7 +39,7 @@ class FunctionRequests(Requests):
 
     def functions(self) -> list[FunctionView]:
         """List the deployed functions by name."""
-        return self._member(list[FunctionView], "functions", "GET", "/v1/functions")
+        return FunctionViews(self._member(list[FunctionView], "functions", "GET", "/v1/functions"))
 
     def function(self, name: str, *, env_values: bool = False) -> FunctionView:
         """Return one function. Raises FunctionNotFound, Forbidden.

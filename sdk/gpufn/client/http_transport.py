@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from gpufn.call.transport_protocol import EncodedCall, Target
 from gpufn.client.call_api import CallApi
-from gpufn.client.views import MapView
+from gpufn.client.views import InvocationView, MapView
 from gpufn.declare.declarations import declarations_of
 from gpufn.maps.reader import ItemOutcome
 from gpufn_core.domain.invocation import InvocationState
@@ -79,6 +79,9 @@ class HttpTransport:
 
     def status(self, invocation: str) -> InvocationState:
         return self.client.invocation(invocation).state
+
+    def view(self, invocation: str) -> InvocationView:
+        return self.client.invocation(invocation)
 
     def result(self, invocation: str, *, timeout_s: float | None = None) -> tuple[str, bytes]:
         answer = self.client.result_raw(invocation, timeout_s=timeout_s)

@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from gpufn.notebook import html
 from gpufn_core.domain.engine import Accuracy, BuildStage, BuildState, Latency
 from gpufn_core.domain.invocation import InvocationState
 from gpufn_core.domain.revision import Check, Lease, RevisionState, Source
@@ -52,9 +53,40 @@ class FunctionView(msgspec.Struct, frozen=True, kw_only=True):
     deployed_at: float | None = None  # of the active revision
     lease: Lease | None = None  # of a temporary function
 
+    @property
+    def note(self) -> str:
+        """The reason why workers do not start or calls wait, on one line, or ""."""
+        if self.start_error:
+            reason, _, _ = self.start_error.summary.partition("\n")
+            return f"does not start: {reason}"
+        return f"calls wait: {self.waiting.detail}" if self.waiting else ""
+
+    def _repr_html_(self) -> str:
+        return html.fields(
+            f"{self.name}@{self.active}",
+            [
+                ("serving", None if self.serving == self.active else f"{self.name}@{self.serving}"),
+                ("workers", f"{self.workers}; {self.wanted} wanted"),
+                ("calls", _calls(self.queued, self.running)),
+                ("reason", self.reason),
+                ("calls wait", self.waiting and self.waiting.detail),
+                ("start error", self.start_error and self.start_error.summary),
+            ],
+        )
+
     def __repr__(self) -> str:
         serving = "" if self.serving == self.active else f", {self.serving} serves"
         return f"<FunctionView {self.name}@{self.active}{serving}, {self.workers.ready} ready>"
+
+
+class FunctionViews(list[FunctionView]):
+    """A list that a notebook shows as a table."""
+
+    def _repr_html_(self) -> str:
+        return html.rows(
+            ["function", "workers", "calls", "note"],
+            [(f"{one.name}@{one.active}", one.workers, _calls(one.queued, one.running), one.note) for one in self],
+        )
 
 
 class AppView(msgspec.Struct, frozen=True, kw_only=True):
@@ -100,6 +132,9 @@ class MapView(msgspec.Struct, frozen=True, kw_only=True):
     submitted_at: float = 0.0
     accepted: int = 0
     ended: int = 0
+
+    def _repr_html_(self) -> str:
+        return html.progress(f"{self.function} {self.state}", self.ended, self.accepted)
 
 
 class BuildAhead(msgspec.Struct, frozen=True, kw_only=True):
@@ -222,6 +257,18 @@ class WhyView(msgspec.Struct, frozen=True, kw_only=True):
     start_error: ErrorInfo | None = None
     next: NextRevision | None = None
 
+    def _repr_html_(self) -> str:
+        return html.fields(
+            self.function,
+            [
+                ("workers", f"{self.workers}; {self.wanted} wanted"),
+                ("reason", self.reason),
+                ("calls", _calls(self.queued, self.running)),
+                ("calls wait", self.waiting and f"{self.waiting.detail} ({self.waiting.reason})"),
+                ("start error", self.start_error and self.start_error.summary),
+            ],
+        )
+
 
 class InvocationView(msgspec.Struct, frozen=True, kw_only=True):
     id: str
@@ -253,6 +300,24 @@ class InvocationView(msgspec.Struct, frozen=True, kw_only=True):
     def cause(self) -> str:
         """The error on one line, or "" if the call has not failed."""
         return _cause(self.error)
+
+    def _repr_html_(self) -> str:
+        progress = self.progress
+        return html.fields(
+            self.id,
+            [
+                ("function", f"{self.function}@{self.revision}" if self.revision else self.function),
+                ("state", self.state.value),
+                ("waits", self.waiting and self.waiting.detail),
+                ("place in the queue", self.place),
+                ("starts in", _seconds(self.eta_s)),
+                ("progress", progress and f"{progress.fraction:.0%} {progress.message}".rstrip()),
+                ("waited", _seconds(self.queue_s)),
+                ("ran", _seconds(self.run_s)),
+                ("attempts", self.attempt if self.attempt > 1 else None),
+                ("error", self.cause),
+            ],
+        )
 
 
 class DeadLetterView(msgspec.Struct, frozen=True, kw_only=True):
@@ -437,6 +502,14 @@ class Problem(ErrorInfo, frozen=True, rename={"message": "detail"}):
     code: str = ""
     message: str = ""
     title: str = ""
+
+
+def _calls(queued: int | None, running: int | None) -> str:
+    return "" if queued is None or running is None else f"{queued} queued, {running} running"
+
+
+def _seconds(seconds: float | None) -> str:
+    return "" if seconds is None else f"{seconds:.3g} s"
 
 
 def _cause(error: dict[str, Any] | None) -> str:

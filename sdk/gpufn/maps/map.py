@@ -22,7 +22,8 @@ from gpufn.call.threads import in_thread
 from gpufn.call.transport_protocol import MapTransport, Target
 from gpufn.maps import local_map
 from gpufn.maps.platform_map import MapKeywords, MapOptions, PlatformMap
-from gpufn.maps.progress_bar import Bar
+from gpufn.maps.progress_bar import bar_of
+from gpufn.notebook.kernel import is_notebook
 from gpufn_core.errors import InvalidInput, MapNotFound
 from gpufn_core.ids import new_map_id
 
@@ -188,7 +189,7 @@ def begin(
         results = platform_map.results()
     else:
         results = local_map.results(call, arguments, name=target.function, **_local_options(options))
-    if options.progress:
+    if _shows_progress(options):
         results = _with_bar(results, target.function, total, platform_map)
     return Map(results, platform_map)
 
@@ -209,7 +210,7 @@ def begin_async(
         results = _platform_results(platform_map, function, arguments, total)
     else:
         results = local_map.results_async(call, arguments, **_local_options(options))
-    if options.progress:
+    if _shows_progress(options):
         results = _with_bar_async(results, function.target().function, total, platform_map)
     return AsyncMap(results, platform_map)
 
@@ -242,6 +243,10 @@ def _is_short(total: int | None, options: MapOptions) -> bool:
     return total is not None and total <= _SHORT and options.id is None
 
 
+def _shows_progress(options: MapOptions) -> bool:
+    return is_notebook() if options.progress is None else options.progress
+
+
 def _local_options(options: MapOptions) -> dict[str, Any]:
     if options.id is not None:
         raise InvalidInput("only a map through a gateway has an id, not one inside a worker or in gpufn.testing")
@@ -260,7 +265,7 @@ def _map_transport() -> MapTransport:
 
 
 def _with_bar(results: Iterator[V], name: str, total: int | None, platform_map: PlatformMap | None) -> Iterator[V]:
-    with Bar(name, total) as bar:
+    with bar_of(name, total) as bar:
         if platform_map is not None:
             platform_map.wait_display.bar = bar
         for result in results:
@@ -271,7 +276,7 @@ def _with_bar(results: Iterator[V], name: str, total: int | None, platform_map: 
 async def _with_bar_async(
     results: AsyncIterator[V], name: str, total: int | None, platform_map: PlatformMap | None
 ) -> AsyncIterator[V]:
-    with Bar(name, total) as bar:
+    with bar_of(name, total) as bar:
         if platform_map is not None:
             platform_map.wait_display.bar = bar
         async for result in results:

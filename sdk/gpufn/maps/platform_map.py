@@ -31,14 +31,14 @@ class MapKeywords(TypedDict, total=False):
     ordered: bool
     return_exceptions: bool
     window: int | None
-    progress: bool
+    progress: bool | None
     id: str | None
     after: str | None
     max_wait: float | None
 
 
 class MapOptions(NamedTuple):
-    """The options of a map. None for `window` means the default.
+    """The options of a map. None means the default: for `progress`, True in a notebook.
 
     A limit of the API key that lasts longer than `max_wait` seconds (60) raises RateLimited; the map waits for a
     shorter one.
@@ -47,7 +47,7 @@ class MapOptions(NamedTuple):
     ordered: bool = True
     return_exceptions: bool = False
     window: int | None = None
-    progress: bool = False
+    progress: bool | None = None
     id: str | None = None
     after: str | None = None
     max_wait: float | None = None

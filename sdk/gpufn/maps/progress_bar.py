@@ -1,4 +1,7 @@
-"""Progress bar on standard error that counts the results of a map. Shows nothing if rich is not installed."""
+"""Progress bar that counts the results of a map: in a notebook below the cell, else on standard error.
+
+On standard error it shows nothing if rich is not installed.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,20 @@ import sys
 from types import TracebackType
 from typing import Any, Self
 
+from gpufn.notebook.kernel import is_notebook
+from gpufn.notebook.progress import NotebookBar
+
+
+def bar_of(name: str, total: int | None) -> Bar | NotebookBar:
+    """Return the bar of a map, for a `with` block. `total` is the number of items, or None if it is unknown."""
+    return NotebookBar(name, total) if is_notebook() else Bar(name, total)
+
 
 class WaitDisplay:
     """Shows why the items of a map are not being sent: on its bar, or without a bar or rich as a line at a terminal."""
 
     def __init__(self) -> None:
-        self.bar: Bar | None = None
+        self.bar: Bar | NotebookBar | None = None
 
     def __call__(self, text: str) -> None:
         if self.bar is not None and self.bar.is_drawn:

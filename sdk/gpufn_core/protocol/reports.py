@@ -173,6 +173,14 @@ class WorkerCounts(msgspec.Struct, frozen=True):
     parked: int = 0
     resuming: int = 0
 
+    def __str__(self) -> str:
+        """
+        >>> str(WorkerCounts(ready=2, parked=1)), str(WorkerCounts())
+        ('2 ready, 1 parked', '0')
+        """
+        parts = [f"{getattr(self, state)} {state}" for state in self.__struct_fields__ if getattr(self, state)]
+        return ", ".join(parts) or "0"
+
 
 class WaitReason(enum.StrEnum):
     NO_CAPACITY = "no_capacity"

@@ -400,11 +400,12 @@ def test_a_refusal_names_the_variable_and_the_way_to_it() -> None:
         def get(self) -> object:
             return lock
 
-    for function, way in (
+    cases: list[tuple[Any, str]] = [
         (direct, r"lock \(lock\)"),
         (indirect, r"helper → config\['locks'\]\[0\] \(lock\)"),
         (Holder, r"get → lock \(lock\)"),
-    ):
+    ]
+    for function, way in cases:
         with pytest.raises(InvalidBundle, match=rf"its variable {way}: cannot pickle '_thread\.lock' object"):
             _bundle.pack_pickle(function)
 

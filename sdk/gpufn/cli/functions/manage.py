@@ -25,7 +25,6 @@ from gpufn_core.spec.priority import Priority
 
 if TYPE_CHECKING:
     from gpufn.client.views import FunctionView
-    from gpufn_core.protocol.reports import WorkerCounts
 
 
 @click.command(cls=Command)
@@ -46,11 +45,11 @@ def ls(json: bool) -> None:
             (
                 view.name,
                 _revision(view),
-                workers(view.workers),
+                view.workers,
                 _known(view.queued),
                 _known(view.running),
                 ago(view.updated_at),
-                _note(view),
+                view.note,
             )
             for view in views
         ],
@@ -87,9 +86,9 @@ def describe(name: str, env_values: bool, json: bool) -> None:
             ("source", view.source and str(view.source)),
             ("deployed", _deployed(view)),
             ("temporary", view.lease and "deleted when its client ends"),
-            ("workers", workers(view.workers)),
+            ("workers", view.workers),
             ("calls", f"{_known(view.queued)} queued, {_known(view.running)} running"),
-            ("note", _note(view)),
+            ("note", view.note),
             ("call duration", view.service_s and duration(view.service_s)),
             ("cold start", view.cold_start_s and duration(view.cold_start_s)),
             ("gpu", " or ".join(resources.get("gpu", [])) and f"{' or '.join(resources['gpu'])}, {resources['share']}"),
@@ -187,12 +186,6 @@ def rm(name: str, yes: bool, json: bool) -> None:
     say_or_json(f"deleted {view.name}", {"deleted": view.name}, json=json)
 
 
-def workers(counts: WorkerCounts) -> str:
-    """Format worker counts, such as `2 ready, 1 starting`."""
-    parts = [f"{getattr(counts, state)} {state}" for state in counts.__struct_fields__ if getattr(counts, state)]
-    return ", ".join(parts) or "0"
-
-
 def _revision(view: FunctionView) -> str:
     return str(view.active) if view.active == view.serving else f"{view.active} (still serving {view.serving})"
 
@@ -206,10 +199,3 @@ def _deployed(view: FunctionView) -> str:
 
 def _known(count: int | None) -> str:
     return "?" if count is None else str(count)
-
-
-def _note(view: FunctionView) -> str:
-    if view.start_error:
-        reason, _, _ = view.start_error.summary.partition("\n")
-        return f"does not start: {reason}"
-    return f"calls wait: {view.waiting.detail}" if view.waiting else ""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import click
 
-from gpufn.cli.functions.manage import workers
 from gpufn.cli.terminal.command import Command, connect, json_option
 from gpufn.cli.terminal.name_completion import function_name
 from gpufn.cli.terminal.output import ago, duration, print_fields, print_json
@@ -29,7 +28,7 @@ def why(name: str, verbose: bool, json: bool) -> None:
     waiting = view.waiting
     print_fields(
         [
-            ("workers", f"{workers(view.workers)}; {view.wanted} wanted"),
+            ("workers", f"{view.workers}; {view.wanted} wanted"),
             ("reason", view.reason),
             ("calls", "unknown yet" if unknown else f"{view.queued} queued, {view.running} running"),
             ("by priority", _by_priority(view.classes or {})),

@@ -1,1 +1,1 @@
-"""Functions that are sent by value: those of a notebook, of `__main__`, and closures."""
+"""Functions that are sent by value: in a notebook, in `__main__`, and closures."""

@@ -53,7 +53,7 @@ def _refused(thing: Any, way: str, seen: set[int], depth: int) -> Refused | None
 def _parts(thing: Any, way: str) -> Iterator[tuple[str, Any]]:
     """Yield the objects that `thing` consists of, with the way to them.
 
-    Not those of a library's object: its user does not know them.
+    An object of a library yields nothing: its attributes mean nothing to the user.
     """
     match thing:
         case Mapping():
@@ -68,7 +68,7 @@ def _parts(thing: Any, way: str) -> Iterator[tuple[str, Any]]:
 
 
 def _variables(thing: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the globals, closure variables and defaults of a function, or those of the methods of a class."""
+    """Yield the globals, closure variables and defaults of a function, or the attributes of a class."""
     thing = thing.raw if isinstance(thing, (Function, FunctionClass)) else thing
     if isinstance(thing, type):
         if is_sent_by_value(thing):
