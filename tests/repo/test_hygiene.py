@@ -17,6 +17,7 @@ _TEXT = {".py", ".md", ".toml", ".yaml", ".yml", ".json", ".lua", ".txt", ".sh",
 _MACHINE_PATH = re.compile(r"(?<![\w.~$}])/(?:home|root|Users|work|workspace|mnt|opt/(?:wheels|pypi))/[\w.-]+")
 _UNPICKLES = {  # a pickle runs code where it is read (docs/decisions/0030-pickle-is-opt-in.md)
     "cloudpickle.loads": {"sdk/gpufn_core/encoding/native.py"},  # of those who said so
+    "joblib.load": {"sdk/gpufn/deploy/convert/sklearn_files.py"},  # on the machine of the deployer, with --trust-model
     "cloudpickle.load": {"runtime/gpufn_runtime/worker/arguments/loader.py"},  # a function that was deployed by value
 }
 # Packages that read pickles, or what else is a program, and where they may be imported.

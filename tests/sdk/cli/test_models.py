@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 from gpufn.cli import app
 from gpufn.cli.models.build_progress import build_progress, describe_progress
 from gpufn.client.views import BuildAhead, BuildView
-from gpufn.deploy.torch_export import check_tensors, module_and_inputs
+from gpufn.deploy.convert.torch_factory import check_tensors, module_and_inputs
 from gpufn_core.domain.engine import BuildStage, BuildState
 from gpufn_core.errors import InvalidSpec
 from tests.sdk.conftest import Project, StubGateway
@@ -204,7 +204,8 @@ def test_debug_shows_the_compilers_log(platform: StubGateway, monkeypatch: pytes
         (["deploy", "net.onnx", "--tolerance", "l2"], 2, "gpufn: --tolerance must be a limit such as atol="),
         (["deploy", "net.onnx", "--tolerance", "rel_l2=nan"], 2, "gpufn: tolerance is a dict of atol, rtol, "),
         (["deploy", "net.onnx", "--tolerance", "max_abs=inf"], 2, "gpufn: tolerance is a dict of atol, rtol, "),
-        (["build", "net.pt"], 2, "gpufn: net.pt is neither an ONNX file (.onnx) nor FILE.py:FACTORY"),
+        (["build", "net.pb"], 2, "gpufn: net.pb is no model: pass MODEL.onnx, .pt, .pt2, .skops"),
+        (["build", "net.pt"], 2, "gpufn: there is no file net.pt"),
         (["build", "no.py:make"], 2, "gpufn: there is no file no.py"),
         (["build", "app.py:make"], 1, "gpufn: cannot export app.py:make: app.py has no function make"),
         (

@@ -14,7 +14,7 @@ import click
 from gpufn.cli.models.options import (
     ModelOptions,
     WorkerOptions,
-    is_model,
+    check_trust,
     model_options,
     name_of,
     onnx_of,
@@ -22,6 +22,7 @@ from gpufn.cli.models.options import (
 )
 from gpufn.cli.terminal.command import PATH, Argument, Command, FloatRange, connect, json_option
 from gpufn.cli.terminal.output import as_usage_error, print_json, say, size, step
+from gpufn.deploy.convert.formats import Format, format_of
 from gpufn.deploy.signing_key import read_signer
 from gpufn_core.errors import Conflict, FunctionNotFound, GpufnError, InvalidSpec, UntrustedDeploy
 from gpufn_core.ids import new_ulid
@@ -41,7 +42,8 @@ if TYPE_CHECKING:
     "file",
     cls=Argument,
     type=click.Path(readable=False),  # for completion; a model is a path, or FILE.py:FACTORY
-    help="Python file with @gpu_function, or a model: MODEL.onnx or FILE.py:FACTORY.",
+    help="Python file with @gpu_function, or a model: a file of ONNX, torch or scikit-learn, a folder of MLflow, or "
+    "FILE.py:FACTORY.",
 )
 @click.option(
     "--name", multiple=True, help="Function to deploy (default: all of the file; repeatable), or the name of a model."
@@ -107,12 +109,15 @@ def deploy(
     `gpufn apps rollback` undoes a deploy as a whole.
 
     A model is a function without code that maps tensors to tensors. Clients of the Open Inference Protocol call it
-    under /v2/models/NAME. FILE.py:FACTORY is a function that returns a torch module and example inputs.
+    under /v2/models/NAME. FILE.py:FACTORY is a function that returns a torch module and example inputs. Files of torch
+    (.pt, .pt2) and scikit-learn (.skops, .joblib) are converted to ONNX. A folder of MLflow becomes a class with the
+    method `predict`, which takes the JSON of MLflow's scoring server.
     """
     for_model = ModelOptions(**{name: options.pop(name) for name in ModelOptions._fields})
-    if prune and (name or is_model(file)):
+    form = format_of(file)
+    if prune and (name or form is not None):
         raise click.BadParameter("--prune is for all functions of a file: remove --name, or deploy a Python file")
-    read = _read_model if is_model(file) else _read_file
+    read = _read_file if form is None else _read_mlflow if form is Format.MLFLOW else _read_model
     with as_usage_error("--sign"):
         signer = read_signer(sign)
     home = home_of_deploy(app, env)
@@ -120,7 +125,7 @@ def deploy(
     with read(selection, for_model, WorkerOptions(**options)) as deployables, connect() as client:
         deploy_options = {"force": force, "check": check, "replace": replace, "signer": signer}
         _deploy(client, deployables, wait=wait, timeout_s=timeout, json=json, **deploy_options)
-        if not name and not is_model(file):
+        if not name and form is None:
             _prune(client, deployables, file, is_wanted=prune)
 
 
@@ -172,12 +177,31 @@ def _read_model(
     file, names, include, home = selection
     if include:
         raise click.BadParameter("--include is only for a file with functions; a model's weights are sent with it")
-    with onnx_of(file) as onnx:
+    with onnx_of(file, model_options) as onnx:
         with step(f"Reading {file}"), as_usage_error():
             options = {"name": _single(names) or name_of(file), **worker_options.specified()}
             deployable = _deployment.deployable_model(model_options.model(onnx), options, home)
             source = source_of_file(Path(file if Path(file).exists() else file.rpartition(":")[0]))
         yield [deployable._replace(source=source)]
+
+
+@contextlib.contextmanager
+def _read_mlflow(
+    selection: _Selection, model_options: ModelOptions, worker_options: WorkerOptions
+) -> Iterator[list[Deployable]]:
+    """Yield the function that serves a folder of MLflow. Its file is removed after the `with`."""
+    from gpufn.deploy.convert.mlflow_folder import app_of  # noqa: PLC0415
+    from gpufn.deploy.deploy_source import source_of_file  # noqa: PLC0415
+
+    file, names, include, home = selection
+    check_trust(file, Format.MLFLOW, model_options)
+    if options := [name for name in model_options.specified() if name != "trust_model"]:
+        option = options[0].replace("_", "-")
+        raise click.BadParameter(f"--{option} is for models that become ONNX; MLflow computes this one")
+    name = _single(names) or name_of(file)
+    source = source_of_file(Path(file, "MLmodel"))
+    with app_of(Path(file), {"name": name, **worker_options.specified()}) as app:
+        yield [each._replace(source=source) for each in read_functions(str(app), [], include, home)]
 
 
 @contextlib.contextmanager

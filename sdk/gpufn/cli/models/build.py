@@ -9,7 +9,7 @@ import click
 import msgspec
 
 from gpufn.cli.calls.arguments import check_output
-from gpufn.cli.models.options import ModelOptions, is_model, model_options, onnx_of
+from gpufn.cli.models.options import ModelOptions, model_options, onnx_of
 from gpufn.cli.terminal.command import PATH, Argument, Command, connect, json_option
 from gpufn.cli.terminal.output import (
     WrongUsage,
@@ -22,6 +22,7 @@ from gpufn.cli.terminal.output import (
     size,
     step,
 )
+from gpufn.deploy.convert.formats import NAMES, format_of
 from gpufn_core.domain.engine import Accuracy, Latency
 from gpufn_core.errors import BuildFailed, GpufnError
 
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     "model",
     cls=Argument,
     type=click.Path(readable=False),  # for completion; it is a path, or FILE.py:FACTORY
-    help="ONNX file, or FILE.py:FACTORY for a torch module.",
+    help="ONNX file, a file of torch or scikit-learn, or FILE.py:FACTORY for a torch module.",
 )
 @model_options
 @click.option("--device", help="Device kind, as in `gpufn nodes`. Default: the CPU.")
@@ -52,14 +53,15 @@ def build(*, model: str, device: str | None, report: Path | None, wait: bool, js
     from gpufn.deploy.build_wait import upload, wait_until_ended  # noqa: PLC0415
     from gpufn.deploy.model_files import prepare  # noqa: PLC0415
 
-    if not is_model(model):
-        raise WrongUsage(f"{model} is neither an ONNX file (.onnx) nor FILE.py:FACTORY")
+    if format_of(model) is None:
+        raise WrongUsage(f"{model} is no model: pass {NAMES}")
+    model_of = ModelOptions(**options)
     if report is not None and not wait:
         raise WrongUsage("--report needs the end of the build: omit --no-wait")
     check_output(report)
-    with onnx_of(model) as onnx, connect() as client:
+    with onnx_of(model, model_of) as onnx, connect() as client:
         with step(f"Reading {model}"), as_usage_error():
-            spec, paths = prepare("model", ModelOptions(**options).model(onnx), Path.cwd())
+            spec, paths = prepare("model", model_of.model(onnx), Path.cwd())
         with step(f"Uploading {size(sum(path.stat().st_size for path in paths.values()))}") as update:
             upload(client, paths, update)
         started = client.create_build(spec, device)

@@ -1,4 +1,4 @@
-"""Options of models for `deploy` and `build`, options of their workers for `deploy`, and the export to ONNX."""
+"""Options of models for `deploy` and `build`, options of their workers for `deploy`, and the conversion to ONNX."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import click
 
 from gpufn.cli.terminal.command import PATH, FloatRange, IntRange, options_together
 from gpufn.cli.terminal.output import WrongUsage, step
+from gpufn.deploy.convert.formats import NAMES, Format, format_of, split_factory
 from gpufn_core.errors import InvalidSpec
 from gpufn_core.spec.model_spec import MAX_BUILD_TIMEOUT_S, MIN_BUILD_TIMEOUT_S
 
@@ -51,6 +52,12 @@ model_options = options_together(
         type=FloatRange(min=MIN_BUILD_TIMEOUT_S, max=MAX_BUILD_TIMEOUT_S),
         help="Seconds without progress after which the build of a model ends. Default: the builder's, 600.",
     ),
+    click.option(
+        "--trust-model",
+        is_flag=True,
+        help="Accept a model whose file can run code: .joblib, .pkl, .pt2 and some .skops on this machine, a folder of "
+        "MLflow in the workers.",
+    ),
 )
 worker_options = options_together(
     click.option(
@@ -71,16 +78,6 @@ worker_options = options_together(
     ),
 )
 
-_FACTORY = re.compile(r"(?P<file>.+\.py):(?P<factory>[A-Za-z_]\w*)")
-
-
-def is_model(source: str) -> bool:
-    """
-    >>> is_model("net.onnx"), is_model("app.py:make_model"), is_model("app.py")
-    (True, True, False)
-    """
-    return source.lower().endswith(".onnx") or _FACTORY.fullmatch(source) is not None
-
 
 class ModelOptions(NamedTuple):
     """Options of a model from the command line; None or empty if not given."""
@@ -93,6 +90,7 @@ class ModelOptions(NamedTuple):
     no_verify: bool
     allow_cpu: bool
     build_timeout: float | None
+    trust_model: bool
 
     def specified(self) -> list[str]:
         return [name for name, value in self._asdict().items() if value]
@@ -133,8 +131,8 @@ def name_of(source: str) -> str:
     >>> name_of("models/ResNet18 v1.onnx"), name_of("app.py:make_model")
     ('resnet18-v1', 'make-model')
     """
-    factory = _FACTORY.fullmatch(source)
-    plain = factory["factory"] if factory else Path(source).stem
+    factory = split_factory(source)
+    plain = factory[1] if factory else Path(source).resolve().stem
     name = re.sub(r"[^a-z0-9]+", "-", plain.lower()).strip("-")[:40].rstrip("-")
     if not name:
         raise WrongUsage(f"cannot derive a name from {source}, which has no letter a-z or digit: pass --name")
@@ -142,17 +140,34 @@ def name_of(source: str) -> str:
 
 
 @contextlib.contextmanager
-def onnx_of(source: str) -> Iterator[Path]:
-    """Yield the ONNX file, or export `FILE.py:FACTORY` to a temporary ONNX file."""
-    factory = _FACTORY.fullmatch(source)
-    if factory is None:
+def onnx_of(source: str, options: ModelOptions) -> Iterator[Path]:
+    """Yield the ONNX file. A model of another format is converted to a temporary file."""
+    form = format_of(source)
+    if form is Format.ONNX:
         yield Path(source)
         return
-    with tempfile.TemporaryDirectory(prefix="gpufn-export-") as folder:
-        onnx = Path(folder) / f"{factory['factory']}.onnx"
+    if form is None or form is Format.MLFLOW:
+        raise WrongUsage(f"{source} does not become an ONNX model: pass {NAMES.replace(', a folder of MLflow', '')}")
+    file, _ = split_factory(source) or (source, "")
+    if not Path(file).is_file():
+        raise WrongUsage(f"there is no file {file}")
+    check_trust(source, form, options)
+    with tempfile.TemporaryDirectory(prefix="gpufn-convert-") as folder:
+        factory = split_factory(source)
+        onnx = Path(folder) / f"{factory[1] if factory else Path(source).stem}.onnx"
         with step(f"Exporting {source}"):
-            _export(factory["file"], factory["factory"], onnx)
+            _convert(form, source, onnx, options)
         yield onnx
+
+
+def check_trust(source: str, form: Format, options: ModelOptions) -> None:
+    """Raise a usage error for a model that can run code, without --trust-model."""
+    if form.runs_code and not options.trust_model:
+        where = "in the workers" if form is Format.MLFLOW else "on this machine"
+        raise WrongUsage(
+            f"{source} can contain code that runs {where} when the model is read: if you trust the author, pass "
+            "--trust-model"
+        )
 
 
 def shapes_of(texts: Sequence[str]) -> dict[str, Any]:
@@ -192,17 +207,21 @@ def _shape(text: str) -> tuple[int, ...] | None:
     return tuple(map(int, sizes)) if all(size.isdecimal() for size in sizes) else None
 
 
-def _export(file: str, factory: str, onnx: Path) -> None:
-    """Export in a separate process, because the file may run and load anything."""
+def _convert(form: Format, source: str, onnx: Path, options: ModelOptions) -> None:
+    """Convert in a separate process, because the file may run and load anything."""
     import subprocess  # noqa: PLC0415
 
-    if not Path(file).is_file():
-        raise WrongUsage(f"there is no file {file}")
-    command = [sys.executable, "-m", "gpufn.deploy.torch_export", file, factory, str(onnx)]
+    from gpufn.deploy.convert.options import ConvertOptions, encode  # noqa: PLC0415
+
+    shapes = {
+        name: shape if isinstance(shape[0], int) else shape[1] for name, shape in shapes_of(options.shape).items()
+    }
+    extra = ConvertOptions(shapes, str(options.samples or ""), options.trust_model)
+    command = [sys.executable, "-m", "gpufn.deploy.convert", form.value, source, str(onnx), encode(extra)]
     export = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)  # noqa: S603
     if export.returncode:
         output = (export.stderr or export.stdout).strip()
         last = output.splitlines()[-1] if output else f"the export failed with exit code {export.returncode}"
-        error = InvalidSpec(f"cannot export {file}:{factory}: {last}")
+        error = InvalidSpec(f"cannot export {source}: {last}")
         error.add_note(output)
         raise error

@@ -1,24 +1,19 @@
-"""`python -m gpufn.deploy.torch_export FILE FACTORY ONNX`: export the torch module of a user's factory as ONNX.
-
-A separate process, so that neither the CLI nor the builder imports torch, or a user's file that builds a model. A
-failure is reported on the last line of standard error, with exit code 1.
-"""
+"""The torch module of a user's factory as ONNX."""
 
 from __future__ import annotations
 
 import inspect
-import sys
-import traceback
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from gpufn.declare.function import Function, FunctionClass
 from gpufn.deploy import bundle
+from gpufn.deploy.convert.packages import required
 from gpufn_core.errors import GpufnError, InvalidSpec
 
 
-def main(file: str, factory: str, onnx: str) -> None:
+def convert(file: str, factory: str, onnx: Path) -> None:
     project = bundle.load(Path(file))
     function = getattr(project.module, factory, None)
     if not callable(function):
@@ -26,13 +21,10 @@ def main(file: str, factory: str, onnx: str) -> None:
     if isinstance(function, (Function, FunctionClass)):
         command = f"gpufn deploy {file} --name {function.name}"
         raise InvalidSpec(f"{factory} is a @gpu_function, not a model factory: deploy it with `{command}`")
-    try:
-        import torch  # noqa: PLC0415
-    except ImportError as error:
-        raise InvalidSpec("torch is not installed here: pip install torch onnx onnxscript") from error
+    torch = required("torch", "torch onnx onnxscript")
     try:
         network, inputs = module_and_inputs(function(), torch.nn.Module)
-        export(torch, network, inputs, Path(onnx))
+        export(torch, network, inputs, onnx)
     except GpufnError:
         raise
     except Exception as error:
@@ -96,12 +88,3 @@ def export(torch: Any, network: Any, inputs: tuple[Any, ...] | dict[str, Any], o
             dynamo=True,
             verbose=False,
         )
-
-
-if __name__ == "__main__":
-    try:
-        main(*sys.argv[1:])
-    except GpufnError as error:
-        if error.__cause__ is not None:
-            traceback.print_exception(error.__cause__)
-        sys.exit(error.message)
