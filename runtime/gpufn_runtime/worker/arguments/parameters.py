@@ -306,6 +306,10 @@ def _python_hint(hint: Any) -> Any:
         return hint | bool
     if hint in _PLAIN or hint in _CONTAINERS or hint is ... or _names_class(hint):
         return hint
+    if typing.get_origin(hint) is typing.Annotated:
+        inner, *constraints = typing.get_args(hint)
+        inner = inner if inner in (int, float) else _python_hint(inner)  # msgspec has no constraints of a union
+        return Any if inner is Any else typing.Annotated[(inner, *constraints)]
     origin, args = typing.get_origin(hint), tuple(_python_hint(arg) for arg in typing.get_args(hint))
     if origin in _CONTAINERS:
         return origin[args]

@@ -146,6 +146,8 @@ def plainly(  # type: ignore[no-untyped-def]
     data: bytes = b"",
     texts: list[str] = [],  # noqa: B006
     sizes: dict[str, tuple[int, ...]] = {},  # noqa: B006
+    factor: Annotated[int, msgspec.Meta(ge=1, le=10)] = 1,
+    words: list[Annotated[str, msgspec.Meta(min_length=2)]] = [],  # noqa: B006
     point: Point | None = None,
     boxes: list[Box] = [],  # noqa: B006
     paths: list[pathlib.Path] = [],  # noqa: B006
@@ -164,6 +166,9 @@ def plainly(  # type: ignore[no-untyped-def]
         ({"texts": "t"}, "texts: expected array, got str"),
         ({"texts": ["t", 1]}, "texts[1]: expected str, got int"),
         ({"sizes": {"a": (1, "b")}}, "sizes[...][1]: expected int, got str"),
+        ({"factor": 11}, "factor: expected int <= 10"),
+        ({"factor": "3"}, "factor: expected int, got str"),
+        ({"words": ["ab", "c"]}, "words[1]: expected str of length >= 2"),
         ({"point": 1}, "point: expected object | null, got int"),
         ({"point": {"x": "no"}}, "point.x: expected int, got str"),
         ({"boxes": [{}]}, "boxes[0].width: missing"),
@@ -193,6 +198,7 @@ def test_each_of_many_positional_values_is_checked() -> None:
     [
         {"number": 1, "texts": ("a", "b"), "sizes": {"a": [1, True]}},
         {"number": np.float32(1), "many": np.int64(2)},
+        {"factor": 10, "words": ["ab"]},
         {"texts": [pathlib.PurePosixPath("p")], "paths": [pathlib.PurePosixPath("p")]},
         {"point": None, "boxes": [Box(1)]},
         {"array": "anything"},
