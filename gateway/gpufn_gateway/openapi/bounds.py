@@ -121,6 +121,7 @@ _FIELDS: Final[Mapping[str, Mapping[str, Schema]]] = {
         "weight": {"minimum": request_bodies.MIN_WEIGHT, "maximum": request_bodies.MAX_WEIGHT},
         "isolation": {"not": {"enum": sorted(isolation.NO_RUNTIME)}},
         "callers": {"maxItems": request_bodies.MAX_OWNED, "items": _text(patterns.PATTERN)},
+        "trust_domains": {"maxItems": request_bodies.MAX_OWNED, "items": _text(resources.DOMAIN)},
     },
     "TeamLimits": {
         "workers": _HELD_BY_A_TEAM,

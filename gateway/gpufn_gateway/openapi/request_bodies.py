@@ -105,6 +105,7 @@ class NewTeam(msgspec.Struct, forbid_unknown_fields=True):
     limits: TeamLimits = TeamLimits()
     isolation: Isolation = Isolation.PROCESS
     callers: tuple[str, ...] = ()
+    trust_domains: tuple[str, ...] = ()
 
 
 class NewSigner(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

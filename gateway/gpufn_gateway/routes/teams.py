@@ -14,6 +14,7 @@ from gpufn_core.protocol.limits import LARGEST_INTEGER
 from gpufn_core.protocol.records import KeyLimits
 from gpufn_core.spec import names, patterns
 from gpufn_core.spec.isolation import LEAST
+from gpufn_core.spec.resources import DOMAIN
 from gpufn_gateway.audit.request_audit import add_details
 from gpufn_gateway.auth import quotas
 from gpufn_gateway.auth.scopes import ADMIN, READ
@@ -64,6 +65,7 @@ class TeamRoutes:
             limits=body.limits,
             isolation=body.isolation,
             callers=tuple(dict.fromkeys(body.callers)),
+            trust_domains=tuple(dict.fromkeys(body.trust_domains)),
         )
         add_details(
             request.scope,
@@ -71,6 +73,7 @@ class TeamRoutes:
             weight=team.weight,
             isolation=team.isolation.value,
             callers=",".join(team.callers),
+            trust_domains=",".join(team.trust_domains),
         )
         _check(team)
         if (conflict := self._registry.teams.conflict(team)) is not None:
@@ -106,6 +109,11 @@ def _check(team: Team) -> None:
         raise InvalidInput(f"a team has at most {MAX_OWNED} patterns of callers", field="callers")
     for field, pattern in [*(("owns", each) for each in team.owns), *(("callers", each) for each in team.callers)]:
         patterns.check_pattern(pattern, field)
+    if len(team.trust_domains) > MAX_OWNED:
+        raise InvalidInput(f"a team has at most {MAX_OWNED} trust domains", field="trust_domains")
+    for domain in team.trust_domains:
+        if DOMAIN.fullmatch(domain) is None:
+            raise InvalidInput(f"{domain!r} is no trust domain: use a to z, 0 to 9 and hyphens", field="trust_domains")
     if team.isolation not in LEAST:
         raise InvalidInput(f"isolation must be one of {', '.join(LEAST)}", field="isolation")
     if not MIN_WEIGHT <= team.weight <= MAX_WEIGHT:

@@ -250,17 +250,19 @@ class Client(CallApi, ModelRequests):
         limits: TeamLimits = _NO_TEAM_LIMITS,
         isolation: str = "process",
         callers: Sequence[str] = (),
+        trust_domains: Sequence[str] = (),
     ) -> Team:
         """Create a team, or replace its settings. `owns` are patterns of functions, such as ``prod/search/*``. Its
         functions need the tier `isolation`, or a stronger one. `callers` are patterns of other functions whose code may
-        call them.
+        call them. In `trust_domains` they share GPUs with other teams that have the same.
 
         Raises InvalidInput; Conflict if another team owns functions of these patterns, or if functions have less
         isolation.
         """
         check_list("owns", owns, "['prod/search/*']")
         settings = {"owns": list(owns), "weight": weight, "limits": limits, "isolation": isolation}
-        body = msgspec.json.encode(settings | {"callers": list(callers)})
+        settings |= {"callers": list(callers), "trust_domains": list(trust_domains)}
+        body = msgspec.json.encode(settings)
         return self._json(Team, "PUT", f"/v1/teams/{segment(name)}", content=body, headers=JSON_BODY)
 
     def delete_team(self, name: str) -> None:

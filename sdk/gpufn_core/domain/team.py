@@ -11,16 +11,6 @@ from gpufn_core.spec.isolation import LEAST, Isolation
 NO_TEAM = ""
 
 
-def domain_of(trust_domain: str, team: str) -> str:
-    """Return the trust domain in which a function shares GPUs and templates: the one that it names, or one of its team
-    alone. So functions of two teams share only if both name the same domain. No user can name a domain with a slash.
-
-    >>> domain_of("", "search"), domain_of("ours", "search"), domain_of("", "")
-    ('team/search', 'ours', '')
-    """
-    return trust_domain or (f"team/{team}" if team else "")
-
-
 class TeamLimits(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """The limits of all functions of a team together; None means no limit. `workers` and `gpus` are held at the same
     time; a quarter of a GPU counts 0.25, and parked workers do not count. `queued` are submitted calls that have not
@@ -52,6 +42,7 @@ class Team(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     Teams that compete for room get GPU seconds in proportion to `weight`. Its functions need the tier `isolation` or a
     stronger one. Besides its own functions, those that match one of the patterns `callers` may call them from a worker.
+    Its functions that name one of `trust_domains` share GPUs with those of the other teams that have the domain, too.
     """
 
     name: str
@@ -60,6 +51,7 @@ class Team(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     limits: TeamLimits = TeamLimits()
     isolation: Isolation = Isolation.PROCESS
     callers: tuple[str, ...] = ()
+    trust_domains: tuple[str, ...] = ()
 
     def has(self, function: str) -> bool:
         """Return whether the team owns a function."""
@@ -68,6 +60,22 @@ class Team(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     def accepts(self, spec: FunctionSpec) -> bool:
         """Return whether a function of the team may have this isolation."""
         return LEAST.index(spec.least_isolation) >= LEAST.index(self.isolation)
+
+
+def domain_of(trust_domain: str, team: Team | None) -> str:
+    """Return the domain in which a function shares GPUs and templates, from the one that it names and its team. Who
+    deploys may name any domain, so a domain is common to several teams only if their records have it. No user can name
+    a domain with a slash.
+
+    >>> ads = Team(name="ads", owns=("prod/ads/*",), trust_domains=("ours",))
+    >>> [domain_of(named, ads) for named in ("", "other", "ours")], domain_of("ours", None)
+    (['team/ads', 'team/ads/other', 'shared/ours'], 'ours')
+    """
+    if team is None:
+        return trust_domain
+    if trust_domain in team.trust_domains:
+        return f"shared/{trust_domain}"
+    return f"team/{team.name}/{trust_domain}" if trust_domain else f"team/{team.name}"
 
 
 class Teams:
@@ -103,6 +111,10 @@ class Teams:
             name = self._names[function] = next((each.name for each in self.all() if each.has(function)), NO_TEAM)
         return name
 
+    def of(self, function: str) -> Team | None:
+        """Return the team that owns a function, by its full name."""
+        return self._teams.get(self.name_of(function))
+
     def may_call(self, caller: str, function: str) -> bool:
         """Return whether the code of the function `caller` may call another function, by their full names. A function
         that no team owns is for all.
@@ -112,7 +124,7 @@ class Teams:
         >>> [teams.may_call(caller, "prod/ads/bid") for caller in ("prod/ads/a", "prod/search/rank", "prod/search/b")]
         [True, True, False]
         """
-        team = self._teams.get(self.name_of(function))
+        team = self.of(function)
         return team is None or team.has(caller) or any(patterns.matches(each, caller) for each in team.callers)
 
     def conflict(self, team: Team) -> tuple[str, str] | None:

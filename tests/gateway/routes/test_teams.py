@@ -49,6 +49,7 @@ async def test_a_team_is_set_listed_and_removed(nats: Any, problem: Any) -> None
         ("search", {"owns": ["*"], "limits": {"storage": 1}}, "limits.storage"),
         ("search", {"owns": ["*"], "isolation": "gvisor"}, "isolation"),
         ("search", {"owns": ["*"], "callers": ["prod/se*"]}, "callers"),
+        ("search", {"owns": ["*"], "trust_domains": ["team/ads"]}, "trust_domains"),
     ],
 )
 async def test_a_wrong_team_names_the_field(nats: Any, name: str, body: dict[str, Any], field: str) -> None:

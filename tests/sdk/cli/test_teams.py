@@ -18,9 +18,11 @@ def test_teams_are_listed_with_their_use(gateway: StubGateway) -> None:
         assert text in row
 
 
-def test_a_limit_of_storage(gateway: StubGateway) -> None:
+def test_options_of_a_team(gateway: StubGateway) -> None:
     gateway.on("PUT /v1/teams/search", TEAM)
     result = command("teams", "set", "search", "--owns", "prod/search/*", "--storage", "50Gi", "--gpus", "4")
     assert "50 GiB stored" in result.stdout
     assert gateway.requests[-1].json["limits"] == TEAM["limits"]
+    assert command("teams", "set", "search", "--owns", "prod/search/*", "--trust-domain", "ours").exit_code == 0
+    assert gateway.requests[-1].json["trust_domains"] == ["ours"]
     assert command("teams", "set", "search", "--owns", "prod/search/*", "--storage", "much").exit_code == 2

@@ -27,7 +27,6 @@ from collections.abc import Iterable, Iterator
 from gpufn_core.domain import circuit_errors
 from gpufn_core.domain.invocation import OutcomeKind, deleted_error
 from gpufn_core.domain.revision import Function, Revision, RevisionState
-from gpufn_core.domain.team import NO_TEAM
 from gpufn_core.domain.worker import WorkerState
 from gpufn_core.protocol.reports import FunctionStatus
 from gpufn_gateway.controller.decide import actions, deploy_check, policy, rollout
@@ -210,9 +209,7 @@ class _Step:
         decided.need = Need(
             key=decided.key,
             revision=record,
-            requirements=Requirements.from_revision(
-                record, self.shares.team_of(decided.key[0]) if self.shares.has_teams else NO_TEAM
-            ),
+            requirements=Requirements.from_revision(record, self.world.teams.of(decided.key[0])),
             starts=self._start_times(record, decided.view),
             view=decided.view,
             missing=allowed,

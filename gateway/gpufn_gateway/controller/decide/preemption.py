@@ -211,7 +211,7 @@ class Allocator:
         return place(requirements, self.reports, book, self._limits)
 
     def _requirements(self, key: RevisionKey, revision: Revision) -> Requirements:
-        return Requirements.from_revision(revision, self._world.teams.name_of(key[0]))
+        return Requirements.from_revision(revision, self._world.teams.of(key[0]))
 
     def _fits_without(self, need: Need, candidates: list[WorkerView]) -> bool:
         trial = self._book.copy()

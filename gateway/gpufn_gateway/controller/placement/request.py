@@ -9,7 +9,7 @@ import msgspec
 from gpufn_core.domain.device import Device, DeviceType
 from gpufn_core.domain.engine import CPU_KIND
 from gpufn_core.domain.revision import Revision
-from gpufn_core.domain.team import NO_TEAM, domain_of
+from gpufn_core.domain.team import Team, domain_of
 from gpufn_core.protocol.reports import NodeReport
 from gpufn_core.spec.isolation import AS_PROCESS
 from gpufn_core.spec.resources import Resources
@@ -26,11 +26,11 @@ class Requirements(msgspec.Struct, frozen=True):
     resources: Resources
     engine_kinds: frozenset[str] | None = None
     in_container: bool = False
-    team: str = NO_TEAM
+    team: Team | None = None
     needs: frozenset[str] = frozenset()  # `FunctionSpec.node_needs`
 
     @classmethod
-    def from_revision(cls, revision: Revision, team: str = NO_TEAM) -> Requirements:
+    def from_revision(cls, revision: Revision, team: Team | None = None) -> Requirements:
         spec = revision.spec
         return cls(spec.resources, revision.device_kinds, spec.in_container, team, spec.node_needs)
 

@@ -74,7 +74,7 @@ class Prefetch:
         teams: KeyValue | None = None,
     ) -> None:
         self._teams = teams
-        self._team_names = Teams()
+        self._known_teams = Teams()
         self._functions = functions
         self._revisions = revisions
         self._bundles = bundles
@@ -224,7 +224,7 @@ class Prefetch:
                     each.spec.env,
                     has_gpu=bool(each.spec.resources.gpu),
                     offline=each.spec.network is Network.NONE,
-                    domain=domain_of(each.spec.resources.trust_domain, self._team_names.name_of(each.function)),
+                    domain=domain_of(each.spec.resources.trust_domain, self._known_teams.of(each.function)),
                 )
                 for each in as_processes
             ],
@@ -332,9 +332,9 @@ class Prefetch:
 
     def _on_team(self, key: str, entry: Entry | None) -> None:
         if entry is None:
-            self._team_names.remove(key)
+            self._known_teams.remove(key)
         else:
-            self._team_names.put(_team.decode(entry.value))
+            self._known_teams.put(_team.decode(entry.value))
         self._changes.set()
 
     def _on_function(self, key: str, entry: Entry | None) -> None:

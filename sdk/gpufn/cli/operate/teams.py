@@ -63,6 +63,12 @@ def list_teams(json: bool) -> None:
     multiple=True,
     help="Functions of other teams whose code may call the functions of this team: 'prod/search/*' or '*'. Repeatable.",
 )
+@click.option(
+    "--trust-domain",
+    "trust_domains",
+    multiple=True,
+    help="Domain in which its functions share GPUs with those of other teams that also have it. Repeatable.",
+)
 @json_option
 def set_(
     name: str,
@@ -72,13 +78,14 @@ def set_(
     storage: str | None,
     isolation: str,
     callers: tuple[str, ...],
+    trust_domains: tuple[str, ...],
     json: bool,
     **limits: Any,
 ) -> None:
     """Create a team, or replace its settings.
 
     Options that are left out are reset. Teams that compete for room get GPU seconds by weight, and borrow what other
-    teams do not use. Functions of different teams share no GPU, unless both name the same trust domain.
+    teams do not use. Functions of different teams share no GPU, unless both teams have their trust domain.
     """
     try:
         stored_bytes = None if storage is None else parse_bytes(storage)
@@ -86,7 +93,15 @@ def set_(
         raise WrongUsage(error.message, field="--storage") from None
     with connect() as client:
         set_limits = TeamLimits(**limits, stored_bytes=stored_bytes)
-        team = client.set_team(name, owns, weight=weight, limits=set_limits, isolation=isolation, callers=callers)
+        team = client.set_team(
+            name,
+            owns,
+            weight=weight,
+            limits=set_limits,
+            isolation=isolation,
+            callers=callers,
+            trust_domains=trust_domains,
+        )
     say_or_json(f"team {team.name} owns {', '.join(team.owns)}; {_limits(team.limits)}", team, json=json)
 
 

@@ -110,14 +110,35 @@ def test_a_team_holds_no_more_than_its_limit_and_why_is_told(limits: dict[str, f
     assert sim.done["prod/a/y"] == 1
 
 
-def test_teams_share_a_gpu_only_if_both_name_the_domain() -> None:
-    part = Resources(cpu=0.1, gpu=("any",), share=Share.TIME)
+@pytest.mark.parametrize(
+    ("named", "of_a", "of_b", "domains"),
+    [
+        ("", (), (), ["team/a"] * 2),
+        ("ours", (), (), ["team/a/ours"] * 2),
+        ("ours", ("ours",), (), ["shared/ours"] * 2),
+        ("ours", (), ("ours",), ["team/a/ours"] * 2),
+        ("ours", ("ours",), ("ours",), ["shared/ours"] * 3),
+    ],
+)
+def test_teams_share_a_gpu_only_in_a_domain_that_both_have(
+    named: str, of_a: tuple[str, ...], of_b: tuple[str, ...], domains: list[str]
+) -> None:
+    part = Resources(cpu=0.1, gpu=("any",), share=Share.TIME, trust_domain=named)
+    teams = (msgspec.structs.replace(team(name), trust_domains=have) for name, have in (("a", of_a), ("b", of_b)))
+    sim = cluster(*teams, gpus=1)
     names = ("prod/a/x", "prod/a/y", "prod/b/z")
-    for domain, placed in (("", 2), ("ours", 3)):
-        sim = cluster(team("a"), team("b"), gpus=1)
-        deploy(sim, *names, resources=msgspec.structs.replace(part, trust_domain=domain))
-        for name in names:
-            sim.call(name)
-        sim.run(0.2)
-        domains = [worker.assignment.share.trust_domain for worker in sim.world.workers.values()]
-        assert domains == [domain or "team/a"] * placed
+    deploy(sim, *names, resources=part)
+    for name in names:
+        sim.call(name)
+    sim.run(0.2)
+    assert [worker.assignment.share.trust_domain for worker in sim.world.workers.values()] == domains
+
+
+def test_a_function_without_a_team_shares_no_gpu_with_a_team() -> None:
+    sim = cluster(msgspec.structs.replace(team("a"), trust_domains=("ours",)), gpus=1)
+    deploy(sim, "prod/a/x", "free", resources=Resources(cpu=0.1, gpu=("any",), share=Share.TIME, trust_domain="ours"))
+    sim.call("prod/a/x")
+    sim.run(0.2)
+    sim.call("free")
+    sim.run(0.2)
+    assert (sim.workers("prod/a/x"), sim.workers("free")) == (1, 0)
