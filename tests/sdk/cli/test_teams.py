@@ -23,6 +23,7 @@ def test_options_of_a_team(gateway: StubGateway) -> None:
     result = command("teams", "set", "search", "--owns", "prod/search/*", "--storage", "50Gi", "--gpus", "4")
     assert "50 GiB stored" in result.stdout
     assert gateway.requests[-1].json["limits"] == TEAM["limits"]
-    assert command("teams", "set", "search", "--owns", "prod/search/*", "--trust-domain", "ours").exit_code == 0
-    assert gateway.requests[-1].json["trust_domains"] == ["ours"]
+    for each in ("--trust-domain ours", "--isolation sandbox"):
+        assert command("teams", "set", "search", "--owns", "prod/search/*", *each.split()).exit_code == 0
+    assert (gateway.requests[-2].json["trust_domains"], gateway.requests[-1].json["isolation"]) == (["ours"], "sandbox")
     assert command("teams", "set", "search", "--owns", "prod/search/*", "--storage", "much").exit_code == 2

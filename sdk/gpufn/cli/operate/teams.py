@@ -54,8 +54,8 @@ def list_teams(json: bool) -> None:
 @click.option("--storage", help="Maximum size of bundles, models, weights and engines, such as 50GB.")
 @click.option(
     "--isolation",
-    type=click.Choice(LEAST),
-    default=Isolation.PROCESS,
+    type=click.Choice([tier.value for tier in LEAST]),
+    default=Isolation.PROCESS.value,
     help="The weakest isolation that its functions may have.",
 )
 @click.option(
