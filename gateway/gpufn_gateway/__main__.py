@@ -51,6 +51,8 @@ from gpufn_gateway.controller.loop import Controller
 from gpufn_gateway.functions.deploys import Deploys
 from gpufn_gateway.functions.lease_expiry import LeaseExpiry
 from gpufn_gateway.functions.registry import Registry
+from gpufn_gateway.functions.variant_requests import VariantRequests
+from gpufn_gateway.functions.variants import Variants
 from gpufn_gateway.garbage_collection.collector import GarbageCollector
 from gpufn_gateway.graceful_shutdown import GracefulShutdown
 from gpufn_gateway.http import request_id
@@ -262,27 +264,7 @@ class _Gateway:
         self._quotas = QuotaSync.connect(
             bus, services.buckets.usage, services.registry.teams, services.name, services.clock
         )
-        self._calls = Calls(
-            bus=bus,
-            queue=services.caller,
-            registry=registry,
-            access=services.access,
-            telemetry=self._telemetry,
-            bodies=self._readers.for_calls,
-            clock=services.clock,
-            quotas=self._quotas,
-            shared_bodies=services.shared_bodies,
-            stored_bodies=StoredBodies(bus, services.shared_bodies),
-        )
         self._addresses = AddressPolicy(services.settings.webhook_networks)
-        self._webhook_secrets = WebhookSecrets(services.buckets.webhook_secrets)
-        store = services.settings.nats_store
-        self._disk = StoreSync(Path(store) if store else None, waits=services.settings.sync.waits)
-        self._submissions = Submissions(bus, self._calls, self._disk, self._addresses)
-        self._invoke = Invoke(self._calls, self._submissions)
-        self._letters = DeadLetters(bus, self._calls)
-        self._audit = AuditLog(bus, services.clock)
-        self._key_use = KeyUse(services.buckets.key_use, services.access, services.clock)
         self._artifacts = Artifacts(bus)
         storage = TeamStorage(services.bus, registry)
         self._team_uses = TeamUses(registry, self._quotas, storage)
@@ -297,6 +279,29 @@ class _Gateway:
             storage=storage,
             clock=services.clock,
         )
+        self._variants = Variants(registry, self._deploys, services.clock)
+        VariantRequests(bus, self._variants).start()
+        self._calls = Calls(
+            bus=bus,
+            queue=services.caller,
+            registry=registry,
+            access=services.access,
+            telemetry=self._telemetry,
+            bodies=self._readers.for_calls,
+            clock=services.clock,
+            quotas=self._quotas,
+            variants=self._variants,
+            shared_bodies=services.shared_bodies,
+            stored_bodies=StoredBodies(bus, services.shared_bodies),
+        )
+        self._webhook_secrets = WebhookSecrets(services.buckets.webhook_secrets)
+        store = services.settings.nats_store
+        self._disk = StoreSync(Path(store) if store else None, waits=services.settings.sync.waits)
+        self._submissions = Submissions(bus, self._calls, self._disk, self._addresses)
+        self._invoke = Invoke(self._calls, self._submissions)
+        self._letters = DeadLetters(bus, self._calls)
+        self._audit = AuditLog(bus, services.clock)
+        self._key_use = KeyUse(services.buckets.key_use, services.access, services.clock)
 
     def app(self) -> App:
         inference = Inference(self._calls, self._invoke, self._readers.for_calls)
@@ -323,6 +328,7 @@ class _Gateway:
                 registry=registry,
                 deploys=self._deploys,
                 builds=builds,
+                variants=self._variants,
                 submissions=self._submissions,
                 bodies=bodies,
                 bundle_bodies=self._readers.for_bundles,
@@ -391,7 +397,10 @@ class _Gateway:
         yield "controller", _run_controller(controller)
         yield "revision activation", RevisionActivation(registry, builds, self._deploys, clock, leads).run()
         yield "orphaned builds", OrphanedBuilds(bus, builds, registry, clock, leads).run()
-        yield "leases", LeaseExpiry(registry, self._deploys, self._audit, clock, leads).run()
+        yield (
+            "leases",
+            LeaseExpiry(registry, self._deploys, self._audit, clock, leads=leads, in_use=collection.in_use).run(),
+        )
         yield "schedules", ScheduleRuns(services.schedules, registry, clock, self._disk, leads=leads).run()
         sender = WebhookSender(self._addresses)
         yield "webhooks", Deliveries(bus, self._webhook_secrets, sender, clock, self._telemetry).run()

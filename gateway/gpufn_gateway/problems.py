@@ -40,7 +40,7 @@ _ERRORS_BY_STATUS: dict[int, tuple[type[GpufnError], ...]] = {
     413: (errors.PayloadTooLarge,),
     415: (errors.UnsupportedMediaType,),
     422: (errors.InvalidSpec, errors.InvalidInput, errors.InvalidBundle, errors.BuildFailed),
-    429: (errors.QueueFull, errors.RateLimited),
+    429: (errors.QueueFull, errors.RateLimited, errors.TooManyVariants),
     500: (errors.FunctionRaised, errors.InvocationEnded, errors.PlatformError),
     502: (errors.WorkerLost, errors.DeviceFailed),
     503: (

@@ -14,6 +14,9 @@ import traceback
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextvars import ContextVar
 from typing import Any, NamedTuple, TypeVar, cast
+from urllib.parse import unquote
+
+import msgspec
 
 from gpufn.call import transport as _transport
 from gpufn.call.context import local_attempt
@@ -33,6 +36,7 @@ from gpufn_core.errors import ErrorInfo, FunctionNotFound, FunctionRaised, Gpufn
 from gpufn_core.ids import new_invocation_id
 from gpufn_core.spec.function_spec import CallKind, Retry
 from gpufn_core.spec.names import function_name
+from gpufn_core.spec.variant_names import described, split
 
 T = TypeVar("T")
 
@@ -90,13 +94,13 @@ class LocalTransport:
     def call(self, call: EncodedCall) -> tuple[str, bytes]:
         with _raise_as_remote():
             run = self._prepare(call)
-            result = _run_with_retries(_retries_of(call.target.function), lambda: _collect(run()))
-        return values.encode_result(result, media.NATIVE, may_pickle=_may_pickle(call.target.function))
+            result = _run_with_retries(_retries_of(_name_of(call)), lambda: _collect(run()))
+        return values.encode_result(result, media.NATIVE, may_pickle=_may_pickle(_name_of(call)))
 
     def stream(self, call: EncodedCall) -> Iterator[tuple[str, bytes]]:
         with _raise_as_remote():
             for item in self._prepare(call)():
-                yield values.encode_result(item, media.NATIVE, may_pickle=_may_pickle(call.target.function))
+                yield values.encode_result(item, media.NATIVE, may_pickle=_may_pickle(_name_of(call)))
 
     def submit(self, call: EncodedCall) -> str:
         invocation = new_invocation_id()
@@ -135,25 +139,26 @@ class LocalTransport:
 
     def _prepare(self, call: EncodedCall) -> Callable[[], Any]:
         """Record the call and return a callable that makes one attempt of it."""
-        name, method, _ = call.target
+        pool, method, _ = call.target
+        name, selector, _ = split(pool)
         is_pickled = call.content_type == media.PICKLED and _may_pickle(name)
         find = RecordClasses(lambda: _hints_of(name, method)).find
         args, kwargs = values.decode_call(call.body, allow_pickle=is_pickled, find=find)
-        self.calls.append(RemoteCall(call.target.path, tuple(args), kwargs))
+        parameters = msgspec.json.decode(unquote(selector)) if selector else {}
+        shown = described(name, parameters) if parameters else name
+        self.calls.append(RemoteCall(f"{shown}.{method}" if method else shown, tuple(args), kwargs))
         replacement = self._replacements.get(name)
         if replacement is not None:
             return lambda: _call_sync(replacement if not method else getattr(replacement, method), args, kwargs)
         function = _find_declared(name)
         if isinstance(function, Function):
             return lambda: _call_declared(function, function.runnable(), args, kwargs)
-        return lambda: self._run_method(name, function, method, args, kwargs)
+        instance = self._instances.setdefault(pool, function(**parameters))
+        return lambda: self._run_method(instance, method, args, kwargs)
 
-    def _run_method(
-        self, name: str, function: FunctionClass, method: str, args: list[Any], kwargs: dict[str, Any]
-    ) -> Any:
+    def _run_method(self, instance: Instance, method: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
         with self._one_at_a_time():
-            instance = self._instances.setdefault(name, function())
-            return _call_declared(function, getattr(instance._local(), method), args, kwargs)
+            return _call_declared(instance._declared, getattr(instance._local(), method), args, kwargs)
 
     @contextlib.contextmanager
     def _one_at_a_time(self) -> Iterator[None]:
@@ -164,6 +169,11 @@ class LocalTransport:
                 yield
             finally:
                 _nested_lock.reset(token)
+
+
+def _name_of(call: EncodedCall) -> str:
+    """Return the function of a call, without the parameters of a class."""
+    return split(call.target.function).function
 
 
 def _may_pickle(name: str) -> bool:

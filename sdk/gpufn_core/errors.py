@@ -13,7 +13,7 @@
     │  │                       the caller has the class: `except KeyError` works (gpufn_core.encoding.raised_types)
     │  └─ ResultNotEncodable   its return value cannot be encoded
     ├─ CapacityError           retry later; has retry_after_s
-    │  └─ QueueFull            NoCapacity           RateLimited
+    │  └─ QueueFull            NoCapacity           RateLimited          TooManyVariants
     ├─ InvocationEnded         the call did not finish
     │  └─ InvocationTimedOut   InvocationCancelled  InvocationExpired
     ├─ FunctionStartFailed     its workers fail to start; the message names the function and ends with the last error
@@ -247,6 +247,10 @@ class CapacityError(GpufnError, code="capacity", retryable=True):
 
 class QueueFull(CapacityError, code="queue_full"):
     """The function's queue is full."""
+
+
+class TooManyVariants(CapacityError, code="too_many_variants"):
+    """The function has as many variants as its max_variants allows."""
 
 
 class RateLimited(CapacityError, code="rate_limited"):

@@ -28,6 +28,7 @@ from gpufn_gateway.calls.call_bodies import CallBodies
 from gpufn_gateway.calls.prepare import Calls
 from gpufn_gateway.calls.shared_bodies import GatewaySharedBodies
 from gpufn_gateway.functions.registry import Registry
+from gpufn_gateway.functions.variants import Variants
 from gpufn_gateway.http.body_reader import BodyBudget, BodyReader
 from gpufn_gateway.http.connection.address_rate import AddressRate
 from gpufn_gateway.oip.inference import Inference
@@ -183,6 +184,8 @@ class Gateway:
         self.stored: dict[str, int] = {}  # submitted calls that have not ended, by key
         bodies = BodyReader(limit_bytes, 30, what="a call's arguments", budget=BodyBudget(1 << 30))
         call_bodies = CallBodies(bodies, bodies, shared_bodies)
+        nothing: Any = None
+        variants = Variants(self.registry, nothing, clock)
         self.calls = Calls(
             bus=self.bus,
             queue=self.queue,
@@ -192,17 +195,18 @@ class Gateway:
             bodies=call_bodies,
             clock=clock,
             quotas=QuotaSync("gw-test", self.bus, count_queued=self.count, usage_today=self.spent, clock=clock),
+            variants=variants,
             shared_bodies=shared_bodies,
         )
         bus: Any = self.bus
         submissions = Submissions(bus, self.calls, StoreSync(None, waits=False))
         self.invoke = Invoke(self.calls, submissions)
-        nothing: Any = None
         functions = FunctionRoutes(
             bus=bus,
             registry=self.registry,
             deploys=nothing,
             builds=nothing,
+            variants=variants,
             submissions=submissions,
             bodies=BodyReader(1 << 20, 30, what="this request", budget=BodyBudget(1 << 30)),
             bundle_bodies=bodies,

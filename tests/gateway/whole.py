@@ -37,6 +37,7 @@ from gpufn_gateway.calls.shared_bodies import GatewaySharedBodies
 from gpufn_gateway.calls.stored_bodies import StoredBodies
 from gpufn_gateway.functions.deploys import Deploys
 from gpufn_gateway.functions.registry import Registry
+from gpufn_gateway.functions.variants import Variants
 from gpufn_gateway.http.body_reader import BodyBudget, BodyReader
 from gpufn_gateway.maps.maps import Maps
 from gpufn_gateway.oip.inference import Inference
@@ -134,21 +135,8 @@ class Whole:
         self.audit = AuditLog(bus, clock)
         self.key_use = KeyUse(buckets.key_use, self.access, clock)
         self.quotas = QuotaSync.connect(bus, buckets.usage, self.registry.teams, name, clock)
-        calls = Calls(
-            bus=bus,
-            queue=self.caller,
-            registry=self.registry,
-            access=self.access,
-            telemetry=telemetry,
-            bodies=call_bodies,
-            clock=clock,
-            quotas=self.quotas,
-            shared_bodies=shared_bodies,
-            stored_bodies=StoredBodies(bus, shared_bodies),
-        )
         addresses = AddressPolicy(("127.0.0.0/8", "::1/128"))
         disk = StoreSync(None, waits=False)
-        submissions = Submissions(bus, calls, disk, addresses)
         self.post = WebhookSender(addresses)
         self.webhook_secrets = WebhookSecrets(buckets.webhook_secrets)
         self.schedules = Schedules(bus, buckets.schedules, self.registry, clock)
@@ -166,6 +154,21 @@ class Whole:
             storage=(storage := TeamStorage(bus, self.registry)),
             clock=clock,
         )
+        self.variants = Variants(self.registry, self.deploys, clock)
+        calls = Calls(
+            bus=bus,
+            queue=self.caller,
+            registry=self.registry,
+            access=self.access,
+            telemetry=telemetry,
+            bodies=call_bodies,
+            clock=clock,
+            quotas=self.quotas,
+            variants=self.variants,
+            shared_bodies=shared_bodies,
+            stored_bodies=StoredBodies(bus, shared_bodies),
+        )
+        submissions = Submissions(bus, calls, disk, addresses)
         team_uses = TeamUses(self.registry, self.quotas, storage)
         letters = DeadLetters(bus, calls)
         routes = [
@@ -174,6 +177,7 @@ class Whole:
                 registry=self.registry,
                 deploys=self.deploys,
                 builds=self.builds,
+                variants=self.variants,
                 submissions=submissions,
                 bodies=bodies,
                 bundle_bodies=bodies,

@@ -23,15 +23,21 @@ MAX_VALUES: Final = 200
 
 def arguments(query: bytes, signature: Signature, raw_parameter: str) -> dict[str, Any]:
     """Parse the arguments other than `raw_parameter`, which is the body. Raises InvalidInput with the field."""
-    texts_by_name: dict[str, list[str]] = {}
-    for name, text in _pairs(query):
-        texts_by_name.setdefault(name, []).append(text)
-    if raw_parameter in texts_by_name:
+    texts = texts_by_name(query)
+    if raw_parameter in texts:
         raise InvalidInput(f"{raw_parameter}: the body is this argument; remove it from the query", field=raw_parameter)
     other_names = [candidate for candidate in signature.names if candidate != raw_parameter]
-    for name in texts_by_name:
+    for name in texts:
         check_name(name, signature, other_names, "the query")
-    return values(texts_by_name, signature, raw_names=[raw_parameter])
+    return values(texts, signature, raw_names=[raw_parameter])
+
+
+def texts_by_name(query: bytes) -> dict[str, list[str]]:
+    """Parse a query string. Raises InvalidInput."""
+    texts: dict[str, list[str]] = {}
+    for name, text in _pairs(query):
+        texts.setdefault(name, []).append(text)
+    return texts
 
 
 def values(texts: Mapping[str, Sequence[str]], signature: Signature, *, raw_names: Iterable[str]) -> dict[str, Any]:

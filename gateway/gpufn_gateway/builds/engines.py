@@ -81,7 +81,7 @@ class Engines:
         views = []
         for name in filter(principal.may_read, sorted(self._registry.functions)):
             revision = self._registry.revisions.get(name, {}).get(self._registry.functions[name].serving)
-            if revision is not None:
+            if revision is not None and revision.variant is None:
                 views += [self._model_view(revision, model) for model in revision.spec.models]
         return views
 

@@ -19,6 +19,7 @@ import msgspec
 from gpufn_core.domain.circuit_errors import start_failure
 from gpufn_core.encoding import media
 from gpufn_core.errors import (
+    FunctionNotFound,
     GpufnError,
     InvalidInput,
     InvocationExpired,
@@ -31,6 +32,7 @@ from gpufn_core.protocol.records import BodyReference
 from gpufn_core.protocol.reports import FunctionStatus
 from gpufn_core.spec.function_spec import FunctionSpec
 from gpufn_core.spec.priority import Priority
+from gpufn_core.spec.variant_names import names_variant
 from gpufn_gateway.arguments import query as query_arguments
 from gpufn_gateway.arguments.form import Form
 from gpufn_gateway.auth.access import Access, Principal
@@ -43,6 +45,7 @@ from gpufn_gateway.calls.shared_bodies import GatewaySharedBodies
 from gpufn_gateway.calls.stored_bodies import StoredBodies
 from gpufn_gateway.calls.wakeup import ColdStartWakeup, Publisher
 from gpufn_gateway.functions.registry import Registry, Target
+from gpufn_gateway.functions.variants import Variants
 from gpufn_gateway.http import negotiation
 from gpufn_gateway.http.body_reader import Receive
 from gpufn_gateway.problems import Headers, KeyLimitExceeded
@@ -139,6 +142,7 @@ class Calls:
     bodies: CallBodies
     clock: Clock
     quotas: QuotaSync
+    variants: Variants
     shared_bodies: GatewaySharedBodies | None = None
     stored_bodies: StoredBodies | None = None
 
@@ -166,8 +170,13 @@ class Calls:
         then stores a body that is too large for its message; for other calls it is stored here. `read` replaces steps 5
         and 6 for another protocol. `query` has the arguments beside a raw body.
         """
-        principal = self.access.authenticate(headers)
-        target = self.registry.resolve(name, principal)
+        principal, is_variant = self.access.authenticate(headers), False
+        try:
+            target = self.registry.resolve(name, principal)
+        except FunctionNotFound:
+            if not names_variant(name):
+                raise
+            target, is_variant = await self.variants.provide(name, principal), True
         principal.require_invoke(target.name)
         try:
             self.quotas.admit(principal)
@@ -193,6 +202,8 @@ class Calls:
                 except GpufnError:
                     self.bodies.discard(arguments.body)
                     raise
+            if is_variant:  # its lease may have ended during a long upload
+                target = await self.variants.provide(name, principal)
             now = self.clock.time()
             call = PreparedCall(
                 principal,

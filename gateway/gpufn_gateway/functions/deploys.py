@@ -233,6 +233,10 @@ class Deploys:
 
         return await self._change(name, change)
 
+    async def add_variant(self, revision: Revision) -> Function:
+        """Make a revision of a variant active, without workers of its own before its first call. Raises Conflict."""
+        return await self._move_active(await self._add_revision(revision), min_workers=0)
+
     async def renew(self, name: str, lease: Lease) -> Function:
         """Renew the lease of a function. Raises FunctionNotFound, LeaseLost."""
 
@@ -278,6 +282,9 @@ class Deploys:
             await queue_position.end_queued(
                 self.bus, name, number, kind=OutcomeKind.CANCELLED, error=error, now=self.clock.time()
             )
+        for variant in self.registry.variants_of(name):
+            with contextlib.suppress(FunctionNotFound):
+                await self.delete(variant.name)
 
     # --- internals ---------------------------------------------------------------------------------------------------
 
@@ -374,10 +381,18 @@ class Deploys:
             return numbered
         raise _busy(name)
 
-    async def _move_active(self, revision: Revision) -> Function:
+    async def _move_active(self, revision: Revision, *, min_workers: int | None = None) -> Function:
         name, number, now = revision.function, revision.number, self.clock.time()
         lease = None if revision.lease is None else self._renewed(revision.lease)
-        first = Function(name=name, active=number, serving=number, latest=number, updated_at=now, lease=lease)
+        first = Function(
+            name=name,
+            active=number,
+            serving=number,
+            latest=number,
+            updated_at=now,
+            min_workers=min_workers,
+            lease=lease,
+        )
 
         def change(function: Function) -> Function:
             if function.latest > number:

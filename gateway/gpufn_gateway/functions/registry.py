@@ -21,6 +21,7 @@ from gpufn_core.protocol.reports import ControllerReport, FunctionStatus, NodeRe
 from gpufn_core.spec.function_spec import MethodSpec
 from gpufn_core.spec.model_spec import ModelSpec
 from gpufn_core.spec.names import Names, canonical, is_function_name, shown
+from gpufn_core.spec.variant_names import function_of, is_variant
 from gpufn_gateway.arguments.signature import Signature
 from gpufn_gateway.auth.access import LOCAL, Access, Principal
 from gpufn_gateway.auth.team_account import TeamAccount, account_of, quota_id
@@ -194,11 +195,13 @@ class Registry:
 
     def resolve(self, name: str, principal: Principal = LOCAL) -> Target:
         """Return the target of a principal's call to `name`: full or short, in either spelling, `fn.method` for a
-        class. Raises FunctionNotFound, AmbiguousFunction."""
+        class. `Variants.provide` returns that of a variant. Raises FunctionNotFound, AmbiguousFunction."""
         sees_all, scopes = principal.sees_all, principal.scopes
         target = self._targets.get(name) if sees_all else self._visible_targets.get((scopes, name))
         if target is None:
             base, _, method = name.partition(".")
+            if is_variant(base):  # only `Variants.provide` renews its lease
+                raise FunctionNotFound(f"{shown(base)} is a variant, which cannot be used here.")
             target = self.target(self.find(base, principal), method)
             if len(self._targets) + len(self._visible_targets) >= _MAX_SPELLINGS:
                 self._forget_targets()
@@ -225,7 +228,7 @@ class Registry:
             return self.find(name, principal)
         except FunctionNotFound as error:
             full = canonical(name)
-            if not is_function_name(full):
+            if not is_function_name(function_of(full)):
                 raise InvalidInput(f"{shown(name)} is not a valid function name", field="function") from None
             principal.require_visible(full, error)
             return full
@@ -280,6 +283,10 @@ class Registry:
         """Return the manifest of a model's first known engine: all its engines have the same inputs and outputs."""
         keys = (key for keys in revision.engines.get(model.parameter, {}).values() for key in keys)
         return next((self.manifests[key] for key in keys if key in self.manifests), None)
+
+    def variants_of(self, name: str) -> list[Function]:
+        """Return the variants of a function by its full name."""
+        return [each for full, each in self.functions.items() if is_variant(full) and function_of(full) == name]
 
     def all_revisions(self) -> Iterator[Revision]:
         for numbered in self.revisions.values():

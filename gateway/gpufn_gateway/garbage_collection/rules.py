@@ -93,7 +93,7 @@ def tombstone(revision: Revision) -> Revision:
     return Revision(
         function=revision.function,
         number=revision.number,
-        spec=FunctionSpec(name=revision.function, entry=EntryPoint("", ""), methods=(MethodSpec(),)),
+        spec=FunctionSpec(name=revision.spec.name, entry=EntryPoint("", ""), methods=(MethodSpec(),)),
         bundle=Digest(""),
         created_at=revision.created_at,
         state=revision.state,

@@ -257,6 +257,7 @@ _RULES: Final[Mapping[str, Schema]] = {
             _when(_has(egress={"const": True}), {"not": {"required": ["network"]}}),
             _when(_has(network={"const": "egress"}), {"anyOf": [_has(image=_OBJECT), _has(isolation=_CONTAINER)]}),
             _when(_has(batch=_OBJECT), _object(methods={"items": _object(kind={"enum": ["sync", "async"]})})),
+            _when(_object(["constructor"]), _has(is_class={"const": True})),
             _when(_object(entry=_has(packaging={"const": "model"})), _has(models={"minItems": 1, "maxItems": 1})),
         ]
     },

@@ -5,6 +5,7 @@ Every method raises GpufnError; the application sends it in the adapter's form. 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -16,6 +17,7 @@ from gpufn_core.domain.invocation import InvocationState, OutcomeKind
 from gpufn_core.encoding import media
 from gpufn_core.errors import InvocationNotFound
 from gpufn_core.protocol.records import CallRecord
+from gpufn_core.spec import variant_names
 from gpufn_gateway.calls.prepare import Arguments, Calls, PreparedCall, ReadArguments
 from gpufn_gateway.functions.registry import Target
 from gpufn_gateway.http.body_reader import Receive as ReceiveBody
@@ -66,14 +68,18 @@ class Platform:
     def functions(self, request: Request) -> Iterator[Target]:
         """Yield the functions and methods that the client may call."""
         principal, registry = principal_of(request), self._calls.registry
-        for name in sorted(registry.functions):
+        for name in sorted(itertools.filterfalse(variant_names.is_variant, registry.functions)):
             revision = registry.revisions.get(name, {}).get(registry.functions[name].serving)
             if revision is not None and principal.may_invoke(name):
                 yield from (registry.target(name, method.name) for method in revision.spec.methods)
 
     def resolve(self, name: str, request: Request) -> Target:
-        """Return the function that a client means. Raises FunctionNotFound, AmbiguousFunction, Forbidden."""
+        """Return the function that a client means; of a variant, its function. Raises FunctionNotFound,
+        AmbiguousFunction, Forbidden."""
         principal = principal_of(request)
+        if "(" in name:
+            function, _, method = variant_names.split(name)
+            name = f"{function}.{method}" if method else function
         target = self._calls.registry.resolve(name, principal)
         principal.require_invoke(target.name)
         return target

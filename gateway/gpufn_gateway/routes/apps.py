@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from gpufn_core.domain.revision import Function
 from gpufn_core.errors import FunctionNotFound, RevisionNotFound
 from gpufn_core.spec.names import Home, home_of, shown
+from gpufn_core.spec.variant_names import is_variant
 from gpufn_gateway.auth.scopes import DEPLOY, READ
 from gpufn_gateway.functions import apps
 from gpufn_gateway.functions.deploys import Deploys
@@ -29,7 +33,7 @@ class AppRoutes:
 
     async def index(self, request: Request) -> Response:
         principal = principal_of(request)
-        functions = [each for each in self._registry.functions.values() if principal.may_read(each.name)]
+        functions = [each for each in self._functions() if principal.may_read(each.name)]
         return json_response({"apps": apps.views(functions, self._registry.revisions)})
 
     async def rollback(self, request: Request) -> Response:
@@ -41,11 +45,7 @@ class AppRoutes:
         """
         home = Home(request.path_params["env"], request.path_params["app"])
         principal = principal_of(request)
-        functions = [
-            each
-            for each in self._registry.functions.values()
-            if home_of(each.name) == home and principal.may_see(each.name)
-        ]
+        functions = [each for each in self._functions() if home_of(each.name) == home and principal.may_see(each.name)]
         if not functions:
             raise FunctionNotFound(f"There is no app {shown('/'.join(home))}.")
         for each in functions:
@@ -61,3 +61,7 @@ class AppRoutes:
         return json_response(
             {"functions": [{"name": each.name, "active": each.active, "serving": each.serving} for each in changed]}
         )
+
+    def _functions(self) -> Iterator[Function]:
+        """Yield the functions, without variants: these follow their function."""
+        return (each for each in self._registry.functions.values() if not is_variant(each.name))

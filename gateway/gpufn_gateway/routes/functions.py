@@ -30,6 +30,7 @@ from gpufn_gateway.builds.builds import Builds
 from gpufn_gateway.functions.deploys import DeployOptions, Deploys, check_lease
 from gpufn_gateway.functions.registry import Registry
 from gpufn_gateway.functions.secret_use import check_secret_use
+from gpufn_gateway.functions.variants import Variants
 from gpufn_gateway.http.body_reader import BodyReader
 from gpufn_gateway.openapi.request_bodies import Deploy, LeaseRequest, Rollback, Scale
 from gpufn_gateway.openapi.request_bounds import MAX_LOG_LINES
@@ -63,6 +64,7 @@ class FunctionRoutes:
     registry: Registry
     deploys: Deploys
     builds: Builds
+    variants: Variants
     submissions: Submissions
     bodies: BodyReader
     bundle_bodies: BodyReader
@@ -262,8 +264,12 @@ class FunctionRoutes:
     def _function(self, request: Request, verb: str) -> Function:
         """Return the function in the path. Raises FunctionNotFound, also for one that the client may not see;
         Forbidden."""
-        base, principal = request.path_params["fn"].partition(".")[0], principal_of(request)
-        function = self.registry.function(self.registry.find(base, principal))
+        path, principal = request.path_params["fn"], principal_of(request)
+        if "(" in path:
+            name = self.variants.find(path, principal)
+        else:
+            name = self.registry.find(path.partition(".")[0], principal)
+        function = self.registry.function(name)
         principal.require_on(verb, function.name)
         return function
 
@@ -303,6 +309,7 @@ class FunctionRoutes:
             "source": revision.source if revision else None,
             "deployed_at": revision.created_at if revision else None,
             "lease": function.lease,
+            "variant": revision.variant if revision else None,
         }
 
 

@@ -90,7 +90,7 @@ class OperationRoutes:
         revisions, principal = self.registry.revisions, principal_of(request)
         readable = [each for each in self.registry.functions.values() if principal.may_read(each.name)]
         serving = [revisions.get(each.name, {}).get(each.serving) for each in readable]
-        present = [revision for revision in serving if revision is not None]
+        present = [revision for revision in serving if revision is not None and revision.variant is None]
         return json_response(document.document(present, needs_key=bool(self.access.keys)))
 
     async def nodes(self, request: Request) -> Response:

@@ -85,7 +85,7 @@ class ScheduleRuns:
     def _declared(self, name: str) -> Schedule | None:
         revision = self._registry.revisions.get(name, {}).get(self._registry.functions[name].serving)
         if revision is not None:
-            return revision.spec.schedule
+            return None if revision.variant is not None else revision.spec.schedule
         record = self._schedules.known.get(name)  # the revision is not loaded yet: no change
         return None if record is None else record.schedule
 

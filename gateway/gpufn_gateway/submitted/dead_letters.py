@@ -62,6 +62,7 @@ class DeadLetters:
         """
         letter, payload = await self.read(function, invocation)
         target = self._registry.target(function, letter.method)
+        await self._calls.variants.hold(function)
         if letter.content_type == media.PICKLED:
             check_pickles(target, principal)
         new_id = invocation_id_for(function, "dead letter", f"{letter.id} {letter.died_at}")

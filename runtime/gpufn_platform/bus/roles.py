@@ -162,6 +162,7 @@ _PERMISSIONS = {
             subjects.WAKEUPS,
             subjects.CANCELS,
             subjects.WHEREABOUTS,
+            subjects.VARIANTS,
             subjects.kill("*"),
             subjects.logs("*"),
             subjects.progress("*"),

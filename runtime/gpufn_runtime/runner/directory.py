@@ -9,7 +9,9 @@ from gpufn_core.domain.team import Team, Teams
 from gpufn_core.errors import FunctionNotFound
 from gpufn_core.protocol import subjects
 from gpufn_core.spec.names import Names, home_of
+from gpufn_core.spec.variant_names import split
 from gpufn_platform.bus.storage.key_value import Entry, KeyValue, Watch
+from gpufn_runtime.runner.variants import Variants
 
 _function = msgspec.msgpack.Decoder(Function)
 _revision = msgspec.msgpack.Decoder(Revision)
@@ -20,10 +22,11 @@ class Directory:
     """Functions and teams are watched. Revisions never change, so each is read once, and dropped when its function
     changes."""
 
-    def __init__(self, functions: KeyValue, revisions: KeyValue, teams: KeyValue) -> None:
+    def __init__(self, functions: KeyValue, revisions: KeyValue, teams: KeyValue, variants: Variants) -> None:
         self._functions = functions
         self._revisions = revisions
         self._team_records = teams
+        self._variants = variants
         self._teams = Teams()
         self._serving: dict[str, int] = {}
         self._names = Names()
@@ -44,10 +47,14 @@ class Directory:
         return self._teams.may_call(caller, function)
 
     async def serving(self, name: str, caller: str) -> Revision:
-        """Return the serving revision of the function that `name` means to `caller`. Raises FunctionNotFound,
-        AmbiguousFunction."""
-        full = self.find(name, caller)
-        return await self.revision(full, self._serving[full])
+        """Return the serving revision of the function, or the variant, that `name` means to `caller`. Raises
+        FunctionNotFound, AmbiguousFunction, and for a variant InvalidInput, TooManyVariants, BusUnavailable."""
+        function, selector, _ = split(name)
+        full = self.find(function, caller)
+        if selector is None:
+            return await self.revision(full, self._serving[full])
+        variant = await self._variants.find(full, selector)
+        return await self.revision(variant.name, self._serving.get(variant.name, variant.revision))
 
     async def revision(self, function: str, number: int) -> Revision:
         known = self._known.get((function, number))

@@ -45,6 +45,7 @@ from gpufn_runtime.runner.queues import Queues
 from gpufn_runtime.runner.recovery.abandoned_calls import AbandonedCalls
 from gpufn_runtime.runner.recovery.call_lookup import CallLookup
 from gpufn_runtime.runner.recovery.reconnect_check import ReconnectCheck
+from gpufn_runtime.runner.variants import Variants
 from gpufn_runtime.runner.workers.nested_calls import NestedCalls
 from gpufn_runtime.runner.workers.output import Output
 from gpufn_runtime.runner.workers.relay import Relay
@@ -85,7 +86,10 @@ class Runner:
         self._queues = Queues(self._attempts)
         self._fast_path = FastPathServer(home.fast_path_socket, self._queues.offer, self._queues.withdraw)
         self._directory = Directory(
-            KeyValue(bus, subjects.FUNCTIONS), KeyValue(bus, subjects.REVISIONS), KeyValue(bus, subjects.TEAMS)
+            KeyValue(bus, subjects.FUNCTIONS),
+            KeyValue(bus, subjects.REVISIONS),
+            KeyValue(bus, subjects.TEAMS),
+            Variants(bus, clock),
         )
         self._caller = Caller(bus, name=f"{subjects.RUNNER_CALLERS}.{name}", clock=clock)
         self._agent_events = AgentEvents(bus, node, clock)

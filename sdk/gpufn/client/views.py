@@ -9,7 +9,7 @@ import msgspec
 from gpufn.notebook import html
 from gpufn_core.domain.engine import Accuracy, BuildStage, BuildState, Latency
 from gpufn_core.domain.invocation import InvocationState
-from gpufn_core.domain.revision import Check, Lease, RevisionState, Source
+from gpufn_core.domain.revision import Check, Lease, RevisionState, Source, Variant
 from gpufn_core.domain.team import Team, TeamUse
 from gpufn_core.domain.usage import Usage
 from gpufn_core.errors import ErrorInfo
@@ -19,6 +19,7 @@ from gpufn_core.protocol.reports import LastStart, NextRevision, Waiting, Worker
 from gpufn_core.spec.model_spec import ShapeProfile, TensorSpec
 from gpufn_core.spec.priority import Priority
 from gpufn_core.spec.schedule import Missed
+from gpufn_core.spec.variant_names import described
 
 
 class FunctionView(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,7 +52,8 @@ class FunctionView(msgspec.Struct, frozen=True, kw_only=True):
     check: Check | None = None  # of the active revision
     source: Source | None = None  # of the active revision
     deployed_at: float | None = None  # of the active revision
-    lease: Lease | None = None  # of a temporary function
+    lease: Lease | None = None  # of a temporary function or a variant
+    variant: Variant | None = None  # what the active revision of a variant copies
 
     @property
     def note(self) -> str:
@@ -59,6 +61,8 @@ class FunctionView(msgspec.Struct, frozen=True, kw_only=True):
         if self.start_error:
             reason, _, _ = self.start_error.summary.partition("\n")
             return f"does not start: {reason}"
+        if self.variant:
+            return described("", self.variant.parameters)
         return f"calls wait: {self.waiting.detail}" if self.waiting else ""
 
     def _repr_html_(self) -> str:

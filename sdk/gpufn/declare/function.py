@@ -14,6 +14,8 @@ from collections.abc import Callable, Collection
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
+import msgspec
+
 from gpufn.call.remote import Remote, by_name, kind_of
 from gpufn.call.result_decoding import ResultReader
 from gpufn.call.threads import run_coroutine
@@ -25,6 +27,7 @@ from gpufn_core.spec.function_spec import CallKind, EntryPoint, FunctionSpec, Pa
 from gpufn_core.spec.image_spec import ImageSpec
 from gpufn_core.spec.model_spec import ModelSpec
 from gpufn_core.spec.names import HOME, Home
+from gpufn_core.spec.variant_names import with_selector
 from gpufn_core.spec.weights_spec import WeightsSpec
 
 if TYPE_CHECKING:
@@ -75,6 +78,7 @@ class _Declaration:
             return self.settings.spec(
                 signature_schema.methods_of(self.raw, self.settings.batch, self.settings.declared_models),
                 is_class=isinstance(self.raw, type),
+                constructor=signature_schema.constructor_of(self.raw) if isinstance(self.raw, type) else msgspec.UNSET,
                 entry=EntryPoint(self.raw.__module__, self.raw.__qualname__, packaging),
                 python=f"{sys.version_info.major}.{sys.version_info.minor}",
                 modules=modules,
@@ -221,6 +225,25 @@ class Instance:
         self._arguments = args, kwargs
         self._object: Any = None
 
+    @functools.cached_property
+    def parameters(self) -> dict[str, Any]:
+        """The arguments of the constructor, by name: they choose the pool of workers that remote calls go to. Raises
+        TypeError for arguments that do not fit the constructor, InvalidInput for one without a name."""
+        args, kwargs = self._arguments
+        if not args and not kwargs:
+            return {}
+        from gpufn.declare import signature_schema  # noqa: PLC0415
+
+        cls = self._declared.raw
+        named = by_name(signature_of(cls), args, kwargs)
+        known = {parameter.name for parameter in signature_schema.constructor_parameters(cls)}
+        if unnamed := named.keys() - known - kwargs.keys():
+            raise InvalidInput(
+                f"{self._declared.__qualname__}(...): {min(unnamed)} has no name in the constructor, so it cannot be "
+                "sent: write an __init__ with named parameters"
+            )
+        return named
+
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") and name.endswith("__"):
             raise AttributeError(name)
@@ -290,12 +313,9 @@ class Method(Remote[P, R, V]):
 
     @property
     def _function_name(self) -> str:  # type: ignore[override]
-        if self._instance is not None and any(self._instance._arguments):
-            raise InvalidInput(
-                f"{self._declared.__qualname__}(...) got arguments that are not sent: a worker creates its instance "
-                "without arguments; pass them to the method, or deploy a second class"
-            )
-        return self._declared.name
+        if self._instance is None:
+            return self._declared.name
+        return with_selector(self._declared.name, self._instance.parameters)
 
     def _signature(self) -> inspect.Signature:
         signature = _signature_of(self._raw)

@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 from gpufn.call.remote import Remote
 from gpufn_core.errors import InvalidInput
 from gpufn_core.spec.names import function_name
+from gpufn_core.spec.variant_names import in_path, split
 
 _ANY_ARGUMENTS = inspect.Signature(
     [
@@ -29,8 +30,9 @@ class NamedFunction(Remote[..., Any, Any]):
         self._may_pickle = pickle
         if not isinstance(name, str) or not name.strip("_."):
             raise InvalidInput(f"from_name takes the name of a deployed function, not {name!r}")
-        base, _, self._method_name = name.partition(".")
-        self._function_name = function_name(base)
+        base, _, self._method_name = in_path(name).partition(".")
+        function, selector, _ = split(base)
+        self._function_name = function_name(function) if selector is None else f"{function_name(function)}({selector})"
 
     @property
     def name(self) -> str:

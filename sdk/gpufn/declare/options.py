@@ -77,6 +77,7 @@ _SCALING = {
 _LIMITS = {
     "concurrency": "concurrency",
     "max_calls": "max_calls",
+    "max_variants": "max_variants",
     "timeout": "timeout_s",
     "startup_timeout": "startup_timeout_s",
     "queue_timeout": "queue_timeout_s",
@@ -163,6 +164,10 @@ class PlainOptions(TypedDict, total=False):
     ]
     concurrency: Annotated[int, "calls, or batches, that one worker runs at the same time"]
     max_calls: Annotated[int | None, "calls after which a worker is replaced; 1: each call has a process of its own"]
+    max_variants: Annotated[
+        int | None,
+        "variants that may exist at a time: pools of workers for other parameters of a class. Default: 10",
+    ]
     batch: Annotated[Batch | None, "a `Batch`: calls are gathered, and the function gets a list per parameter"]
     timeout: Annotated[float, "seconds that one call may run"]
     startup_timeout: Annotated[float, "seconds that a worker may take to start"]
@@ -239,6 +244,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     scaling: ScalingPolicy = ScalingPolicy()
     concurrency: int = _SPEC_DEFAULTS["concurrency"]
     max_calls: int | msgspec.UnsetType = msgspec.UNSET
+    max_variants: int | msgspec.UnsetType = msgspec.UNSET
     batch: Batch | None = None
     timeout_s: float = _SPEC_DEFAULTS["timeout_s"]
     startup_timeout_s: float = _SPEC_DEFAULTS["startup_timeout_s"]
@@ -269,6 +275,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         methods: tuple[MethodSpec, ...],
         *,
         is_class: bool,
+        constructor: dict[str, Any] | msgspec.UnsetType = msgspec.UNSET,
         entry: EntryPoint | None = None,
         python: str = "",
         modules: tuple[str, ...] = (),
@@ -288,6 +295,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             entry=entry or EntryPoint("", "", Packaging.SOURCE),
             methods=methods,
             is_class=is_class,
+            constructor=constructor,
             python=python,
             modules=modules,
             models=models,
@@ -324,8 +332,9 @@ def settings_from(options: Mapping[str, Any], default_name: str) -> Settings:
         "declared_weights": _weights(options.get("weights")),
     }
     fields |= {field: options[name] for name, field in _LIMITS.items() if name in options}
-    if fields.get("max_calls", 0) is None:
-        del fields["max_calls"]
+    for option in ("max_calls", "max_variants"):
+        if fields.get(option, 0) is None:
+            del fields[option]
     return Settings(**fields)
 
 

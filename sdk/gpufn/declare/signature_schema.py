@@ -55,6 +55,24 @@ def methods_of(raw: Any, batch: Batch | None, models: Collection[str] = ()) -> t
     return tuple(methods)
 
 
+def constructor_of(cls: type) -> dict[str, Any] | msgspec.UnsetType:
+    """Return the JSON Schema of the parameters of `__init__`; UNSET if it has none."""
+    parameters = constructor_parameters(cls)
+    if not parameters:
+        return msgspec.UNSET
+    hints = {p.name: resolve_hint(p.annotation, cls.__init__) for p in parameters}  # type: ignore[misc]
+    return _parameters_schema(parameters, hints)
+
+
+def constructor_parameters(cls: type) -> list[inspect.Parameter]:
+    """Return the parameters of `__init__` that a caller can name."""
+    init = cls.__init__  # type: ignore[misc]
+    if not inspect.isfunction(init):  # inherited from `object`, or of an extension
+        return []
+    unnamed = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.VAR_POSITIONAL)
+    return [p for p in list(signature_of(init).parameters.values())[1:] if p.kind not in unnamed]
+
+
 def _method_spec(
     name: str, function: Callable[..., Any], *, skip: int, batched: bool, models: Collection[str] = ()
 ) -> MethodSpec:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from gpufn_core.spec.names import DEFAULT, home_of
+from gpufn_core.spec.variant_names import is_variant
 
 if TYPE_CHECKING:
     from gpufn.client.views import FunctionView
@@ -23,7 +24,7 @@ def leftovers(deployed: Iterable[FunctionView], deployables: Sequence[Deployable
 
     def belongs(view: FunctionView) -> bool:
         home = home_of(view.name)
-        if home not in homes:
+        if home not in homes or is_variant(view.name):
             return False
         return home.app != DEFAULT or any(
             view.source is not None and view.source.is_same_file(source) for source in sources

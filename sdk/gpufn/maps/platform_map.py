@@ -20,6 +20,7 @@ from gpufn_core.encoding import media
 from gpufn_core.errors import Conflict, GpufnError, InvalidInput, InvocationNotFound, MapNotFound
 from gpufn_core.ids import is_client_id, item_id
 from gpufn_core.spec.names import can_mean
+from gpufn_core.spec.variant_names import function_of, split
 
 WINDOW = 10_000
 _REPORT_EVERY = 64  # results that are taken between two reports to the sender
@@ -279,7 +280,7 @@ def _check_same_map(view: MapView, target: Target, total: int | None) -> None:
     A gateway checks this when it receives items, but a closed map is not sent any.
     """
     function, _, method = view.function.partition(".")
-    if not can_mean(target.function, function) or method != target.method:
+    if not can_mean(split(target.function).function, function_of(function)) or method != target.method:
         raise Conflict(f"map {view.id} is of {view.function}: choose another id")
     if view.state in {"running", "ended"} and total is not None and total > view.accepted:
         raise Conflict(f"map {view.id} was closed after {view.accepted:,} items: choose another id for {total:,}")

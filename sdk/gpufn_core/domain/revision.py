@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 
@@ -72,6 +72,14 @@ class Lease(msgspec.Struct, frozen=True):
         return now - max(self.renewed_at, leading_since) > self.ttl_s
 
 
+class Variant(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What makes a revision one of a variant: the number of the function's revision that it copies, and the parameters
+    with which its workers create their instance."""
+
+    revision: int
+    parameters: dict[str, Any] = {}
+
+
 class Revision(msgspec.Struct, frozen=True, kw_only=True):
     """A FunctionSpec with its bundle and engines; immutable, and numbered per function.
 
@@ -83,7 +91,8 @@ class Revision(msgspec.Struct, frozen=True, kw_only=True):
     function's own code: deploying the same code in another bundle creates no new revision. `deploy_id` is common to
     the revisions of one deploy. `signature` is None for an unsigned deploy. `secret_scopes` has the widest scope that
     each secret may have (`gpufn_core.spec.secret_scopes`); a secret without one may have any.
-    `lease` is what its function gets when the revision becomes active; None makes the function permanent.
+    `lease` is what its function gets when the revision becomes active; None makes the function permanent. A revision of
+    a variant has the spec of its function; `spec.name` names the function.
     """
 
     function: str
@@ -103,6 +112,7 @@ class Revision(msgspec.Struct, frozen=True, kw_only=True):
     signature: DeploySignature | None = None
     secret_scopes: dict[str, str] = {}
     lease: Lease | None = None
+    variant: Variant | None = None
 
     def __str__(self) -> str:
         return f"{self.function}@{self.number}"

@@ -7,6 +7,7 @@ from urllib.parse import SplitResult, quote, urlsplit
 
 from gpufn_core.errors import InvalidInput
 from gpufn_core.spec import names
+from gpufn_core.spec.variant_names import in_path
 
 DEFAULT_GATEWAY = "http://127.0.0.1:8090"
 
@@ -66,6 +67,7 @@ def function_path(name: str, environment: str = "") -> str:
     >>> function_path("resnet.classify"), function_path("search/predict"), function_path("predict", "prod")
     ('resnet.classify', '-/search/predict', 'prod/-/predict')
     """
+    name = in_path(name) if isinstance(name, str) else name
     if not isinstance(name, str) or not all(map(names.is_group_or_any, name.split("/")[:-1])) or name.count("/") > 2:
         return segment(name)  # raises
     wanted = names.in_environment(name, environment) if environment else name

@@ -10,6 +10,8 @@ CONTROL_SOCKET, sends TemplateReady, and becomes the worker of the single ForkRe
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from gpufn_core.domain.worker import Gang
@@ -65,6 +67,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     supervisor_fifo: str = ""  # the worker exits when no process holds it open for writing
     open_files: int | None = None  # soft limit to restore: the worker inherits the agent's limit, which was raised
     sandbox: Sandbox | None = None  # the process enters it before it loads code
+    parameters: dict[str, Any] = {}  # of the class's constructor, if the worker is one of a variant
     gang: Gang | None = None  # set if the worker has a process on each of several nodes
     cgroup_procs: tuple[str, ...] = ()  # cgroup.procs files; the process writes 0 (itself) to them before it loads code
 

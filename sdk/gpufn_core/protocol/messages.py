@@ -190,3 +190,20 @@ class LogLine(msgspec.Struct, frozen=True, omit_defaults=True):
     stream: str
     text: str
     invocation: str = ""
+
+
+class VariantRequest(msgspec.Struct, frozen=True):
+    """A runner's request for the variant of `function`, a full name, that its selector chooses."""
+
+    function: str
+    selector: str
+
+
+class VariantReply(msgspec.Struct, frozen=True):
+    """The full name of a variant and its serving revision, or why there is none. The variant stays at least for
+    `valid_s` without a call."""
+
+    name: str = ""
+    revision: int = 0
+    valid_s: float = 0.0
+    error: ErrorInfo | None = None

@@ -72,6 +72,7 @@ WAKEUPS = f"{PREFIX}.dmd.*"
 WORKER_EVENTS = f"{PREFIX}.evt.worker.*"
 CANCELS = f"{PREFIX}.ctl.cancel"
 WHEREABOUTS = f"{PREFIX}.ctl.where"
+VARIANTS = f"{PREFIX}.ctl.variant"  # a runner asks a gateway for the variant that a function calls
 
 
 def sync_queue(function: str, revision: int, priority: str = "normal") -> str:

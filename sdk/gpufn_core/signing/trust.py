@@ -17,6 +17,7 @@ from gpufn_core.errors import UntrustedDeploy
 from gpufn_core.signing.statement import DeploySignature, Statement, decode_statement, spec_digest
 from gpufn_core.spec.names import parts_of
 from gpufn_core.spec.patterns import matches
+from gpufn_core.spec.variant_names import function_of
 
 SIGNER_NAME: Final = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,62}[a-z0-9])?")
 
@@ -46,8 +47,10 @@ class Trust(msgspec.Struct, frozen=True, kw_only=True):
 def check_revision(trust: Trust, function: str, revision: Revision) -> None:
     """Check that a trusted key signed `revision` as a revision of `function`. Raises UntrustedDeploy.
 
-    `function` is the name under which the revision is stored, and to which its workers would belong.
+    `function` is the name under which the revision is stored, and to which its workers would belong. A variant is
+    signed as its function: its parameters are values of callers, as arguments are.
     """
+    function = function_of(function)
     statement = _verified(trust, function, revision.signature)
     if statement is None:
         return

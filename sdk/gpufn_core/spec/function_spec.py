@@ -31,6 +31,7 @@ LONGEST_METHOD_NAME = 100
 _MAX_ENV_BYTES = 32 << 10
 LONGEST_SECRET_NAME = 200
 MAX_SECRETS = 100  # of one function
+MAX_VARIANTS = 10  # of one function at a time, unless it sets another limit
 _PARKED_ON_A_GPU_S = 600.0
 _LONGEST_DELAY_S = 3600.0  # between two attempts
 RETENTION_S = 86400.0
@@ -227,6 +228,7 @@ class FunctionSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         "startup_timeout_s": Bounds("startup_timeout", 0.1, 86400),
         "queue_timeout_s": Bounds("queue_timeout", 0.001, 7 * 86400, may_be_none=True),
         "retention_s": Bounds("retention", 1, _LONGEST_RETENTION_S),
+        "max_variants": Bounds("max_variants", 1, 1000, is_whole=True),
     }
 
     name: str
@@ -258,6 +260,8 @@ class FunctionSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     network: Network | msgspec.UnsetType = msgspec.UNSET  # unset: full, or none in a container without `egress`
     max_calls: int | msgspec.UnsetType = msgspec.UNSET  # calls after which a worker is replaced; unset: no limit
     serves: Serves | msgspec.UnsetType = msgspec.UNSET  # the API of another platform that clients use it through
+    constructor: dict[str, Any] | msgspec.UnsetType = msgspec.UNSET  # JSON Schema of a class's parameters
+    max_variants: int | msgspec.UnsetType = msgspec.UNSET  # variants that may exist at a time; unset: MAX_VARIANTS
     modules: tuple[str, ...] = ()  # third-party modules that importing it loads; template processes preload them
 
     def __post_init__(self) -> None:
@@ -265,6 +269,8 @@ class FunctionSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         if not self.methods:
             raise InvalidSpec(f"{self.name}: there is nothing to call; a class needs at least one @method")
         self._check_methods()
+        if self.constructor is not msgspec.UNSET and not self.is_class:
+            raise InvalidSpec(f"{self.name}: only a class has a constructor")
         check_fields(self, self.bounds)
         if self.schedule is not None:
             self._check_schedule(self.schedule)
@@ -446,6 +452,11 @@ class FunctionSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     def calls_per_worker(self) -> int | None:
         """Calls after which a worker is replaced; None: no limit."""
         return None if self.max_calls is msgspec.UNSET else self.max_calls
+
+    @property
+    def variant_limit(self) -> int:
+        """Variants of the function that may exist at a time."""
+        return MAX_VARIANTS if self.max_variants is msgspec.UNSET else self.max_variants
 
     @property
     def park_timeout_s(self) -> float:

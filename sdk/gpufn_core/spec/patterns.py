@@ -14,6 +14,7 @@ from typing import Final
 
 from gpufn_core.errors import InvalidInput
 from gpufn_core.spec.names import FULL_NAME, GROUP, parts_of
+from gpufn_core.spec.variant_names import function_of
 
 ALL: Final = "*"
 PATTERN: Final = re.compile(
@@ -41,12 +42,13 @@ def check_pattern(text: str, field: str) -> None:
 
 
 def matches(pattern: str, function: str) -> bool:
-    """Return whether the full name `function` is one of those that `pattern` names.
+    """Return whether the full name `function` is one of those that `pattern` names. A variant counts as its function.
 
     >>> matches("prod/*", "prod/search/predict"), matches("default/*", "predict"), matches("predict", "prod/a/predict")
     (True, True, False)
     """
-    return all(part in (ALL, wanted) for part, wanted in zip(_parts(pattern), parts_of(function), strict=True))
+    parts = parts_of(function_of(function))
+    return all(part in (ALL, wanted) for part, wanted in zip(_parts(pattern), parts, strict=True))
 
 
 def includes(outer: str, inner: str) -> bool:

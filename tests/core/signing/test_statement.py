@@ -120,6 +120,8 @@ _OTHER_VALUES: dict[str, object] = {
     "network": Network.NONE,
     "max_calls": 10,
     "serves": Serves.OPENAI_CHAT,
+    "constructor": {"type": "object", "properties": {"size": {"type": "string"}}},
+    "max_variants": 3,
 }
 
 
@@ -133,6 +135,10 @@ def test_a_signature_cannot_be_moved_to_another_spec(field: str) -> None:
     msgspec.structs.force_setattr(other, field, _OTHER_VALUES[field])
     assert spec_digest(other) != spec_digest(SPEC)
     assert not is_trusted(revision(signed(), other))
+
+
+def test_a_variant_is_trusted_as_its_function() -> None:
+    assert is_trusted(msgspec.structs.replace(revision(signed()), function=f"{NAME}=0123456789"))
 
 
 def test_a_signature_cannot_be_moved_to_another_bundle_or_function() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gpufn_core.domain.revision import Lease, RevisionState
+from gpufn_core.domain.revision import Lease, RevisionKey, RevisionState
 from gpufn_core.errors import FunctionNotFound
 from gpufn_gateway.functions.deploys import DeployOptions, LeaseLost
 from gpufn_gateway.functions.lease_expiry import LeaseExpiry
@@ -36,7 +36,15 @@ class Leader:
     def __init__(self, gateway: Whole) -> None:
         self.clock = Ahead()
         self.leads = True
-        self.expiry = LeaseExpiry(gateway.registry, gateway.deploys, gateway.audit, self.clock, lambda: self.leads)
+        self.in_use: set[RevisionKey] | None = set()
+        self.expiry = LeaseExpiry(
+            gateway.registry,
+            gateway.deploys,
+            gateway.audit,
+            self.clock,
+            leads=lambda: self.leads,
+            in_use=lambda: self.in_use,
+        )
 
     async def after(self, seconds: float) -> None:
         self.clock.by_s += seconds

@@ -11,7 +11,9 @@ from gpufn_core.domain.team import Team
 from gpufn_core.errors import FunctionNotFound
 from gpufn_core.protocol import subjects
 from gpufn_core.protocol.codec import encode
+from gpufn_platform.process.clock import SystemClock
 from gpufn_runtime.runner.directory import Directory
+from gpufn_runtime.runner.variants import Variants
 from tests.runtime.runner.node import Node, on_node
 
 
@@ -22,7 +24,7 @@ def test_a_function_finds_those_of_other_teams_that_let_it_call_them(url: str, t
             await node.teams.put(team.name, encode(team))
         for name in ("prod/ads/bid", "prod/search/bid", "prod/free/embed"):
             await node.deploy(name)
-        directory = Directory(node.functions, node.revisions, node.teams)
+        directory = Directory(node.functions, node.revisions, node.teams, Variants(node.bus, SystemClock()))
         await directory.open()
         assert directory.find("bid", "prod/search/rank") == "prod/search/bid"
         assert directory.find("bid", "prod/web/page") == "prod/ads/bid"
@@ -38,7 +40,7 @@ def test_a_function_finds_those_of_other_teams_that_let_it_call_them(url: str, t
 
 def test_the_revisions_of_a_function_are_read_once_and_forgotten_with_it(url: str, tmp_path: Path) -> None:
     async def test(node: Node) -> None:
-        directory = Directory(node.functions, node.revisions, node.teams)
+        directory = Directory(node.functions, node.revisions, node.teams, Variants(node.bus, SystemClock()))
         revision = await node.deploy("embed")
         await directory.open()
         assert await directory.serving("embed", "embed") == revision

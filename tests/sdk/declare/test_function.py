@@ -355,9 +355,19 @@ def test_a_local_instance_is_created_and_entered_on_first_use() -> None:
     assert ended == [106]
 
 
-def test_constructor_arguments_are_not_sent() -> None:
-    with run_locally(), pytest.raises(InvalidInput, match=r"Tally\(...\) got arguments"):
-        Tally(5).add.remote(1)
+def test_the_arguments_of_the_constructor_choose_an_instance() -> None:
+    with run_locally() as platform:
+        assert (Tally(5).add.remote(1), Tally.add.remote(1), Tally(start=5).add.remote(1)) == (106, 101, 107)
+    assert platform.calls[0].function == "tally(start=5).add"
+
+
+def test_arguments_that_do_not_fit_the_constructor_are_refused() -> None:
+    with run_locally():
+        with pytest.raises(TypeError):
+            Tally(5, 6).add.remote(1)  # type: ignore[call-arg]
+        with pytest.raises(InvalidInput) as refused:
+            Tally(object()).add.remote(1)  # type: ignore[arg-type]
+    assert refused.value.field == "start"
 
 
 @gpu_function

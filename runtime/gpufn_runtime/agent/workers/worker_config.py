@@ -99,6 +99,7 @@ class WorkerConfigs:
             memory_limit_bytes=memory_bytes if group is None else None,
             open_files=self._open_files,
             supervisor_fifo=self._supervisor_fifo,
+            parameters={} if revision.variant is None else revision.variant.parameters,
             gang=record.assignment.gang if record.assignment is not None else None,
             cgroup_procs=() if group is None else (os.fspath(group.join_file),),
         )

@@ -9,9 +9,12 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import msgspec
+
 from gpufn.declare import weights
 from gpufn.declare.hooks import hooks
 from gpufn.declare.type_hints import signature_of
+from gpufn_core.encoding import media
 from gpufn_core.protocol.launch import WorkerConfig
 from gpufn_core.spec.function_spec import CallKind, EntryPoint, FunctionSpec, MethodSpec, Packaging
 from gpufn_core.spec.tensor_signature import takes_tensors, tensor_inputs
@@ -41,11 +44,19 @@ class Method(NamedTuple):
 class Loaded:
     """The loaded revision. The methods of a class exist after `instantiate`.
 
-    `sessions` are the function's models, by parameter. A class has them as attributes before any of its code runs; a
-    plain function receives them with each call.
+    `parameters` are those of a variant. `sessions` are the function's models, by parameter. A class has them as
+    attributes before any of its code runs; a plain function receives them with each call.
     """
 
-    def __init__(self, target: Any, spec: FunctionSpec, sessions: Mapping[str, Session], revision: int) -> None:
+    def __init__(
+        self,
+        target: Any,
+        spec: FunctionSpec,
+        sessions: Mapping[str, Session],
+        *,
+        revision: int,
+        parameters: Mapping[str, Any],
+    ) -> None:
         self.methods: dict[str, Method] = {}
         self.enter: list[Callable[[], Any]] = []
         self.exit: list[Callable[[], Any]] = []
@@ -54,6 +65,7 @@ class Loaded:
         self._target = target
         self._spec = spec
         self._revision = revision
+        self._parameters = parameters
         self.sessions = sessions
 
     def instantiate(self) -> None:
@@ -61,13 +73,21 @@ class Loaded:
         if self._spec.is_class:
             for name, session in self.sessions.items():
                 setattr(self._target, name, session)
-        instance = self._target() if self._spec.is_class else self._target
+        instance = self._target(**self._constructor_arguments()) if self._spec.is_class else self._target
         for method in self._spec.methods:
             call = getattr(instance, method.name) if method.name else instance
             self.methods[method.name] = self._method(method, call)
         if self._spec.is_class:
             for hook in ("enter", "exit", "park", "resume"):
                 setattr(self, hook, [getattr(instance, name) for name in hooks(type(instance), hook)])
+
+    def _constructor_arguments(self) -> dict[str, Any]:
+        """Convert the parameters of a variant to the type hints of `__init__`. Raises InvalidInput."""
+        if not self._parameters:
+            return {}
+        init = self._target.__init__
+        reader = Parameters(init, provided=list(signature_of(init).parameters)[:1])  # without `self`
+        return reader.bind(media.JSON, msgspec.json.encode(self._parameters))[1]
 
     def _method(self, method: MethodSpec, call: Callable[..., Any]) -> Method:
         batched = self._spec.batch is not None
@@ -118,7 +138,8 @@ def load(config: WorkerConfig) -> Loaded:
     if not callable(target) or isinstance(target, type) != config.spec.is_class:
         expected = "a class" if config.spec.is_class else "a function"
         raise LoadError(f"{entry.module}.{entry.qualname} is {type(target).__name__!r} but was deployed as {expected}")
-    return Loaded(target, config.spec, _sessions(config) if config.spec.models else {}, config.revision)
+    sessions = _sessions(config) if config.spec.models else {}
+    return Loaded(target, config.spec, sessions, revision=config.revision, parameters=config.parameters)
 
 
 def _model(config: WorkerConfig) -> Loaded:
@@ -127,7 +148,7 @@ def _model(config: WorkerConfig) -> Loaded:
 
     (session,) = sessions.values()
     model = ModelFunction(session, config.function, config.revision)
-    return _Model(model, config.spec, sessions, config.revision)
+    return _Model(model, config.spec, sessions, revision=config.revision, parameters={})
 
 
 def _sessions(config: WorkerConfig) -> Mapping[str, Session]:

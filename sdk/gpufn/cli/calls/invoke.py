@@ -19,6 +19,7 @@ from gpufn_core.errors import Forbidden
 from gpufn_core.protocol.limits import LONGEST_TIMEOUT_S
 from gpufn_core.spec.function_spec import FunctionSpec, spec_from_json
 from gpufn_core.spec.priority import Priority
+from gpufn_core.spec.variant_names import split
 
 if TYPE_CHECKING:
     from gpufn.client.client import Client
@@ -51,7 +52,7 @@ def invoke(
         if not json and _streams(client, name):
             print_items(client.stream_json(name, body, content_type, **options), output)
             return
-        with step(f"Calling {name}") as update, report_waits(client, name.partition(".")[0], update, json=json):
+        with step(f"Calling {name}") as update, report_waits(client, _waited_for(name), update, json=json):
             result = client.invoke_raw(name, body, content_type, **options)
     show(result, output, json=json)
 
@@ -68,8 +69,14 @@ def print_items(items: Iterable[Any], output: Path | None) -> None:
                 out.flush()
 
 
+def _waited_for(name: str) -> str:
+    """Return the function or the variant whose workers a call waits for."""
+    function, selector, _ = split(name)
+    return function if selector is None else f"{function}({selector})"
+
+
 def _streams(client: Client, name: str) -> bool:
-    function, _, method = name.partition(".")
+    function, _, method = split(name)
     try:
         spec: FunctionSpec = spec_from_json(client.function(function).spec)
     except Forbidden:  # a key that may only invoke

@@ -18,6 +18,7 @@ from gpufn.cli.terminal.output import WrongUsage, print_json_line, say
 from gpufn_core.encoding import media
 from gpufn_core.errors import Forbidden, GpufnError, RateLimited
 from gpufn_core.spec.priority import Priority
+from gpufn_core.spec.variant_names import split
 
 if TYPE_CHECKING:
     from gpufn.call.transport_protocol import MapTransport, Target
@@ -65,7 +66,8 @@ def map_(
     from gpufn.maps.progress_bar import Bar  # noqa: PLC0415
     from gpufn_core.ids import new_map_id  # noqa: PLC0415
 
-    function, _, method = name.partition(".")
+    function, selector, method = split(name)
+    pool = function if selector is None else f"{function}({selector})"
     options = MapOptions(ordered=not as_they_come, window=window, id=id, max_wait=max_wait).checked()
     lines, total = _lines(data)
     failed = 0
@@ -78,7 +80,7 @@ def map_(
             bar = stack.enter_context(Bar(name, total)) if sys.stderr.isatty() else None
             platform_map.wait_display.bar = bar
             try:
-                platform_map.begin(Target(function, method, priority), lines, _check_line, total=total)
+                platform_map.begin(Target(pool, method, priority), lines, _check_line, total=total)
                 for outcome in platform_map.outcomes():
                     failed += not _print(platform_map, outcome, json=json)
                     if bar is not None:

@@ -22,6 +22,7 @@ from gpufn.cli.terminal.output import (
     step,
 )
 from gpufn_core.spec.priority import Priority
+from gpufn_core.spec.variant_names import described, function_of
 
 if TYPE_CHECKING:
     from gpufn.client.views import FunctionView
@@ -85,7 +86,8 @@ def describe(name: str, env_values: bool, json: bool) -> None:
             ("revision", _revision(view)),
             ("source", view.source and str(view.source)),
             ("deployed", _deployed(view)),
-            ("temporary", view.lease and "deleted when its client ends"),
+            ("temporary", view.lease and not view.variant and "deleted when its client ends"),
+            ("variant", view.variant and described(function_of(view.name), view.variant.parameters)),
             ("workers", view.workers),
             ("calls", f"{_known(view.queued)} queued, {_known(view.running)} running"),
             ("note", view.note),
@@ -117,6 +119,7 @@ def _options(spec: dict[str, Any]) -> list[tuple[str, Any]]:
     priority = spec.get("priority")
     return [
         ("queue timeout", spec.get("queue_timeout_s") and duration(spec["queue_timeout_s"])),
+        ("max variants", spec.get("max_variants")),
         ("max calls", spec.get("max_calls") and f"{spec['max_calls']:,} per worker"),
         ("batch", batch and f"up to {batch['max_size']} calls{wait or ''}"),
         ("retries", retries.get("attempts") and f"{retries['attempts']}, after {duration(retries['delay_s'])}{on}"),

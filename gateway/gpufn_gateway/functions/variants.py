@@ -1,0 +1,145 @@
+"""Variants: pools of workers of one function, each for other parameters of its constructor (decision 0064).
+
+A variant is a function record of its own, `clf=3f2a9c1b0d`, whose revisions copy those of `clf`. The first call makes
+it, a call after a deploy of `clf` adds a revision, and the controller scales it like any function. It exists as long as
+its lease, which calls renew. `LeaseExpiry` deletes it when the lease has ended and it has no call and no worker.
+
+No accepted call is lost: `provide` leaves at least three quarters of the lease, a call asks again after a long upload,
+and a queued call keeps its variant.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from gpufn_core.domain.revision import Function, Lease, Revision, RevisionKey, Variant
+from gpufn_core.errors import FunctionNotFound, TooManyVariants
+from gpufn_core.spec import variant_names
+from gpufn_core.spec.names import shown
+from gpufn_gateway.arguments.selector import parameters_of
+from gpufn_gateway.auth.access import Principal
+from gpufn_gateway.functions.deploys import Deploys
+from gpufn_gateway.functions.registry import Registry, Target
+from gpufn_platform.process.clock import Clock
+
+TTL_S: Final = 300.0
+_RENEW_AFTER: Final = 0.25  # of the lease
+_LEASE: Final = Lease("variant", TTL_S)
+
+
+class _Wanted(NamedTuple):
+    """A variant that a caller names. `name` is the function itself if no parameter differs from its default."""
+
+    name: str
+    parameters: dict[str, Any]
+    function: Function
+
+
+class Variants:
+    def __init__(self, registry: Registry, deploys: Deploys, clock: Clock) -> None:
+        self._registry = registry
+        self._deploys = deploys
+        self._clock = clock
+        self._locks: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
+
+    def find(self, path: str, principal: Principal) -> str:
+        """Return the full name of the variant that a principal means, which need not exist. Raises FunctionNotFound,
+        AmbiguousFunction, InvalidInput."""
+        selection = variant_names.split(path)
+        return self._wanted(self._registry.find(selection.function, principal), selection).name
+
+    async def provide(self, path: str, principal: Principal) -> Target:
+        """Return the target of a principal's call to `path`. Make the variant, or renew it, if that is needed.
+
+        Raises FunctionNotFound, AmbiguousFunction, Forbidden, InvalidInput, TooManyVariants.
+        """
+        selection = variant_names.split(path)
+        full = self._registry.find(selection.function, principal)
+        principal.require_invoke(full)
+        wanted = self._stored(full) if variant_names.is_variant(full) else self._wanted(full, selection)
+        self._registry.target(wanted.function.name, selection.method)  # raises for a method that does not exist
+        await self._make_current(wanted)
+        return self._registry.target(wanted.name, selection.method)
+
+    async def provide_for_function(self, full: str, selector: str) -> RevisionKey:
+        """Return the serving revision of the variant that a function calls, by the full name of the called function.
+        Make the variant, or renew it, if needed. Raises FunctionNotFound, InvalidInput, TooManyVariants."""
+        wanted = self._wanted(full, variant_names.Selection(full, selector, ""))
+        await self._make_current(wanted)
+        return wanted.name, self._registry.function(wanted.name).serving
+
+    async def hold(self, name: str) -> None:
+        """Renew the lease of a variant by its full name, before a call of it is stored; does nothing for a function.
+        Raises FunctionNotFound."""
+        if variant_names.is_variant(name):
+            await self._deploys.renew(name, _LEASE)
+
+    def _wanted(self, full: str, selection: variant_names.Selection) -> _Wanted:
+        function = self._registry.function(full)
+        schema = self._registry.serving(function).spec.constructor
+        parameters = parameters_of(selection.selector or "", {} if schema is msgspec.UNSET else schema, full)
+        name = variant_names.variant_name(full, parameters) if parameters else full
+        return _Wanted(name, parameters, function)
+
+    def _stored(self, name: str) -> _Wanted:
+        """Return an existing variant by its full name, with the parameters of its record."""
+        active = self._registry.active_revision(name)
+        if active is None or active.variant is None:
+            raise FunctionNotFound(f"There is no function {shown(name)}.")
+        function = self._registry.function(variant_names.function_of(name))
+        return _Wanted(name, active.variant.parameters, function)
+
+    async def _make_current(self, wanted: _Wanted) -> None:
+        """Make a variant that copies the serving revision, and renew its lease, if that is needed."""
+        if wanted.parameters and not self._is_current(wanted):
+            async with self._locks.setdefault(wanted.function.name, asyncio.Lock()):
+                await self._make_or_renew(wanted)
+
+    def _is_current(self, wanted: _Wanted) -> bool:
+        """Return whether the variant copies the serving revision, and its lease was renewed lately."""
+        return self._copies_serving(wanted) and not self._needs_renewal(self._registry.functions[wanted.name])
+
+    def _copies_serving(self, wanted: _Wanted) -> bool:
+        active = self._registry.active_revision(wanted.name)
+        return active is not None and active.variant is not None and active.variant.revision == wanted.function.serving
+
+    def _needs_renewal(self, function: Function) -> bool:
+        return function.lease is None or self._clock.time() - function.lease.renewed_at > TTL_S * _RENEW_AFTER
+
+    async def _make_or_renew(self, wanted: _Wanted) -> None:
+        if not self._copies_serving(wanted):
+            self._check_limit(wanted)
+            await self._deploys.add_variant(self._copy(wanted))
+        elif self._needs_renewal(self._registry.functions[wanted.name]):
+            await self._deploys.renew(wanted.name, _LEASE)
+
+    def _copy(self, wanted: _Wanted) -> Revision:
+        return msgspec.structs.replace(
+            self._registry.serving(wanted.function),
+            function=wanted.name,
+            number=0,
+            created_at=self._clock.time(),
+            check=None,
+            deploy_id="",
+            lease=_LEASE,
+            variant=Variant(wanted.function.serving, wanted.parameters),
+        )
+
+    def _check_limit(self, wanted: _Wanted) -> None:
+        """Raises TooManyVariants. Several gateways may exceed the limit together by one each."""
+        others = self._registry.variants_of(wanted.function.name)
+        most = self._registry.serving(wanted.function).spec.variant_limit
+        if wanted.name in self._registry.functions or len(others) < most:
+            return
+        renewed_at = [each.lease.renewed_at for each in others if each.lease is not None]
+        first_end = min(renewed_at, default=0.0) + TTL_S - self._clock.time()
+        raise TooManyVariants(
+            f"{wanted.function.name} has {len(others)} variants in use, as many as its max_variants allows, so "
+            f"{variant_names.described(wanted.function.name, wanted.parameters)} cannot start. A variant ends after "
+            f"{TTL_S / 60:g} minutes without calls. Retry later, or raise max_variants.",
+            retry_after_s=max(1.0, first_end),
+        )
