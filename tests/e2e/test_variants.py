@@ -14,13 +14,14 @@ from gpufn.call import transport
 from gpufn.client.http_transport import HttpTransport
 from gpufn.errors import FunctionStartFailed, GpufnError, InvalidInput, TooManyVariants
 from tests.conftest import Platform
+from tests.waiting import until
 
 pytestmark = pytest.mark.e2e
 
 APP = """
 import os
 
-from gpufn import gpu_function, method
+from gpufn import exit, gpu_function, method
 
 @gpu_function(max_variants=3, name="sized", cpu=0.25)
 class Sized:
@@ -32,6 +33,10 @@ class Sized:
     @method
     def where(self, x: int = 1) -> list:
         return [self.size, self.scale * x, os.getpid()]
+
+    @exit
+    def bye(self, cause: str) -> None:
+        print(f"{self.size} ends: {cause}")
 
 @gpu_function(cpu=0.25)
 def asks(size: str) -> list:
@@ -99,6 +104,7 @@ def test_each_value_has_a_pool_of_its_own(app: Any, platform: Platform, tmp_path
         if results[-1] == 101.0:
             break
     assert results[-1] == 101.0
+    until(lambda: "base ends: deploy" in platform.client.get("/v1/functions/sized/logs").text)
     platform.client.delete("/v1/functions/sized")
     assert not [each for each in functions(platform) if each["name"].startswith("sized")]
     with pytest.raises(GpufnError):

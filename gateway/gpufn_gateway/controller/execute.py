@@ -163,6 +163,7 @@ class ActionRunner:
                         park_bytes=worker.park_bytes,
                         epoch=self.lease.epoch,
                         reason=action.reason,
+                        cause=action.cause,
                     )
                     with contextlib.suppress(Conflict):
                         await self.buckets.assignments.update(key, encode(updated), entry.revision)

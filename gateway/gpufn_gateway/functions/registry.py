@@ -195,7 +195,7 @@ class Registry:
 
     def resolve(self, name: str, principal: Principal = LOCAL) -> Target:
         """Return the target of a principal's call to `name`: full or short, in either spelling, `fn.method` for a
-        class. `Variants.provide` returns that of a variant. Raises FunctionNotFound, AmbiguousFunction."""
+        class. For a variant use `Variants.provide`. Raises FunctionNotFound, AmbiguousFunction."""
         sees_all, scopes = principal.sees_all, principal.scopes
         target = self._targets.get(name) if sees_all else self._visible_targets.get((scopes, name))
         if target is None:

@@ -33,6 +33,7 @@ from typing import TYPE_CHECKING, NoReturn
 import msgspec
 
 from gpufn.call import context, transport
+from gpufn_core.domain.worker import Cause
 from gpufn_core.errors import DeviceFailed, ErrorInfo, FunctionStartFailed, ProtocolMismatch
 from gpufn_core.protocol import frames
 from gpufn_core.protocol.frames import (
@@ -56,6 +57,7 @@ from gpufn_core.protocol.launch import (
     CONNECT_S,
     EXIT_GANG_LOST,
     EXIT_GPU_FAULT,
+    EXIT_HOOKS_S,
     EXIT_LINK_LOST,
     EXIT_START_FAILED,
     LAST_CALL_S,
@@ -121,6 +123,7 @@ class Worker:
         self._draining = False  # the worker has to end
         self._may_end = False  # and no call is on its way to it
         self._exit_code = 0
+        self._cause = Cause.STOP  # why it ends, unless its runner or a fault tells otherwise
         self._is_ready = False
         self._has_failed = False  # it cannot start, and has told the runner
         self._runner_left = threading.Event()
@@ -328,6 +331,7 @@ class Worker:
             self._link.close()
             self._abandon()
         if not self._draining:
+            self._cause = Cause.ERROR
             self._exit_code = EXIT_LINK_LOST
         self._executor.stop()
         time.sleep(LAST_CALL_S)
@@ -357,15 +361,16 @@ class Worker:
         elif isinstance(frame, (Answer, AnswerItem)):
             self._requests.deliver(frame, body)
         elif isinstance(frame, Drain):
+            self._cause = frame.cause or self._cause
             self._draining = self._may_end = True
             self._drained.set()
             self._stop_if_drained()
         elif isinstance(frame, Park):
             self._link.withdraw_ready()
-            self._executor.run_alone(functools.partial(self._park, frame.host_bytes))
+            self._executor.run_alone(functools.partial(self._park, frame.host_bytes, frame.cause or Cause.IDLE))
         elif isinstance(frame, Resume):
             self._link.withdraw_ready()
-            self._executor.run_alone(self._resume)
+            self._executor.run_alone(functools.partial(self._resume, frame.cause or Cause.CALLS))
 
     # --- events of a gang, in its threads -----------------------------------------------------------------------------
 
@@ -375,7 +380,7 @@ class Worker:
         error = end[1]
         print("the gang ends" if error is None else error.message, file=sys.__stderr__, flush=True)
         if self._is_ready or error is None:
-            self._exit_code = EXIT_GANG_LOST
+            self._exit_code, self._cause = EXIT_GANG_LOST, Cause.ERROR
             self._start_drain()
             if attempt is not None:
                 self._results.interrupt(attempt, end)
@@ -395,9 +400,9 @@ class Worker:
 
     # --- parking, in a user thread ------------------------------------------------------------------------------------
 
-    def _park(self, host_bytes: int) -> None:
+    def _park(self, host_bytes: int, cause: Cause) -> None:
         try:
-            parked = self._parking.park(host_bytes)
+            parked = self._parking.park(host_bytes, cause.value)
         except CannotPark as error:
             self._link.send(NotParked(FunctionStartFailed(str(error)).info(), error.needs_bytes))
         except BaseException as error:
@@ -406,9 +411,9 @@ class Worker:
         else:
             self._link.announce(msgspec.structs.replace(self._ready, parked=parked))
 
-    def _resume(self) -> None:
+    def _resume(self, cause: Cause) -> None:
         try:
-            self._parking.resume()
+            self._parking.resume(cause.value)
         except BaseException as error:
             self._start_failed("resume", error)
             process.exit_now(self._exit_code)
@@ -423,6 +428,7 @@ class Worker:
     def _on_fault(self, fault: DeviceFault) -> None:
         if not self._draining:
             print(f"{fault.describe()}: replacing this worker", file=sys.__stderr__, flush=True)
+            self._cause = Cause.ERROR
             if fault.is_of_device:
                 self._exit_code = EXIT_GPU_FAULT
             self._start_drain()
@@ -437,12 +443,23 @@ class Worker:
             self._executor.stop()
 
     def _exit(self, loaded: Loaded) -> None:
+        """Run the exit hooks. One that raises is logged, and the others run. If they take too long, exit without
+        them: a worker that nobody waits for would keep its GPU."""
+        if loaded.exit:
+            limit = threading.Timer(EXIT_HOOKS_S, self._exit_without_hooks)
+            limit.daemon = True
+            limit.start()
         for hook in loaded.exit:
             try:
-                self._executor.call_hook(hook)
+                self._executor.call_hook(functools.partial(hook, self._cause.value))
             except BaseException:
                 traceback.print_exc()
         self._output.end(None)
+
+    def _exit_without_hooks(self) -> None:
+        print(f"the @exit methods did not end within {EXIT_HOOKS_S:g} s", file=sys.stderr, flush=True)  # noqa: T201
+        self._output.end(None)
+        process.exit_now(self._exit_code)
 
     # --- child processes forked by user code (for example by a DataLoader) --------------------------------------------
 

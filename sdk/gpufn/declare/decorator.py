@@ -12,7 +12,7 @@ from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, Unpack, cast,
 
 from gpufn.call.remote import kind_of
 from gpufn.declare.function import Function, FunctionClass, Method
-from gpufn.declare.hooks import HOOK, hooks
+from gpufn.declare.hooks import HOOK, HOOKS_WITH_CAUSE, hooks
 from gpufn.declare.model import Model
 from gpufn.declare.options import PlainOptions, settings_from, signature
 from gpufn.declare.type_hints import signature_of
@@ -149,6 +149,10 @@ def method(call: Any) -> Any:
 def exit(hook: F) -> F:  # noqa: A001  the counterpart of `enter`
     """Mark a method that runs when a worker stops, after its last call.
 
+    With a parameter beside `self`, it receives the cause: `"idle"`, `"deploy"`, `"delete"`, `"room"` (another worker
+    needs the place), `"max_calls"`, `"stop"` (the platform stops) or `"error"`. All exit methods of a worker together
+    have 30 seconds.
+
     >>> from gpufn.testing import run_locally
     >>> @gpu_function
     ... class Counter:
@@ -172,7 +176,8 @@ def exit(hook: F) -> F:  # noqa: A001  the counterpart of `enter`
 def park(hook: F) -> F:
     """Mark a method that moves the instance's GPU data to host memory when the worker is parked.
 
-    No call runs meanwhile. An exception in the method ends the worker. A class does not need this method for its
+    No call runs meanwhile. With a parameter beside `self`, it receives the cause: `"idle"`, `"room"` or `"deploy"`. An
+    exception in the method ends the worker. A class does not need this method for its
     `models`, nor for torch modules and tensors in its attributes: without it, gpufn moves them itself.
 
     >>> @gpu_function(gpu="any")
@@ -201,7 +206,8 @@ def park(hook: F) -> F:
 def resume(hook: F) -> F:
     """Mark a method that moves the data of `@park` back to the GPU. Calls run again after it.
 
-    An exception in the method ends the worker, and another worker starts cold.
+    With a parameter beside `self`, it receives the cause: `"calls"` that wait, or `"capacity"` for later ones. An
+    exception in the method ends the worker, and another worker starts cold.
 
     >>> from gpufn import park, resume
     >>> @gpu_function(park_timeout=3600)
@@ -274,10 +280,13 @@ def _class_methods(cls: type, models: Collection[str]) -> tuple[MethodSpec, ...]
         raise InvalidSpec(
             f"a worker creates the instance without arguments: give {', '.join(required)} of __init__ a default"
         )
-    for hook in ("enter", "exit", "park", "resume"):
+    for hook in ("enter", *HOOKS_WITH_CAUSE):
         for name, function in hooks(cls, hook).items():
-            if len(signature_of(function).parameters) != 1:
-                raise InvalidSpec(f"@{hook} {name} takes no parameter but self")
+            number = len(signature_of(function).parameters)
+            if hook == "enter" and number != 1:
+                raise InvalidSpec(f"@enter {name} takes no parameter but self")
+            if number not in (1, 2):
+                raise InvalidSpec(f"@{hook} {name} takes self, and the cause if it needs it")
     if bool(hooks(cls, "park")) != bool(hooks(cls, "resume")):
         present, missing = ("park", "resume") if hooks(cls, "park") else ("resume", "park")
         raise InvalidSpec(f"the class has @{present} but no @{missing}: @resume moves back the data that @park moved")

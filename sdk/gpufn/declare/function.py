@@ -20,8 +20,9 @@ from gpufn.call.remote import Remote, by_name, kind_of
 from gpufn.call.result_decoding import ResultReader
 from gpufn.call.threads import run_coroutine
 from gpufn.declare import declarations
-from gpufn.declare.hooks import hooks
+from gpufn.declare.hooks import hooks, with_cause
 from gpufn.declare.type_hints import resolve_hint, signature_of
+from gpufn_core.domain.worker import Cause
 from gpufn_core.errors import InvalidInput, InvalidSpec
 from gpufn_core.spec.function_spec import CallKind, EntryPoint, FunctionSpec, Packaging
 from gpufn_core.spec.image_spec import ImageSpec
@@ -265,7 +266,7 @@ class Instance:
             return
         with contextlib.ExitStack() as stack:
             for name in reversed(hooks(type(entered), "exit")):
-                stack.callback(_run_hook, entered, name)
+                stack.callback(_run_hook, functools.partial(with_cause(getattr(entered, name)), Cause.STOP.value))
 
     def _local(self) -> Any:
         if self._object is None:
@@ -276,7 +277,7 @@ class Instance:
                 setattr(instance, name, session)  # before `__init__`, which may use it
             instance.__init__(*args, **kwargs)
             for name in hooks(cls, "enter"):
-                _run_hook(instance, name)
+                _run_hook(getattr(instance, name))
             self._object = instance
         return self._object
 
@@ -349,9 +350,7 @@ def _blank(cls: type[T]) -> T:  # deployed pickles refer to it by name
     return object.__new__(cls)
 
 
-def _run_hook(instance: Any, name: str) -> None:
-    hook = getattr(instance, name)
-    if kind_of(hook) is CallKind.ASYNC:
-        run_coroutine(hook())
-    else:
-        hook()
+def _run_hook(hook: Callable[[], Any]) -> None:
+    result = hook()
+    if inspect.iscoroutine(result):
+        run_coroutine(result)

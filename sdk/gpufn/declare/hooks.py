@@ -6,7 +6,10 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+from gpufn.declare.type_hints import signature_of
+
 HOOK = "__gpufn_hook__"
+HOOKS_WITH_CAUSE = ("exit", "park", "resume")  # their methods may take the cause
 
 
 def hooks(cls: type, hook: str) -> dict[str, Callable[..., Any]]:
@@ -22,3 +25,8 @@ def hooks(cls: type, hook: str) -> dict[str, Callable[..., Any]]:
             else:
                 methods.pop(name, None)
     return methods
+
+
+def with_cause(hook: Callable[..., Any]) -> Callable[[str], Any]:
+    """Return a bound method of HOOKS_WITH_CAUSE as a function of the cause."""
+    return hook if signature_of(hook).parameters else lambda _cause: hook()

@@ -54,6 +54,20 @@ class Desired(enum.StrEnum):
     DRAIN = "drain"  # accept no new calls, finish the running ones, stop
 
 
+class Cause(enum.StrEnum):
+    """Why a worker is parked, resumed or ended. The hooks of its class receive it."""
+
+    IDLE = "idle"  # fewer workers are needed
+    DEPLOY = "deploy"  # calls go to another revision
+    DELETE = "delete"  # its function was deleted
+    ROOM = "room"  # another worker needs its place
+    MAX_CALLS = "max_calls"  # it has run as many calls as it may
+    STOP = "stop"  # its node or the platform stops it
+    ERROR = "error"  # its GPU failed, its gang broke, or it lost its runner
+    CALLS = "calls"  # calls wait for it
+    CAPACITY = "capacity"  # it is needed before a call comes: `min_workers`, `buffer_workers`, `prewarm`
+
+
 class ParkedMemory(msgspec.Struct, frozen=True):
     """The memory of a parked worker: on the host, and what remains in use on each of its GPUs."""
 
@@ -115,6 +129,7 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True):
     created_at: float  # unix seconds
     desired: Desired = Desired.RUN
     reason: str = ""
+    cause: Cause | None = None  # of the last change of `desired`
     park_bytes: int = 0
     gang: Gang | None = None
 

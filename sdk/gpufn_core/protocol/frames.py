@@ -17,7 +17,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from gpufn_core.domain.invocation import OutcomeKind
-from gpufn_core.domain.worker import ParkedMemory
+from gpufn_core.domain.worker import Cause, ParkedMemory
 from gpufn_core.encoding.msgspec_errors import DECODE_ERRORS
 from gpufn_core.errors import ErrorInfo, PayloadTooLarge, ProtocolMismatch
 from gpufn_core.protocol import codec
@@ -72,7 +72,9 @@ class Credit(Frame, tag=3, frozen=True, array_like=True, gc=False):
 
 
 class Drain(Frame, tag=4, frozen=True, array_like=True, gc=False):
-    """Run the exit hooks and exit. The runner sends no further attempts."""
+    """Run the exit hooks and exit. The runner sends no further attempts. `cause` is None if the worker asked to end."""
+
+    cause: Cause | None = None
 
 
 class Park(Frame, tag=7, frozen=True, array_like=True, gc=False):
@@ -80,10 +82,13 @@ class Park(Frame, tag=7, frozen=True, array_like=True, gc=False):
     comes before the answer: a Ready with `parked`, or a NotParked."""
 
     host_bytes: int
+    cause: Cause | None = None
 
 
 class Resume(Frame, tag=8, frozen=True, array_like=True, gc=False):
     """The GPU memory is available again. The answer is a Ready, or a StartFailed with the phase ``resume``."""
+
+    cause: Cause | None = None
 
 
 class Answer(Frame, tag=5, frozen=True, array_like=True, gc=False):

@@ -125,5 +125,6 @@ EXIT_SIGNALLED = 128  # plus the number of the signal that ended a contained wor
 
 # A new worker tries to connect to its runner for this long. The runner learns of the assignment when the agent does.
 CONNECT_S = 10.0
+EXIT_HOOKS_S = 30.0  # all `@exit` methods of a worker together
 RECONNECT_S = 30.0  # a worker that lost its runner tries to reconnect for this long; runners restart within seconds
 LAST_CALL_S = 30.0  # then its running calls get this long to end before the worker exits

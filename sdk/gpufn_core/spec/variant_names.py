@@ -102,7 +102,7 @@ def function_of(full: str) -> str:
 
 
 def is_variant(full: str) -> bool:
-    """Return whether a full name is that of a variant."""
+    """Return whether a full name belongs to a variant."""
     return _MARK in full
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import cloudpickle
 import pytest
 
+from gpufn_core.domain.worker import Cause
 from gpufn_core.protocol.codec import PROTOCOL
 from gpufn_core.protocol.frames import Drain, Draining, Hello, Ready
 from gpufn_core.protocol.launch import EXIT_LINK_LOST, EXIT_START_FAILED
@@ -216,6 +217,28 @@ def test_drain_runs_the_exit_hooks_and_ends_well(start: Start) -> None:
     worker.send(Drain())
     assert worker.wait() == 0
     assert worker.printed() == "exit hook ran"
+
+
+def test_exit_hooks_receive_the_cause_for_at_most_a_while(start: Start) -> None:
+    worker = start(
+        """
+        import os, time
+        import gpufn_runtime.worker.lifecycle as lifecycle
+        lifecycle.EXIT_HOOKS_S = 0.2
+        class C:
+            def bye(self, cause): os.write(1, f"ends: {cause}".encode())
+            def fails(self): raise OSError("is busy")
+            def hangs(self): time.sleep(60)
+            for hook in (bye, fails, hangs): hook.__gpufn_hook__ = "exit"
+            def m(self): return 1
+        """,
+        qualname="C",
+        methods={"m": "sync"},
+    )
+    worker.call(method="m")
+    worker.send(Drain(Cause.DEPLOY))
+    assert worker.wait() == 0
+    assert worker.printed() == "ends: deploy"
 
 
 def test_sigterm_lets_what_runs_finish(start: Start) -> None:

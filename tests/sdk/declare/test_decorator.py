@@ -224,6 +224,13 @@ class _EnterTakesMore:
     def go(self) -> None: ...
 
 
+class _ExitTakesMore:
+    @exit
+    def end(self, cause: str, when: float) -> None: ...
+    @method
+    def go(self) -> None: ...
+
+
 class _MethodWithANameOfOurs:
     @method
     def name(self) -> None: ...
@@ -247,6 +254,7 @@ class _MethodWithAnAttributeOfOurs:
         (_NeedsArguments, "a worker creates the instance without arguments: give size of __init__ a default"),
         (_NothingToCall, "there is nothing to call; a class needs at least one @method"),
         (_EnterTakesMore, "@enter load takes no parameter but self"),
+        (_ExitTakesMore, "@exit end takes self, and the cause if it needs it"),
         (
             _MethodWithANameOfOurs,
             "_MethodWithANameOfOurs.name is an attribute of gpufn: give the @method another name",

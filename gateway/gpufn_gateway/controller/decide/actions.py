@@ -7,6 +7,7 @@ import msgspec
 from gpufn_core.domain.device import DeviceShare
 from gpufn_core.domain.invocation import OutcomeKind
 from gpufn_core.domain.revision import CheckState, Revision, RevisionKey
+from gpufn_core.domain.worker import Cause
 from gpufn_core.errors import ErrorInfo
 from gpufn_core.protocol.reports import FunctionStatus
 from gpufn_gateway.controller.decide.policy import Demand, ScaleDecision
@@ -31,6 +32,7 @@ class Start(msgspec.Struct, frozen=True):
 class Drain(msgspec.Struct, frozen=True):
     worker: str
     reason: str
+    cause: Cause = Cause.IDLE
 
 
 class Park(msgspec.Struct, frozen=True):
@@ -40,6 +42,7 @@ class Park(msgspec.Struct, frozen=True):
     host_bytes: int
     expected_bytes: int
     reason: str
+    cause: Cause = Cause.IDLE
 
 
 class Resume(msgspec.Struct, frozen=True):
@@ -47,6 +50,7 @@ class Resume(msgspec.Struct, frozen=True):
 
     worker: str
     reason: str
+    cause: Cause = Cause.CALLS
 
 
 class Delete(msgspec.Struct, frozen=True):

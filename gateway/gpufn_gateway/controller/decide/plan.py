@@ -27,7 +27,7 @@ from collections.abc import Iterable, Iterator
 from gpufn_core.domain import circuit_errors
 from gpufn_core.domain.invocation import OutcomeKind, deleted_error
 from gpufn_core.domain.revision import Function, Revision, RevisionState
-from gpufn_core.domain.worker import WorkerState
+from gpufn_core.domain.worker import Cause, WorkerState
 from gpufn_core.protocol.reports import FunctionStatus
 from gpufn_gateway.controller.decide import actions, deploy_check, policy, rollout
 from gpufn_gateway.controller.decide.actions import Action, Need, RevisionDecision
@@ -307,7 +307,8 @@ class _Step:
                     without_room.append(need)
                     continue
                 if isinstance(result, Resumption):
-                    self.actions.append(actions.Resume(result.worker.assignment.worker, need.reason))
+                    cause = Cause.CALLS if need.calls else Cause.CAPACITY
+                    self.actions.append(actions.Resume(result.worker.assignment.worker, need.reason, cause))
                     self.shares.grant(need, [result.worker.assignment.share])
                 else:
                     for each in result.by_rank:
@@ -408,8 +409,8 @@ class _Step:
                 continue
             if self._allocator.can_spare(worker, need):
                 reason = f"makes room for {need.key[0]}: {need.team_limit}"
-                if not self.removals.park(worker, reason):
-                    self.removals.drain(worker, reason)
+                if not self.removals.park(worker, reason, Cause.ROOM):
+                    self.removals.drain(worker, reason, Cause.ROOM)
                 return
 
     def _within_teams(
@@ -449,7 +450,7 @@ class _Step:
             if moving is None:
                 continue
             if staying >= policy.effective(decided.revision.spec.scaling, function).min_workers:
-                self.removals.drain(worker, f"has moved to make room for {moving.for_function}")
+                self.removals.drain(worker, f"has moved to make room for {moving.for_function}", Cause.ROOM)
             elif starting and self.now < moving.until and worker.state is WorkerState.READY:
                 continue
             del self.world.moving[worker.assignment.worker]

@@ -12,7 +12,7 @@ from functools import cached_property
 import msgspec
 
 from gpufn_core.domain.revision import Revision, RevisionKey
-from gpufn_core.domain.worker import ParkedMemory, WorkerState
+from gpufn_core.domain.worker import Cause, ParkedMemory, WorkerState
 from gpufn_core.protocol.reports import NodeReport
 from gpufn_core.spec.priority import Priority
 from gpufn_gateway.controller.decide import policy
@@ -165,10 +165,11 @@ class Allocator:
             if parked is not None:
                 lease = victim.assignment
                 trial.grant(lease.worker, lease.node, lease.share, parked)
-                if not isinstance(self._find(need, reports, trial), NoRoom) and self._removals.park(victim, reason):
+                has_room = not isinstance(self._find(need, reports, trial), NoRoom)
+                if has_room and self._removals.park(victim, reason, Cause.ROOM):
                     continue
             self._release(trial, victim)
-            self._removals.drain(victim, reason)
+            self._removals.drain(victim, reason, Cause.ROOM)
         self._book = trial
         self._no_room.clear()
         self._not_made.clear()

@@ -7,7 +7,7 @@ workers of less worth are drained, and the worker parks when they have ended.
 from __future__ import annotations
 
 from gpufn_core.domain.revision import Function
-from gpufn_core.domain.worker import ParkedMemory, WorkerState
+from gpufn_core.domain.worker import Cause, ParkedMemory, WorkerState
 from gpufn_core.protocol.launch import RECONNECT_S
 from gpufn_core.spec.function_spec import ScalingPolicy
 from gpufn_gateway.controller.decide import policy
@@ -42,12 +42,12 @@ class Removals:
         self.names.add(worker.assignment.worker)
         self._actions.append(Delete(worker.assignment.worker, reason))
 
-    def drain(self, worker: WorkerView, reason: str) -> None:
+    def drain(self, worker: WorkerView, reason: str, cause: Cause = Cause.IDLE) -> None:
         """Drain a worker: all processes of a gang."""
         for process in self._world.ranks(worker):
             if process not in self and (process is worker or not (process.drain_requested or process.is_gone)):
                 self.names.add(process.assignment.worker)
-                self._actions.append(Drain(process.assignment.worker, reason))
+                self._actions.append(Drain(process.assignment.worker, reason, cause))
 
     def end_broken_gangs(self) -> None:
         """Drain the rest of each gang that lacks a process: its ranks end together."""
@@ -58,7 +58,7 @@ class Removals:
                 continue
             for process in processes:
                 if not (process.is_gone or process.drain_requested or process in self):
-                    self.drain(process, f"{gang.describe(ended)} has ended, and so has its gang")
+                    self.drain(process, f"{gang.describe(ended)} has ended, and so has its gang", Cause.ERROR)
 
     def _stays(self, process: WorkerView) -> bool:
         return process not in self and process.state not in (WorkerState.DRAINING, WorkerState.FAILED)
@@ -67,7 +67,7 @@ class Removals:
         for number in self._world.numbers(function):
             for worker in self._world.view((function, number)).workers.values():
                 if worker.state not in (WorkerState.DRAINING, WorkerState.FAILED):
-                    self.drain(worker, reason)
+                    self.drain(worker, reason, Cause.DELETE)
 
     def drain_surplus(self, decided: RevisionDecision, function: Function) -> None:
         """Park or drain the workers above their revision's count, longest idle first."""
@@ -81,7 +81,7 @@ class Removals:
                 within_s = RECONNECT_S if worker.was_ready else decided.revision.spec.startup_timeout_s
                 overdue_s = within_s + START_OVERDUE_S
                 if worker.state is WorkerState.STARTING and self._now - worker.since > overdue_s:
-                    self.drain(worker, f"not ready after {self._now - worker.since:.0f} s")
+                    self.drain(worker, f"not ready after {self._now - worker.since:.0f} s", Cause.ERROR)
                     surplus -= 1
             if decided.role is Role.SERVING:
                 scaling = policy.effective(decided.revision.spec.scaling, function)
@@ -94,7 +94,8 @@ class Removals:
         if not may_be_busy:
             candidates = [worker for worker in candidates if self._world.idle_for(worker, self._now) is not None]
         for worker in candidates[:surplus]:
-            self._park_or_drain(worker, decided.decision.reason)
+            cause = Cause.IDLE if decided.role is Role.SERVING else Cause.DEPLOY
+            self._park_or_drain(worker, decided.decision.reason, cause)
 
     def _drain_excess_starting(self, held: list[WorkerView], scaling: ScalingPolicy, moving: int) -> int:
         """Drain starting workers above max_workers, newest first, because they would not be used. Return how many."""
@@ -110,7 +111,7 @@ class Removals:
         parked = decided.view.in_state(WorkerState.PARKED)
         if decided.role is not Role.SERVING and decided.demand is not None and not decided.demand.calls:
             for worker in parked:
-                self.drain(worker, "its revision was replaced")
+                self.drain(worker, "its revision was replaced", Cause.DEPLOY)
         if decided.role is not Role.SERVING or decided.revision is None:
             return
         spec = decided.revision.spec
@@ -125,25 +126,26 @@ class Removals:
         for worker in parked[: max(0, excess)]:
             self.drain(worker, "ready and parked workers exceed max_workers")
 
-    def _park_or_drain(self, worker: WorkerView, reason: str) -> None:
-        if self.park(worker, reason):
+    def _park_or_drain(self, worker: WorkerView, reason: str, cause: Cause) -> None:
+        if self.park(worker, reason, cause):
             return
         admission = self._admit(worker)
         for name in admission.victims:  # the worker parks when they have ended
             victim = self._world.workers[name]
             self._world.holdings.host_memory(victim.assignment.node).evict(name)
-            self.drain(victim, f"its host memory is needed to park a worker of {worker.key[0]}")
+            self.drain(victim, f"its host memory is needed to park a worker of {worker.key[0]}", Cause.ROOM)
         if not admission.victims:
-            self.drain(worker, f"{reason}; not parked: {admission.why}" if admission.why else reason)
+            self.drain(worker, f"{reason}; not parked: {admission.why}" if admission.why else reason, cause)
 
-    def park(self, worker: WorkerView, reason: str) -> bool:
+    def park(self, worker: WorkerView, reason: str, cause: Cause) -> bool:
         """Park a worker. Return False if it cannot be parked; then it stays."""
         admission = self._admit(worker)
         if admission.host_bytes:
             node = worker.assignment.node
             self._reserved[node] = self._reserved.get(node, 0) + admission.expected_bytes
             self.names.add(worker.assignment.worker)
-            self._actions.append(Park(worker.assignment.worker, admission.host_bytes, admission.expected_bytes, reason))
+            name, host_bytes, expected_bytes = worker.assignment.worker, admission.host_bytes, admission.expected_bytes
+            self._actions.append(Park(name, host_bytes, expected_bytes, reason, cause))
         return admission.host_bytes > 0
 
     def memory_if_parked(self, worker: WorkerView) -> ParkedMemory | None:

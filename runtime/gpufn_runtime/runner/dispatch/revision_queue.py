@@ -362,7 +362,7 @@ class RevisionQueue:
             actions.AwaitExit: self._await_exit,
             actions.StopAwaiting: lambda action: self.agent_events.forget(action.worker_id),
             actions.SlotChanged: self._slot_changed,
-            actions.WorkerSpent: lambda action: self.workers.on_draining(action.worker),
+            actions.WorkerSpent: lambda action: self.workers.on_spent(action.worker),
             actions.OfferCredits: lambda _: self.credits.offer(),
             actions.ShrinkCredits: lambda _: self.credits.shrink(),
             actions.ReportLimit: lambda _: self._report_limit(),

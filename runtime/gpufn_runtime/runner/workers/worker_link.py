@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import ClassVar, Protocol
 
 from gpufn_core.domain.revision import Revision
-from gpufn_core.domain.worker import ColdStart, ParkedMemory, WorkerState, can_become
+from gpufn_core.domain.worker import Cause, ColdStart, ParkedMemory, WorkerState, can_become
 from gpufn_core.errors import ErrorInfo, ProtocolMismatch
 from gpufn_core.protocol import frames
 from gpufn_core.protocol.codec import PROTOCOL
@@ -95,6 +95,7 @@ class WorkerLink:
         self.was_ready = False  # when it connected: it comes from an earlier runner
         self.drain_requested = False
         self.park_requested = False
+        self.cause: Cause | None = None  # of the last demand to park, resume or end
         self.park_bytes = 0  # host memory that it may use for parking
         self.parked: ParkedMemory | None = None  # as the worker reports it
         self.requested_at: float | None = None  # monotonic: when Park or Resume was sent; None when it is done
@@ -190,7 +191,7 @@ class WorkerLink:
         if self.state in (WorkerState.READY, WorkerState.PARKED) or self._is_about_to_park:
             self.state = WorkerState.DRAINING
         if self.state is WorkerState.DRAINING and not self.slots.in_use:
-            self.send(frames.Drain())
+            self.send(frames.Drain(self.cause))
 
     def park(self, now: float) -> None:
         """Accept no new attempts, and send Park when no slot is in use. Deferred until the worker is READY; ignored
@@ -200,7 +201,7 @@ class WorkerLink:
             self.state = WorkerState.PARKING
         if self._is_about_to_park and not self.slots.in_use:
             self.requested_at = now
-            self.send(frames.Park(self.park_bytes))
+            self.send(frames.Park(self.park_bytes, self.cause))
 
     def resume(self, now: float) -> None:
         """Send Resume to a parked worker. A worker to which Park was not sent yet just continues; for a parking worker,
@@ -211,7 +212,7 @@ class WorkerLink:
         elif self.state is WorkerState.PARKED:
             self.state = WorkerState.RESUMING
             self.requested_at = now
-            self.send(frames.Resume())
+            self.send(frames.Resume(self.cause))
 
     @property
     def _is_about_to_park(self) -> bool:
@@ -264,6 +265,7 @@ class WorkerLink:
         self.was_ready = hello.was_ready
         if hello.was_ready and self.revision.spec.calls_per_worker is not None:
             self.drain_requested = True  # how many calls it has run is not known
+            self.cause = Cause.MAX_CALLS
         while self._leftover_slots < hello.running and self.slots.free:
             self.slots.take()
             self._leftover_slots += 1

@@ -16,7 +16,15 @@ from dataclasses import KW_ONLY, dataclass
 from typing import cast
 
 from gpufn_core.domain.revision import Revision
-from gpufn_core.domain.worker import EXIT_REPORT_WITHIN_S, Assignment, ColdStart, Desired, StartFailure, WorkerState
+from gpufn_core.domain.worker import (
+    EXIT_REPORT_WITHIN_S,
+    Assignment,
+    Cause,
+    ColdStart,
+    Desired,
+    StartFailure,
+    WorkerState,
+)
 from gpufn_core.errors import ErrorInfo, WorkerLost
 from gpufn_core.protocol.frames import Unfinished
 from gpufn_core.protocol.launch import LAST_CALL_S, RECONNECT_S
@@ -100,6 +108,7 @@ class Workers:
         """Bring the worker to the state that its Assignment demands."""
         if (link := self.links.get(assignment.worker)) is None:
             return
+        link.cause = assignment.cause
         match assignment.desired:
             case Desired.RUN:
                 link.resume(self.clock.monotonic())
@@ -199,7 +208,14 @@ class Workers:
         self.on_draining(link)
 
     def on_draining(self, link: WorkerLink) -> None:
-        """Drain a worker that was told to end, but not by the controller."""
+        """Drain a worker that was told to end, but not by the controller. One that asked for it knows the cause."""
+        link.cause = None
+        self._drain(link)
+        self.on_change()
+
+    def on_spent(self, link: WorkerLink) -> None:
+        """Drain a worker that has begun the last call that it may run."""
+        link.cause = Cause.MAX_CALLS
         self._drain(link)
         self.on_change()
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from gpufn.declare import weights
-from gpufn.declare.hooks import hooks
+from gpufn.declare.hooks import HOOKS_WITH_CAUSE, hooks, with_cause
 from gpufn.declare.type_hints import signature_of
 from gpufn_core.encoding import media
 from gpufn_core.protocol.launch import WorkerConfig
@@ -44,7 +44,7 @@ class Method(NamedTuple):
 class Loaded:
     """The loaded revision. The methods of a class exist after `instantiate`.
 
-    `parameters` are those of a variant. `sessions` are the function's models, by parameter. A class has them as
+    A variant has `parameters`. `sessions` are the function's models, by parameter. A class has them as
     attributes before any of its code runs; a plain function receives them with each call.
     """
 
@@ -59,9 +59,9 @@ class Loaded:
     ) -> None:
         self.methods: dict[str, Method] = {}
         self.enter: list[Callable[[], Any]] = []
-        self.exit: list[Callable[[], Any]] = []
-        self.park: list[Callable[[], Any]] = []
-        self.resume: list[Callable[[], Any]] = []
+        self.exit: list[Callable[[str], Any]] = []  # these receive the cause
+        self.park: list[Callable[[str], Any]] = []
+        self.resume: list[Callable[[str], Any]] = []
         self._target = target
         self._spec = spec
         self._revision = revision
@@ -78,8 +78,9 @@ class Loaded:
             call = getattr(instance, method.name) if method.name else instance
             self.methods[method.name] = self._method(method, call)
         if self._spec.is_class:
-            for hook in ("enter", "exit", "park", "resume"):
-                setattr(self, hook, [getattr(instance, name) for name in hooks(type(instance), hook)])
+            self.enter = [getattr(instance, name) for name in hooks(type(instance), "enter")]
+            for hook in HOOKS_WITH_CAUSE:
+                setattr(self, hook, [with_cause(getattr(instance, name)) for name in hooks(type(instance), hook)])
 
     def _constructor_arguments(self) -> dict[str, Any]:
         """Convert the parameters of a variant to the type hints of `__init__`. Raises InvalidInput."""

@@ -11,6 +11,7 @@ The required memory is computed before anything moves: if it does not fit, nothi
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -46,7 +47,7 @@ class Parking:
         self._memory_bytes = memory_bytes
         self._moved: list[_Movable] = []
 
-    def park(self, host_bytes: int) -> ParkedMemory:
+    def park(self, host_bytes: int, cause: str) -> ParkedMemory:
         """Move GPU memory to the host. Raises CannotPark. After any exception the worker must exit."""
         from gpufn_runtime.worker.gpu.torch_memory import NotMovable, torch_memory  # noqa: PLC0415  (rarely needed)
 
@@ -67,7 +68,7 @@ class Parking:
         self._check_memory(needed, host_bytes)
         before = resident_bytes()
         for hook in self._loaded.park:
-            self._call_hook(hook)
+            self._call_hook(functools.partial(hook, cause))
         for item in movable:
             item.park()
         self._moved = movable
@@ -77,13 +78,13 @@ class Parking:
             raise _insufficient_memory(used, host_bytes)
         return ParkedMemory(used, torch.remaining_bytes() if torch is not None else 0)
 
-    def resume(self) -> None:
+    def resume(self, cause: str) -> None:
         """Move memory back to the GPU. After an exception the worker is unusable."""
         for item in reversed(self._moved):
             item.resume()
         self._moved = []
         for hook in self._loaded.resume:
-            self._call_hook(hook)
+            self._call_hook(functools.partial(hook, cause))
 
     def _check_memory(self, needed: int, host_bytes: int) -> None:
         if needed > host_bytes:

@@ -10,7 +10,7 @@ import pytest
 
 from gpufn_core.domain.device import Device, DeviceType
 from gpufn_core.domain.invocation import OutcomeKind
-from gpufn_core.domain.worker import WorkerState
+from gpufn_core.domain.worker import Cause, WorkerState
 from gpufn_core.errors import ErrorInfo
 from gpufn_core.protocol.reports import (
     NodeReport,
@@ -312,7 +312,7 @@ def test_who_waits_for_room_is_told_who_has_it(memory_bytes: int, told: str) -> 
 @pytest.mark.parametrize(
     ("calls", "min_workers", "active", "drains"),
     [
-        (0, 0, 1, [Drain("w0", "makes room for h, which has calls and no room")]),
+        (0, 0, 1, [Drain("w0", "makes room for h, which has calls and no room", Cause.ROOM)]),
         (1, 0, 1, []),  # a call waits for it
         (0, 1, 1, []),
         (0, 0, 2, []),  # it belongs to the next revision, which gets calls once it has started
@@ -388,7 +388,7 @@ def test_a_worker_that_does_not_get_ready_long_after_its_timeout_is_drained() ->
     stuck.on_assignment("w0", assignment("w0"), 100.0)
     stuck.on_depths({("f", 1): 1}, 731.0, 731.0)
     tell(stuck, 731.0)
-    assert Drain("w0", "not ready after 631 s") in plan(stuck, 731.0).actions
+    assert Drain("w0", "not ready after 631 s", Cause.ERROR) in plan(stuck, 731.0).actions
 
 
 def test_a_worker_that_does_not_come_back_to_a_new_runner_is_replaced() -> None:
@@ -403,7 +403,7 @@ def test_a_worker_that_does_not_come_back_to_a_new_runner_is_replaced() -> None:
         at_work.on_depths({("f", 1): 1}, now, now)
         if drains := [action for action in plan(at_work, now).actions if isinstance(action, Drain)]:
             break
-    assert drains == [Drain("w0", "not ready after 61 s")]
+    assert drains == [Drain("w0", "not ready after 61 s", Cause.ERROR)]
 
 
 def test_calls_move_at_once_when_the_old_revision_fails_to_start() -> None:
@@ -425,7 +425,7 @@ def test_a_revision_that_no_longer_serves_keeps_its_workers_while_gateways_learn
     moved.on_depths({}, 100.1, 100.1)
     assert [action for action in plan(moved, 100.1).actions if isinstance(action, Drain)] == []
     moved.on_depths({}, 102.1, 102.1)
-    assert Drain("w0", "revision 1 is retired, 0 calls left") in plan(moved, 102.1).actions
+    assert Drain("w0", "revision 1 is retired, 0 calls left", Cause.DEPLOY) in plan(moved, 102.1).actions
 
 
 @pytest.mark.parametrize(("calls", "go"), [(1, ["w1", "w2"]), (2, [])])

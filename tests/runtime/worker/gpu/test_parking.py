@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gpufn_core.domain.worker import ParkedMemory
+from gpufn_core.domain.worker import Cause, ParkedMemory
 from gpufn_core.protocol.frames import Drain, Hello, NotParked, Park, Ready, Resume, StartFailed
 from gpufn_runtime.worker.gpu import parking
 from gpufn_runtime.worker.gpu.parking import CannotPark, Parking
@@ -31,9 +31,9 @@ class F:
         self.device, self.host = None, self.device
 
     @resume
-    async def back(self):
+    async def back(self, cause):
         self.device, self.host = self.host, None
-        self.times += 1
+        self.times += cause == "capacity"
 
     def call(self):
         return [self.device, self.times]
@@ -54,7 +54,7 @@ def _parked(worker: Any) -> ParkedMemory:
 
 
 def _resumed(worker: Any) -> None:
-    worker.send(Resume())
+    worker.send(Resume(Cause.CAPACITY))
     ready, _ = worker.next()
     assert isinstance(ready, Ready)
     assert ready.parked is None
@@ -116,7 +116,7 @@ def test_a_hook_that_raises_is_told_with_its_traceback(start: Start) -> None:
 
 
 def test_a_worker_that_cannot_be_resumed_says_why_and_ends(start: Start) -> None:
-    worker = start(SOURCE.replace("self.times += 1", "1 / 0"), "F", methods={"call": "sync"})
+    worker = start(SOURCE.replace('self.times += cause == "capacity"', "1 / 0"), "F", methods={"call": "sync"})
     _parked(worker)
     worker.send(Resume())
     failed, _ = worker.next()
@@ -161,13 +161,13 @@ def _parking(memory_bytes: int | None = None, **loaded: Any) -> Parking:
 def test_sessions_on_a_gpu_are_moved_beside_what_the_hooks_move_and_come_back_first() -> None:
     told: list[str] = []
     made = _parking(
-        park=[lambda: told.append("parks")],
-        resume=[lambda: told.append("resumes")],
+        park=[lambda cause: told.append(f"parks: {cause}")],
+        resume=[lambda cause: told.append(f"resumes: {cause}")],
         sessions={"a": FakeSession(told), "b": FakeSession(told, on_gpu=False)},
     )
-    assert made.park(ROOM).host_bytes >= 1000
-    made.resume()
-    assert told == ["parks", "session parks", "session resumes", "resumes"]
+    assert made.park(ROOM, "idle").host_bytes >= 1000
+    made.resume("calls")
+    assert told == ["parks: idle", "session parks", "session resumes", "resumes: calls"]
 
 
 def test_torch_is_moved_unless_the_class_does_it_itself(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,10 +175,10 @@ def test_torch_is_moved_unless_the_class_does_it_itself(monkeypatch: pytest.Monk
     monkeypatch.setitem(sys.modules, "torch", torch)
     weights = torch.Tensor(b"weights")
     made = _parking()
-    assert made.park(ROOM) == ParkedMemory(512, 0)
-    made.resume()
-    made = _parking(park=[lambda: None], resume=[lambda: None])
-    assert made.park(ROOM).device_bytes == len(weights.content) == 7
+    assert made.park(ROOM, "idle") == ParkedMemory(512, 0)
+    made.resume("calls")
+    made = _parking(park=[lambda _: None], resume=[lambda _: None])
+    assert made.park(ROOM, "idle").device_bytes == len(weights.content) == 7
 
 
 def test_what_torch_cannot_move_is_not_parked(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,7 +186,7 @@ def test_what_torch_cannot_move_is_not_parked(monkeypatch: pytest.MonkeyPatch) -
     torch.stray = 1 << 30
     monkeypatch.setitem(sys.modules, "torch", torch)
     with pytest.raises(CannotPark, match=r"torch has 1 GiB .*: give its class @park and @resume"):
-        _parking().park(ROOM)
+        _parking().park(ROOM, "idle")
 
 
 @pytest.mark.parametrize(
@@ -203,5 +203,5 @@ def test_what_does_not_fit_the_hosts_memory_is_not_begun(
     told: list[str] = []
     made = _parking(memory_bytes, sessions={"a": FakeSession(told, parked_bytes=3 << 20)})
     with pytest.raises(CannotPark, match=message) as caught:
-        made.park(host_bytes)
+        made.park(host_bytes, "idle")
     assert (caught.value.needs_bytes, told) == (needs_bytes, [])
