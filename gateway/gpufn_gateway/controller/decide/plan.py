@@ -209,7 +209,9 @@ class _Step:
         decided.need = Need(
             key=decided.key,
             revision=record,
-            requirements=Requirements.from_revision(record, self.world.teams.of(decided.key[0])),
+            requirements=Requirements.from_revision(
+                record, self.world.teams.of(decided.key[0]) if self.shares.has_teams else None
+            ),
             starts=self._start_times(record, decided.view),
             view=decided.view,
             missing=allowed,
