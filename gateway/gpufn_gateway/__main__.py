@@ -64,6 +64,7 @@ from gpufn_gateway.http.connection.http2_tunnel import Http2, Http2Server
 from gpufn_gateway.http.connection.server import Server, listen
 from gpufn_gateway.maps.maps import Maps
 from gpufn_gateway.oip.inference import Inference
+from gpufn_gateway.protocols.client_files import ClientFiles
 from gpufn_gateway.protocols.platform import Platform
 from gpufn_gateway.protocols.registration import installed
 from gpufn_gateway.routes.apps import AppRoutes
@@ -300,6 +301,16 @@ class _Gateway:
         self._submissions = Submissions(bus, self._calls, self._disk, self._addresses)
         self._invoke = Invoke(self._calls, self._submissions)
         self._letters = DeadLetters(bus, self._calls)
+        self._protocols = installed(
+            Platform(
+                self._calls,
+                self._invoke,
+                self._submissions,
+                self._letters,
+                webhook_secrets=self._webhook_secrets,
+                files=ClientFiles(bus, services.buckets.client_files, services.clock),
+            )
+        )
         self._audit = AuditLog(bus, services.clock)
         self._key_use = KeyUse(services.buckets.key_use, services.access, services.clock)
 
@@ -315,7 +326,7 @@ class _Gateway:
             self._disk,
             audit=audit,
             address_rate=AddressRate(rate) if rate else None,
-            protocols=installed(Platform(self._calls, self._invoke, self._submissions, self._letters)),
+            protocols=self._protocols,
         )
 
     def _routes(self) -> list[Route]:
@@ -403,7 +414,11 @@ class _Gateway:
         )
         yield "schedules", ScheduleRuns(services.schedules, registry, clock, self._disk, leads=leads).run()
         sender = WebhookSender(self._addresses)
-        yield "webhooks", Deliveries(bus, self._webhook_secrets, sender, clock, self._telemetry).run()
+        payloads = self._protocols.webhook_payloads()
+        yield (
+            "webhooks",
+            Deliveries(bus, self._webhook_secrets, sender, clock, self._telemetry, payloads=payloads).run(),
+        )
         yield "collection", collection.run()
         yield "reaper", Reaper(bus, registry, clock, leads=leads).run()
 

@@ -14,7 +14,7 @@ from gpufn_core.domain.team import Team
 from gpufn_core.domain.usage import USAGE_RETENTION_S
 from gpufn_core.domain.worker import Assignment
 from gpufn_core.protocol import subjects
-from gpufn_core.protocol.records import ApiKey
+from gpufn_core.protocol.records import CLIENT_FILES_RETENTION_S, ApiKey
 from gpufn_platform.bus.connection import Bus
 from gpufn_platform.bus.storage.key_value import KeyValue
 
@@ -54,6 +54,7 @@ class Buckets:
     builds: KeyValue
     engines: KeyValue
     usage: KeyValue
+    client_files: KeyValue
 
     @classmethod
     async def open(cls, bus: Bus) -> Buckets:
@@ -76,6 +77,7 @@ class Buckets:
             builds=await KeyValue.open(bus, subjects.BUILDS),
             engines=await KeyValue.open(bus, subjects.ENGINES),
             usage=await KeyValue.open(bus, subjects.USAGE, ttl_s=USAGE_RETENTION_S),
+            client_files=await KeyValue.open(bus, subjects.CLIENT_FILES, ttl_s=CLIENT_FILES_RETENTION_S),
         )
 
     async def ensure(self) -> None:

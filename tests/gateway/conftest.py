@@ -235,7 +235,9 @@ class Gateway:
             StoreSync(None, waits=False),
             audit=self.audit,
             address_rate=address_rate,
-            protocols=installed(Platform(self.calls, self.invoke, submissions, nothing)),
+            protocols=installed(
+                Platform(self.calls, self.invoke, submissions, nothing, webhook_secrets=nothing, files=nothing)
+            ),
         )
 
     async def spent(self, day: str) -> dict[str, Usage]:

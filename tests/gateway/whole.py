@@ -41,6 +41,7 @@ from gpufn_gateway.functions.variants import Variants
 from gpufn_gateway.http.body_reader import BodyBudget, BodyReader
 from gpufn_gateway.maps.maps import Maps
 from gpufn_gateway.oip.inference import Inference
+from gpufn_gateway.protocols.client_files import ClientFiles
 from gpufn_gateway.protocols.platform import Platform
 from gpufn_gateway.protocols.registration import installed
 from gpufn_gateway.routes.apps import AppRoutes
@@ -214,7 +215,16 @@ class Whole:
         invoke = Invoke(calls, submissions)
         inference = Inference(calls, invoke, call_bodies)
         audit = RequestAudit(self.audit, self.access)
-        protocols = installed(Platform(calls, invoke, submissions, letters))
+        self.protocols = protocols = installed(
+            Platform(
+                calls,
+                invoke,
+                submissions,
+                letters,
+                webhook_secrets=self.webhook_secrets,
+                files=ClientFiles(bus, buckets.client_files, clock),
+            )
+        )
         self.app = App(invoke, inference, self.access, routes, disk, audit=audit, protocols=protocols)
         self.leads = True
         self.finishing = RevisionActivation(

@@ -13,6 +13,7 @@ from gpufn_core.encoding import media
 from gpufn_gateway.http.responses import GPUFN_FORMAT, ResponseFormat
 from gpufn_gateway.problems import Headers, Problem
 from gpufn_gateway.protocols.platform import Platform
+from gpufn_gateway.webhooks.payload import EncodePayload
 
 
 class JsonErrors(abc.ABC):
@@ -40,6 +41,7 @@ class Adapter(abc.ABC):
 
     errors: ClassVar[ResponseFormat]  # the form of every error at the adapter's paths, also of 401 and 404
     audited: ClassVar[frozenset[str]] = frozenset()  # paths of the routes that do more than make, end or feed calls
+    webhooks: ClassVar[Mapping[str, EncodePayload]] = {}  # payloads of its webhooks, by `CallOptions.webhook_form`
 
     def __init__(self, platform: Platform) -> None:
         self.platform = platform

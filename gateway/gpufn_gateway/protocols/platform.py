@@ -14,6 +14,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gpufn_core.domain.invocation import InvocationState, OutcomeKind
+from gpufn_core.domain.revision import Revision
 from gpufn_core.encoding import media
 from gpufn_core.errors import InvocationNotFound
 from gpufn_core.protocol.records import CallRecord
@@ -24,20 +25,25 @@ from gpufn_gateway.http.body_reader import Receive as ReceiveBody
 from gpufn_gateway.http.sse import CallStream, StreamEncoding
 from gpufn_gateway.openapi.request_bounds import MAX_LISTED
 from gpufn_gateway.protocols.captured import Capture, Outcome
+from gpufn_gateway.protocols.client_files import ClientFiles
 from gpufn_gateway.routes.invoke import Invoke
 from gpufn_gateway.routes.requests import headers_of, principal_of
 from gpufn_gateway.submitted.dead_letters import DeadLetters
-from gpufn_gateway.submitted.submit import Submissions
+from gpufn_gateway.submitted.submit import WEBHOOK, Submissions
+from gpufn_gateway.webhooks.secrets import WebhookSecrets
 
 
 class CallOptions(NamedTuple):
-    """Options of one call. None leaves the choice to the function. `priority` is hi, normal or low."""
+    """Options of one call. None leaves the choice to the function. `priority` is hi, normal or low. `webhook` is a URL
+    for the end of a submitted call, and `webhook_form` one of `Adapter.webhooks`."""
 
     timeout_s: float | None = None
     priority: str | None = None
+    webhook: str | None = None
+    webhook_form: str = ""
 
     def headers(self) -> dict[bytes, bytes]:
-        given = {b"x-gpufn-timeout": self.timeout_s, b"x-gpufn-priority": self.priority}
+        given = {b"x-gpufn-timeout": self.timeout_s, b"x-gpufn-priority": self.priority, WEBHOOK: self.webhook}
         return {name: str(value).encode() for name, value in given.items() if value is not None}
 
 
@@ -57,11 +63,22 @@ DEFAULTS = CallOptions()
 
 
 class Platform:
-    def __init__(self, calls: Calls, invoke: Invoke, submissions: Submissions, letters: DeadLetters) -> None:
+    def __init__(
+        self,
+        calls: Calls,
+        invoke: Invoke,
+        submissions: Submissions,
+        letters: DeadLetters,
+        *,
+        webhook_secrets: WebhookSecrets,
+        files: ClientFiles,
+    ) -> None:
         self._calls = calls
         self._invoke = invoke
         self._submissions = submissions
         self._letters = letters
+        self._webhook_secrets = webhook_secrets
+        self.files = files
 
     # --- functions ---------------------------------------------------------------------------------------------------
 
@@ -83,6 +100,11 @@ class Platform:
         target = self._calls.registry.resolve(name, principal)
         principal.require_invoke(target.name)
         return target
+
+    def revisions(self, target: Target) -> list[Revision]:
+        """Return the revisions of a function, the newest first."""
+        revisions = self._calls.registry.revisions.get(target.name, {})
+        return [revisions[number] for number in sorted(revisions, reverse=True)]
 
     def figures(self, name: str, request: Request) -> Figures:
         """Return the latest figures of a function."""
@@ -149,30 +171,39 @@ class Platform:
         """Store a call that runs later."""
         read = self._reader(arguments, is_queued=True)
         headers = _call_headers(request, options)
-        _, record = await self._submissions.accept(name, headers, request.receive, read=read)
+        _, record = await self._submissions.accept(
+            name, headers, request.receive, read=read, webhook_form=options.webhook_form
+        )
         return record
 
-    async def status(self, name: str, invocation: str, request: Request) -> dict[str, Any]:
-        """Return the status of a submitted call of this function, as `GET /v1/invocations/{id}` does."""
+    async def status(self, invocation: str, request: Request, *, of: str | None = None) -> dict[str, Any]:
+        """Return the status of a submitted call, as `GET /v1/invocations/{id}` does. Raises InvocationNotFound, also
+        for a call of another function than `of`, if that is given."""
         view = await self._submissions.status(invocation, principal_of(request))
-        self._check_function(name, view["function"], invocation, request)
+        self._check_function(of, view["function"], invocation, request)
         return view
 
     async def result(
-        self, name: str, invocation: str, request: Request, wait_s: float = 0.0
-    ) -> tuple[CallRecord, Outcome | None]:
-        """Wait up to `wait_s` for a submitted call. Return its record, and its result if it has succeeded."""
+        self, invocation: str, request: Request, wait_s: float = 0.0, *, of: str | None = None
+    ) -> tuple[dict[str, Any], Outcome | None]:
+        """Wait up to `wait_s` for a submitted call. Return its status, and its result if it has succeeded. Raises as
+        `status`."""
         record, body = await self._submissions.result(invocation, principal_of(request), wait_s)
-        self._check_function(name, record.function, invocation, request)
+        self._check_function(of, record.function, invocation, request)
+        view = await self._submissions.view(record, principal_of(request))
         if record.state is not InvocationState.SUCCEEDED:
-            return record, None
+            return view, None
         capture = Capture()
         await self._submissions.send_outcome(record, body, capture.send, response_format=capture)
-        return record, capture.outcome()
+        return view, capture.outcome()
 
-    async def cancel(self, name: str, invocation: str, request: Request) -> CallRecord:
-        """Cancel a submitted call of this function unless it has ended."""
-        await self.status(name, invocation, request)
+    async def recent(self, request: Request, limit: int) -> list[dict[str, Any]]:
+        """Return the status of the newest submitted calls that the client may read."""
+        return await self._submissions.recent("*", limit, principal=principal_of(request))
+
+    async def cancel(self, invocation: str, request: Request, *, of: str | None = None) -> CallRecord:
+        """Cancel a submitted call unless it has ended. Raises as `status`."""
+        await self.status(invocation, request, of=of)
         record, _ = await self._submissions.cancel(invocation, principal_of(request))
         return record
 
@@ -188,8 +219,16 @@ class Platform:
         function = self.resolve(name, request).name
         return await self._letters.replay(function, invocation, principal_of(request))
 
-    def _check_function(self, name: str, function: str, invocation: str, request: Request) -> None:
+    # --- webhooks ----------------------------------------------------------------------------------------------------
+
+    async def webhook_secret(self, request: Request) -> str:
+        """Return the secret that signs the webhooks of the client's calls."""
+        return (await self._webhook_secrets.of(principal_of(request).owner))[0]
+
+    def _check_function(self, name: str | None, function: str, invocation: str, request: Request) -> None:
         """Raise InvocationNotFound for a call of another function than the client named."""
+        if name is None:
+            return
         full = self._calls.registry.find_or_deleted(name.partition(".")[0], principal_of(request))
         if full != function.partition(".")[0]:
             raise InvocationNotFound(f"There is no invocation {invocation} of {full}.")

@@ -11,6 +11,7 @@ from starlette.routing import Route
 from gpufn_gateway.http.body_reader import Scope
 from gpufn_gateway.protocols.adapter import Adapter
 from gpufn_gateway.protocols.platform import Platform
+from gpufn_gateway.webhooks.payload import EncodePayload
 
 GROUP: Final = "gpufn.protocols"
 _AUTHORIZATION: Final = b"authorization"
@@ -26,6 +27,10 @@ class Protocols:
 
     def routes(self) -> list[Route]:
         return [route for adapter in self._adapters for route in adapter.routes()]
+
+    def webhook_payloads(self) -> dict[str, EncodePayload]:
+        """Return the payloads of webhooks, by `Webhook.form`."""
+        return {form: encode for adapter in self._adapters for form, encode in adapter.webhooks.items()}
 
 
 def installed(platform: Platform) -> Protocols:

@@ -85,13 +85,14 @@ class Submissions:
         invocation: str | None = None,
         query: bytes = b"",
         read: ReadArguments | None = None,
+        webhook_form: str = "",
     ) -> tuple[PreparedCall, CallRecord]:
-        """Store a call. Respond to the client after `StoreSync.sync_calls`."""
+        """Store a call. Respond to the client after `StoreSync.sync_calls`. `webhook_form` is as in `Webhook`."""
         call = await self._calls.prepare(name, headers, receive, waiting=False, is_queued=True, query=query, read=read)
         try:
             key = headers.get(b"idempotency-key")
             client_id = invocation or id_of_key(call.target.name, call.principal, key)
-            webhook = webhook_of(headers.get(WEBHOOK), call.principal.owner, self._addresses)
+            webhook = webhook_of(headers.get(WEBHOOK), call.principal.owner, self._addresses, webhook_form)
             return call, await self._submit(call, client_id, call.submit_deadline, webhook)
         finally:
             self._calls.discard(call)

@@ -61,13 +61,13 @@ class AddressPolicy:
             raise InvalidInput(f"no webhook is sent to {urlsplit(url).hostname}: {reason}", field="webhook")
 
 
-def webhook_of(header: bytes | None, owner: str, addresses: AddressPolicy) -> Webhook | None:
+def webhook_of(header: bytes | None, owner: str, addresses: AddressPolicy, form: str = "") -> Webhook | None:
     """Return the webhook that a request asks for; `owner` owns the calls. Raises InvalidInput."""
     if header is None:
         return None
     url = header.decode("latin-1")
     addresses.check(url)
-    return Webhook(url, owner)
+    return Webhook(url, owner, form)
 
 
 def _inner(ip: Address) -> Address:

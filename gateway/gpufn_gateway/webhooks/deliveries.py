@@ -10,11 +10,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections.abc import Mapping
 from typing import Final, NamedTuple
 from urllib.parse import urlsplit
 
 from gpufn.webhooks import signatures
-from gpufn_core.encoding import media
 from gpufn_core.errors import GpufnError, InvocationNotFound
 from gpufn_core.protocol import subjects
 from gpufn_core.protocol.codec import encode
@@ -23,7 +23,7 @@ from gpufn_core.protocol.records import CallRecord, Webhook
 from gpufn_gateway.telemetry import Telemetry
 from gpufn_gateway.webhooks import retry_policy
 from gpufn_gateway.webhooks.concurrency import Receivers
-from gpufn_gateway.webhooks.payload import encode_payload
+from gpufn_gateway.webhooks.payload import EncodePayload, Payload, encode_payload
 from gpufn_gateway.webhooks.retry_policy import Verdict
 from gpufn_gateway.webhooks.secrets import WebhookSecrets
 from gpufn_gateway.webhooks.sender import AddressRefused, ReceiverUnreachable, WebhookSender
@@ -45,14 +45,24 @@ _RECORD_WAIT_S: Final = 10.0  # for a call's end, which is stored right after th
 
 
 class Deliveries:
+    """`payloads` are those of other protocols, by `Webhook.form`."""
+
     def __init__(
-        self, bus: Bus, secrets: WebhookSecrets, sender: WebhookSender, clock: Clock, telemetry: Telemetry
+        self,
+        bus: Bus,
+        secrets: WebhookSecrets,
+        sender: WebhookSender,
+        clock: Clock,
+        telemetry: Telemetry,
+        *,
+        payloads: Mapping[str, EncodePayload] | None = None,
     ) -> None:
         self._bus = bus
         self._secrets = secrets
         self._sender = sender
         self._clock = clock
         self._telemetry = telemetry
+        self._payloads = payloads or {}
         self._tasks = Tasks("webhook")
         self._in_flight: set[Delivery] = set()
         self._receivers = Receivers()
@@ -116,14 +126,15 @@ class Deliveries:
         if after_s := self._receivers.begin(receiver, started_at):
             raise _Postponed(after_s)
         try:
-            return await self._post_once(record, record.webhook, encode_payload(record, result))
+            encode_own = self._payloads.get(record.webhook.form)
+            payload = Payload(encode_payload(record, result)) if encode_own is None else encode_own(record, result)
+            return await self._post_once(record, record.webhook, payload)
         finally:
             self._receivers.end(receiver, started_at, self._clock.monotonic())
 
-    async def _post_once(self, record: CallRecord, webhook: Webhook, body: bytes) -> _Failure | None:
-        at = int(self._clock.time())
-        headers = {
-            "content-type": media.JSON,
+    async def _post_once(self, record: CallRecord, webhook: Webhook, payload: Payload) -> _Failure | None:
+        at, body = int(self._clock.time()), payload.body
+        headers = payload.headers | {
             "user-agent": "gpufn-webhook",
             "webhook-id": record.id,
             "webhook-timestamp": str(at),

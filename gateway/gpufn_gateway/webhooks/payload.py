@@ -1,9 +1,10 @@
-"""Webhook payload: how a call ended, and its result if it is small JSON."""
+"""Webhook payload: how a call ended, and its result if it is small JSON. Other protocols have payloads of their own."""
 
 from __future__ import annotations
 
 import datetime
-from typing import Any, Final
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -12,6 +13,17 @@ from gpufn_core.protocol.records import CallRecord
 from gpufn_gateway.submitted import call_views
 
 MAX_RESULT_BYTES: Final = 256 << 10
+
+
+class Payload(NamedTuple):
+    """The body of a webhook, and its headers besides the signature."""
+
+    body: bytes
+    headers: dict[str, str] = {"content-type": media.JSON}  # noqa: RUF012  never changed
+
+
+# Arguments: the record of an ended call and its result, which is empty if it is too large for the record.
+EncodePayload = Callable[[CallRecord, bytes], Payload]
 
 
 def encode_payload(record: CallRecord, result: bytes) -> bytes:

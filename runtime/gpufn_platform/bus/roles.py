@@ -56,6 +56,7 @@ _BUCKETS = (
     subjects.WEBHOOK_SECRETS,
     subjects.SECRETS,
     subjects.SIGNING,
+    subjects.CLIENT_FILES,
     subjects.BUILDS,
     subjects.ENGINES,
 )

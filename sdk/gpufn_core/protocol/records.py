@@ -18,6 +18,8 @@ from gpufn_core.spec.function_spec import RETENTION_S
 from gpufn_core.spec.priority import Priority
 from gpufn_core.spec.schedule import Schedule
 
+CLIENT_FILES_RETENTION_S = 7 * 86400.0
+
 
 class AttemptRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     """The end of one attempt of a submitted invocation. `code` and `message` describe its error, shortened.
@@ -49,12 +51,13 @@ class BodyReference(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 class Webhook(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Destination of the end of a submitted call. `owner` is the API key's id, or the platform; its secret signs the
-    request."""
+    request. `form` names the protocol that writes the request; "" is the gpufn API."""
 
     PLATFORM: ClassVar = subjects.PLATFORM
 
     url: str
     owner: str = PLATFORM
+    form: str = ""
 
 
 class CallRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -191,6 +194,21 @@ class StartNote(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     interrupted: StartReason | None = None
     ended_at: float = 0.0
     message: str = ""
+
+
+class ClientFile(msgspec.Struct, frozen=True, kw_only=True):
+    """A file that a client of another platform has uploaded, for the arguments of later calls. `owner` is the API key's
+    id, or the platform. Its bytes are at `reference` in ARGUMENT_FILES."""
+
+    id: str
+    owner: str
+    name: str
+    content_type: str
+    size: int
+    purpose: str = ""
+    created_at: float
+    expires_at: float
+    reference: BodyReference
 
 
 class KeyLimits(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):

@@ -54,6 +54,7 @@ SCHEDULES = "gpufn_schedules"  # <function>, or <function>.<id> → ScheduleReco
 WEBHOOK_SECRETS = "gpufn_webhook_secrets"  # <key id> or platform → secret that signs its webhooks
 SECRETS = "gpufn_secrets"  # <name> → SealedSecret
 SIGNING = "gpufn_signing"  # key.<name> → TrustedKey; require.<environment> → time of the decision
+CLIENT_FILES = "gpufn_client_files"  # <key id or platform>.<id> → ClientFile
 BUNDLES = "gpufn_bundles"
 BUILDS = "gpufn_builds"  # <build id> → Build
 ENGINES = "gpufn_engines"  # <EngineKey> → EngineManifest, once the engine is complete

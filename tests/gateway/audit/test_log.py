@@ -101,7 +101,7 @@ async def test_every_changing_route_is_audited_or_a_call(nats: Any) -> None:
     }
 
 
-async def test_calls_of_other_protocols_are_not_audited_but_replays_are(nats: Any, make: Any) -> None:
+async def test_calls_of_other_protocols_are_not_audited_but_replays_and_uploads_are(nats: Any, make: Any) -> None:
     async with gateway_on(nats) as gateway:
         await gateway.deploys.deploy(make.spec("adapted"), DIGEST)
         before = await head(gateway)
@@ -115,9 +115,13 @@ async def test_calls_of_other_protocols_are_not_audited_but_replays_are(nats: An
             assert (await gateway.http.post(path, json={"model": "none"})).status_code >= 400
         for prefix in ("/v2", "/runpod/v2"):
             assert (await gateway.http.post(f"{prefix}/adapted/retry/{DIGEST}")).status_code == 404
+        uploaded = await gateway.http.post("/replicate/v1/files", files={"content": ("a.txt", b"a")})
+        assert (await gateway.http.delete(f"/replicate/v1/files/{uploaded.json()['id']}")).status_code == 204
         assert [(each.action, each.status) for each in await records(gateway, before)] == [
             ("POST /v2/{fn}/retry/{id}", 404),
             ("POST /runpod/v2/{fn}/retry/{id}", 404),
+            ("POST /replicate/v1/files", 201),
+            ("DELETE /replicate/v1/files/{id}", 204),
         ]
 
 

@@ -243,10 +243,26 @@ ROUTES.update(
     for method, verbs in _RUNPOD.items()
     for verb in verbs
 )
-# Routes with the name of the function in the body: tests/gateway/protocols has their access.
-NAMED_IN_BODY: Final = frozenset(
+ROUTES.update({"GET /replicate/v1/predictions/{id}": "invoke", "POST /replicate/v1/predictions/{id}/cancel": "invoke"})
+_REPLICATE: Final = {
+    "GET": (
+        *(
+            "predictions",
+            "predictions/{id}/stream",
+            "models",
+            "models/{owner}/{name}",
+            "models/{owner}/{name}/versions",
+        ),
+        *("models/{owner}/{name}/versions/{version}", "files", "files/{id}", "webhooks/default/secret", "account"),
+    ),
+    "POST": (*("predictions", "models/{owner}/{name}/predictions", "deployments/{owner}/{name}/predictions", "files"),),
+    "DELETE": ("files/{id}",),
+}
+# Routes that name the function in the body or in their own way: tests/gateway/protocols has their access.
+IN_PROTOCOL_TESTS: Final = frozenset(
     {"GET /openai/v1/models", "POST /mcp"}
     | {f"POST {prefix}/v1/{path}" for prefix in ("", "/openai") for path in ("chat/completions", "embeddings")}
+    | {f"{method} /replicate/v1/{path}" for method, paths in _REPLICATE.items() for path in paths}
 )
 # Extensions of the Open Inference Protocol, whose response is an error for every key.
 UNSUPPORTED: Final = (

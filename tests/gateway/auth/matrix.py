@@ -230,6 +230,7 @@ class Matrix:
             "/v1/schedules": side.schedule, "/v1/invocations": side.call, "/v1/maps": side.map, "/v1/dlq": side.letter,
             "/v1/builds": side.build, "/v1/keys": side.key, "/v1/users": _USER.id,
             "/retry/": side.letter, "/status/": side.call, "/stream/": side.call, "/cancel/": side.call,
+            "/predictions/": side.call,
         }  # fmt: skip
         if ROUTES[route] == "own key" and side is self.sides["own"]:
             return self._ids.get(principal, side.key)

@@ -13,7 +13,7 @@ from gpufn.cli import app
 from gpufn_core.home import Home
 from gpufn_core.spec.patterns import matches
 from gpufn_platform.secrets.master_key import MasterKey
-from tests.gateway.auth.access_table import COMMANDS, NAMED_IN_BODY, PATTERN, PRINCIPALS, ROUTES, RULES
+from tests.gateway.auth.access_table import COMMANDS, IN_PROTOCOL_TESTS, PATTERN, PRINCIPALS, ROUTES, RULES
 from tests.gateway.auth.matrix import Matrix, objects, served
 from tests.gateway.whole import gateway_on
 
@@ -56,7 +56,7 @@ async def test_every_route_for_every_kind_of_key(nats: Any, tmp_path: Path) -> N
         differences: list[str] = []
         try:
             inference = ("POST /v2/models/{model}/infer", "POST /v2/models/{model}/versions/{version}/infer")
-            assert {*matrix.documented, *served(gateway), *inference} - NAMED_IN_BODY == set(ROUTES)
+            assert {*matrix.documented, *served(gateway), *inference} - IN_PROTOCOL_TESTS == set(ROUTES)
             for route in sorted(ROUTES, key=_rank):
                 rule = RULES[ROUTES[route]]
                 for side, cells in (("own", rule.own), ("foreign", rule.foreign)):

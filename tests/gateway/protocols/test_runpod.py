@@ -15,32 +15,21 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 
-from gpufn_core.protocol.codec import encode
-from gpufn_gateway.auth.access import new_key
+from gpufn_core.domain.invocation import InvocationState
+from gpufn_core.protocol.records import CallRecord
+from gpufn_gateway.protocols.runpod import jobs
 from tests.gateway.listening import serving
+from tests.gateway.protocols.keys import with_key, without_keys
 from tests.gateway.protocols.runner import running
-from tests.gateway.whole import DIGEST, Whole, gateway_on
-from tests.waiting import until_async
+from tests.gateway.whole import DIGEST, gateway_on
 
 CLIENT = Path(__file__).with_name("runpod_client.py")
 # As runpod 1.12.0 sends them, with requests 2.34.2.
 HEADERS = {"content-type": "application/json", "accept": "*/*", "user-agent": "python-requests/2.34.2"}
 GOOD = {"input": {"texts": ["a", "b"]}}
-
-
-async def with_key(gateway: Whole, *scopes: str) -> str:
-    key, secret = new_key("k", scopes, 0.0)
-    await gateway.keys.create(key.id, encode(key))
-    await until_async(lambda: gateway.access.knows(key.id))
-    return secret
-
-
-async def without_keys(gateway: Whole) -> None:
-    for key in await gateway.keys.keys():
-        await gateway.keys.delete(key)
-    await until_async(lambda: not gateway.access.keys)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("runpod") is None, reason="runpod is not installed")
@@ -123,7 +112,7 @@ async def _refusals(client: httpx.AsyncClient, key: str) -> None:
     await refused(run, 400, "texts", json={"input": {"texts": 1}})
     await refused(run, 400, "more", json={"input": {"texts": [], "more": 1}})
     await refused(run, 400, "s3Config", json={**GOOD, "s3Config": {}})
-    await refused(run, 400, "webhook", json={**GOOD, "webhook": "https://example.org"})
+    await refused(run, 400, "no webhook is sent", json={**GOOD, "webhook": "http://10.0.0.1/"})
     await refused(run, 400, "policy.ttl", json={**GOOD, "policy": {"ttl": "soon"}})
     await refused(run, 400, "policy.ttl", json={**GOOD, "policy": {"ttl": -1}})
     await refused(run, 400, "executionTimeout", json={**GOOD, "policy": {"executionTimeout": 5}})
@@ -139,3 +128,14 @@ async def _refusals(client: httpx.AsyncClient, key: str) -> None:
     assert (await client.get(alone.join("health"), headers=raw)).status_code == 200
     assert list((await client.get(alone.join("nothing"))).json()) == ["error"]
     assert (await client.get("models/none")).json() == {"error": "There is no model 'none'."}
+
+
+def test_the_webhook_of_a_job_is_the_job() -> None:
+    record = CallRecord(
+        id="x", function="f", revision=1, state=InvocationState.SUCCEEDED, submitted_at=0.0, ended_at=1.0, run_s=0.5,
+        content_type="application/json",
+    )  # fmt: skip
+    payload = jobs.webhook_payload(record, b'["a"]')
+    assert json.loads(payload.body) == {"id": "x", "status": "COMPLETED", "executionTime": 500, "output": ["a"]}
+    large = msgspec.structs.replace(record, blob="d")
+    assert "output" not in json.loads(jobs.webhook_payload(large, b"").body)

@@ -12,7 +12,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from gpufn_core.domain.invocation import InvocationState
 from gpufn_core.spec.names import IN_PATH, RESERVED_NAMES
 from gpufn_gateway.problems import Problem
 from gpufn_gateway.protocols.adapter import Adapter, JsonErrors
@@ -42,6 +41,7 @@ class _RunPodErrors(JsonErrors):
 class RunPod(Adapter):
     errors = _RunPodErrors()
     audited = frozenset(f"{prefix}/{{fn}}/retry/{{id}}" for prefix in _PREFIXES)  # replays of dead letters
+    webhooks: ClassVar = {jobs.FORM: jobs.webhook_payload}
 
     def __init__(self, platform: Platform) -> None:
         super().__init__(platform)
@@ -101,7 +101,7 @@ class RunPod(Adapter):
         return json_response({"status": status, "stream": [{"output": item} for item in items]})
 
     async def cancel(self, request: Request) -> Response:
-        record = await self.platform.cancel(_function(request), _id(request), request)
+        record = await self.platform.cancel(_id(request), request, of=_function(request))
         return json_response({"id": record.id, "status": jobs.state(record.state)})
 
     async def retry(self, request: Request) -> Response:
@@ -116,13 +116,8 @@ class RunPod(Adapter):
         return json_response(jobs.health(self.platform.figures(_function(request), request)))
 
     async def _job(self, request: Request, invocation: str, wait_s: float = 0.0) -> dict[str, Any]:
-        record, outcome = await self.platform.result(_function(request), invocation, request, wait_s)
-        view = await self.platform.status(_function(request), record.id, request)
-        output = None if outcome is None else json_of(outcome)
-        # The call may have ended between the two reads: a completed job always has its output.
-        if output is None and InvocationState(view["state"]) is InvocationState.SUCCEEDED:
-            return await self._job(request, record.id)
-        return jobs.job(view, output)
+        view, outcome = await self.platform.result(invocation, request, wait_s, of=_function(request))
+        return jobs.job(view, None if outcome is None else json_of(outcome))
 
 
 def _function(request: Request) -> str:

@@ -10,8 +10,13 @@ from gpufn_core.domain.invocation import InvocationState
 from gpufn_core.encoding.msgspec_errors import describe_json_error, parse_validation_error
 from gpufn_core.errors import InvalidInput
 from gpufn_core.protocol.limits import LONGEST_TIMEOUT_S
-from gpufn_gateway.protocols.platform import CallOptions, Figures
+from gpufn_core.protocol.records import CallRecord
+from gpufn_gateway.protocols.captured import Outcome
+from gpufn_gateway.protocols.platform import CallOptions, Figures, json_of
+from gpufn_gateway.submitted import call_views
+from gpufn_gateway.webhooks.payload import Payload
 
+FORM: Final = "runpod"  # of its webhooks
 _STATES: Final = {
     InvocationState.QUEUED: "IN_QUEUE",
     InvocationState.RUNNING: "IN_PROGRESS",
@@ -34,6 +39,7 @@ class NewJob(msgspec.Struct, forbid_unknown_fields=True):
     """The body of run and runsync. `input` has the keyword arguments of the function."""
 
     input: dict[str, msgspec.Raw]
+    webhook: str | None = None
     policy: Policy = msgspec.field(default_factory=Policy)
 
     @property
@@ -51,7 +57,12 @@ class NewJob(msgspec.Struct, forbid_unknown_fields=True):
         ttl = self.policy.ttl
         if ttl is not None and not 0 < ttl <= LONGEST_TIMEOUT_S * 1000:
             raise InvalidInput("policy.ttl must be above 0 ms and at most 7 days", field="policy.ttl")
-        return CallOptions(None if ttl is None else ttl / 1000, "low" if self.policy.lowPriority else None)
+        return CallOptions(
+            timeout_s=None if ttl is None else ttl / 1000,
+            priority="low" if self.policy.lowPriority else None,
+            webhook=self.webhook,
+            webhook_form=FORM,
+        )
 
 
 def new_job(body: bytes) -> NewJob:
@@ -63,7 +74,7 @@ def new_job(body: bytes) -> NewJob:
         if found.is_missing:
             raise InvalidInput(f"{found.path}: missing", field=found.path) from None
         if found.is_unknown:
-            known = "input and policy" if not found.at else "ttl and lowPriority"
+            known = "input, webhook and policy" if not found.at else "ttl and lowPriority"
             raise InvalidInput(f"{found.path}: not supported; a job may have {known}", field=found.path) from None
         path = found.path or "the body"
         raise InvalidInput(f"{path}: {found.text}", field=found.path or None) from None
@@ -94,6 +105,13 @@ def job(view: dict[str, Any], output: msgspec.Raw | None = None) -> dict[str, An
     if view["error"] is not None:
         fields["error"] = view["error"].message
     return fields
+
+
+def webhook_payload(record: CallRecord, result: bytes) -> Payload:
+    """Return the webhook of a job that has ended. A result above the size of a record is left out."""
+    is_whole = record.state is InvocationState.SUCCEEDED and not record.blob
+    output = json_of(Outcome(record.content_type, result, [])) if is_whole else None
+    return Payload(msgspec.json.encode(job(call_views.status(record), output)))
 
 
 def health(figures: Figures) -> dict[str, Any]:

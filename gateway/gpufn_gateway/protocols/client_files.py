@@ -1,0 +1,86 @@
+"""Files that clients of other platforms upload, and name in later calls. A file belongs to the API key that sent it.
+
+The description is in a bucket whose records expire. The bytes are beside the arguments of calls, and expire as well.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Final
+
+import msgspec
+
+from gpufn_core.errors import Conflict
+from gpufn_core.ids import is_client_id, new_ulid
+from gpufn_core.protocol import subjects
+from gpufn_core.protocol.codec import encode
+from gpufn_core.protocol.records import CLIENT_FILES_RETENTION_S, ClientFile
+from gpufn_gateway.problems import RouteError
+from gpufn_platform.bus.connection import Bus
+from gpufn_platform.bus.storage.key_value import KeyValue
+from gpufn_platform.process.clock import Clock
+from gpufn_platform.queue import large_bodies
+
+MAX_OWNED_BYTES: Final = 2 << 30  # the files share their store with the arguments of all waiting calls
+_decode: Final = msgspec.msgpack.Decoder(ClientFile).decode
+
+
+class ClientFiles:
+    def __init__(self, bus: Bus, bucket: KeyValue, clock: Clock) -> None:
+        self._bus = bus
+        self._bucket = bucket
+        self._clock = clock
+
+    async def create(self, owner: str, name: str, content_type: str, data: bytes, *, purpose: str = "") -> ClientFile:
+        """Store a file. Raises Conflict if the owner has too many, CapacityError, BusUnavailable."""
+        stored = sum(each.size for each in await self.all(owner))
+        if stored + len(data) > MAX_OWNED_BYTES:
+            raise Conflict(
+                f"This API key keeps {stored:,} bytes of files and may keep {MAX_OWNED_BYTES:,}: delete some. They "
+                f"expire after {CLIENT_FILES_RETENTION_S / 86400:g} days."
+            )
+        reference = await large_bodies.store(
+            self._bus,
+            subjects.ARGUMENT_FILES,
+            data,
+            owner=large_bodies.expiring_owner(),
+            ttl_s=CLIENT_FILES_RETENTION_S,
+        )
+        now = self._clock.time()
+        file = ClientFile(
+            id=new_ulid(),
+            owner=owner,
+            name=name,
+            content_type=content_type,
+            size=len(data),
+            purpose=purpose,
+            created_at=now,
+            expires_at=now + CLIENT_FILES_RETENTION_S,
+            reference=reference,
+        )
+        await self._bucket.create(f"{owner}.{file.id}", encode(file))
+        return file
+
+    async def find(self, owner: str, id_: str) -> ClientFile:
+        """Return a file of this owner. Raises RouteError 404, also for a file of another owner."""
+        entry = await self._bucket.get(f"{owner}.{id_}") if is_client_id(id_) else None
+        if entry is None:
+            raise RouteError(404, f"There is no file {id_[:40]!r} of this API key; it may have expired.")
+        return _decode(entry.value)
+
+    async def all(self, owner: str) -> list[ClientFile]:
+        """Return the files of this owner, the newest first."""
+        return [_decode(entry.value) for entry in reversed(await self._bucket.entries(f"{owner}."))]
+
+    async def read(self, file: ClientFile) -> bytes:
+        """Return the bytes. Raises ArtifactUnavailable, BusUnavailable."""
+        data = bytearray()
+        parts = large_bodies.read(self._bus, subjects.ARGUMENT_FILES, file.reference)
+        async with contextlib.aclosing(parts):
+            async for part in parts:
+                data += part
+        return bytes(data)
+
+    async def remove(self, file: ClientFile) -> None:
+        await self._bucket.delete(f"{file.owner}.{file.id}")
+        await large_bodies.remove(self._bus, subjects.ARGUMENT_FILES, file.reference)

@@ -1,0 +1,1 @@
+"""Replicate: predictions, models, versions and files."""
