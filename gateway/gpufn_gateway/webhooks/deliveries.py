@@ -45,7 +45,7 @@ _RECORD_WAIT_S: Final = 10.0  # for a call's end, which is stored right after th
 
 
 class Deliveries:
-    """`payloads` are those of other protocols, by `Webhook.form`."""
+    """`payloads` write the webhooks of other protocols, by `Webhook.form`."""
 
     def __init__(
         self,

@@ -22,8 +22,8 @@ from gpufn_platform.bus.storage.key_value import KeyValue
 
 NODE_ROLES = ("agent", "runner", "builder")
 BUCKETS = (
-    "arrivals", "assignments", "builds", "engines", "functions", "key_use", "keys", "leases", "revisions", "schedules",
-    "secrets", "signing", "teams", "token_keys", "usage", "users", "webhook_secrets",
+    "arrivals", "assignments", "builds", "client_files", "engines", "functions", "key_use", "keys", "leases",
+    "revisions", "schedules", "secrets", "signing", "teams", "token_keys", "usage", "users", "webhook_secrets",
 )  # fmt: skip
 STORES = ("bundles", "engine_files", "models", "results", "arguments")
 QUEUES = ("ASYNC", "AUDIT", "BUILD", "CHECKPOINTS", "DLQ", "LOGS", "PROBE", "RESULTS", "SYNC", "WEBHOOKS")
@@ -126,6 +126,7 @@ WRITES = {
     "$KV.gpufn_arrivals.f": set(),
     "$KV.gpufn_assignments.n.w": {"agent"},
     "$KV.gpufn_builds.b": {"builder"},
+    "$KV.gpufn_client_files.k.f": set(),
     "$KV.gpufn_engines.e": {"builder"},
     "$KV.gpufn_functions.f": set(),
     "$KV.gpufn_keys.k": set(),

@@ -102,6 +102,8 @@ def job(view: dict[str, Any], output: msgspec.Raw | None = None) -> dict[str, An
         fields["workerId"] = view["worker"]
     if output is not None:
         fields["output"] = output
+    elif view["progress"] is not None:
+        fields["output"] = view["progress"].message  # as RunPod shows the updates of a running job
     if view["error"] is not None:
         fields["error"] = view["error"].message
     return fields

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -42,8 +43,8 @@ if TYPE_CHECKING:
     "file",
     cls=Argument,
     type=click.Path(readable=False),  # for completion; a model is a path, or FILE.py:FACTORY
-    help="Python file with @gpu_function, or a model: a file of ONNX, torch or scikit-learn, a folder of MLflow, or "
-    "FILE.py:FACTORY.",
+    help="Python file with @gpu_function, code for --as, or a model: a file of ONNX, torch or scikit-learn, a folder of "
+    "MLflow, or FILE.py:FACTORY.",
 )
 @click.option(
     "--name", multiple=True, help="Function to deploy (default: all of the file; repeatable), or the name of a model."
@@ -53,6 +54,12 @@ if TYPE_CHECKING:
     multiple=True,
     help="Glob of more files to send, such as 'data/*'. It is relative to the file's folder, or for a file in "
     "a package to the folder that contains the package. Repeatable.",
+)
+@click.option(
+    "--as",
+    "platform",
+    type=click.Choice(["cog", "runpod"]),
+    help="Deploy code of another platform: a folder with a cog.yaml, or a file with a RunPod handler.",
 )
 @model_options
 @worker_options
@@ -77,6 +84,7 @@ def deploy(
     file: str,
     name: tuple[str, ...],
     include: tuple[str, ...],
+    platform: str | None,
     wait: bool,
     timeout: float | None,
     json: bool,
@@ -112,12 +120,19 @@ def deploy(
     under /v2/models/NAME. FILE.py:FACTORY is a function that returns a torch module and example inputs. Files of torch
     (.pt, .pt2) and scikit-learn (.skops, .joblib) are converted to ONNX. A folder of MLflow becomes a class with the
     method `predict`, which takes the JSON of MLflow's scoring server.
+
+    With --as, code that was written for Replicate's cog or for RunPod is deployed as it is. A folder with a cog.yaml
+    needs no --as.
     """
+    if platform is None and (Path(file) / "cog.yaml").is_file():
+        platform = "cog"
     for_model = ModelOptions(**{name: options.pop(name) for name in ModelOptions._fields})
-    form = format_of(file)
-    if prune and (name or form is not None):
+    form = None if platform else format_of(file)
+    if prune and (name or platform or form is not None):
         raise click.BadParameter("--prune is for all functions of a file: remove --name, or deploy a Python file")
     read = _read_file if form is None else _read_mlflow if form is Format.MLFLOW else _read_model
+    if platform is not None:
+        read = functools.partial(_read_hosted, platform)
     with as_usage_error("--sign"):
         signer = read_signer(sign)
     home = home_of_deploy(app, env)
@@ -215,6 +230,24 @@ def _read_file(
     yield read_functions(file, names, include, home)
 
 
+@contextlib.contextmanager
+def _read_hosted(
+    platform: str, selection: _Selection, model_options: ModelOptions, worker_options: WorkerOptions
+) -> Iterator[list[Deployable]]:
+    """Yield the function of code that was written for another platform."""
+    from gpufn.hosted import deploying  # noqa: PLC0415
+
+    file, names, include, home = selection
+    if options := model_options.specified():
+        raise click.BadParameter(f"--{options[0].replace('_', '-')} is only for a model")
+    read = {"cog": deploying.cog, "runpod": deploying.runpod}[platform]
+    with step(f"Reading {file}"), contextlib.redirect_stdout(sys.stderr), as_usage_error():
+        hosted = read(Path(file), _single(names), worker_options.specified(), include, home)
+    for note in hosted.notes:
+        say(f"gpufn: note: {note}", err=True)
+    yield [hosted.deployable]
+
+
 def read_functions(file: str, names: list[str], include: Sequence[str], home: Home) -> list[Deployable]:
     """Import a file and return its functions with these names (empty for all). Warn about packages that are not
     installed here."""
@@ -304,7 +337,7 @@ def wait_until_served(client: Client, deployment: Deployment, timeout_s: float |
 
 def _single(names: list[str]) -> str:
     if len(names) > 1:
-        raise click.BadParameter("a model has only one --name")
+        raise click.BadParameter("a model has only one --name, and so has code for --as")
     return names[0] if names else ""
 
 

@@ -65,7 +65,7 @@ worker_options = options_together(
         multiple=True,
         help="GPU of a model's workers: 'any' or a name such as L4. Repeatable, in order of preference.",
     ),
-    click.option("--memory", help="Memory of one model worker, such as 2Gi."),
+    click.option("--memory", help="Memory of one worker of a model, or with --as, such as 2Gi."),
     click.option("--min", "min_workers", type=IntRange(min=0), help="Minimum number of model workers."),
     click.option("--max", "max_workers", type=IntRange(min=0), help="Maximum number of model workers."),
     click.option(
