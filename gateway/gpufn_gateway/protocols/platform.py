@@ -35,15 +35,22 @@ from gpufn_gateway.webhooks.secrets import WebhookSecrets
 
 class CallOptions(NamedTuple):
     """Options of one call. None leaves the choice to the function. `priority` is hi, normal or low. `webhook` is a URL
-    for the end of a submitted call, and `webhook_form` one of `Adapter.webhooks`."""
+    for the end of a submitted call, and `webhook_form` one of `Adapter.webhooks`. A submitted call with the same `key`
+    is the same call."""
 
     timeout_s: float | None = None
     priority: str | None = None
     webhook: str | None = None
     webhook_form: str = ""
+    key: str | None = None
 
     def headers(self) -> dict[bytes, bytes]:
-        given = {b"x-gpufn-timeout": self.timeout_s, b"x-gpufn-priority": self.priority, WEBHOOK: self.webhook}
+        given = {
+            b"x-gpufn-timeout": self.timeout_s,
+            b"x-gpufn-priority": self.priority,
+            b"idempotency-key": self.key,
+            WEBHOOK: self.webhook,
+        }
         return {name: str(value).encode() for name, value in given.items() if value is not None}
 
 

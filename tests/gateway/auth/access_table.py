@@ -244,6 +244,17 @@ ROUTES.update(
     for verb in verbs
 )
 ROUTES.update({"GET /replicate/v1/predictions/{id}": "invoke", "POST /replicate/v1/predictions/{id}/cancel": "invoke"})
+ROUTES.update(
+    dict.fromkeys(
+        (
+            *(f"{method} /function/{{fn}}" for method in ("GET", "POST", "PUT", "DELETE")),
+            "POST /async-function/{fn}",
+            "GET /system/function/{fn}",
+        ),
+        "invoke",
+    )
+)
+ROUTES.update({"GET /system/info": "key", "GET /system/namespaces": "key"})
 _REPLICATE: Final = {
     "GET": (
         *(
@@ -260,7 +271,7 @@ _REPLICATE: Final = {
 }
 # Routes that name the function in the body or in their own way: tests/gateway/protocols has their access.
 IN_PROTOCOL_TESTS: Final = frozenset(
-    {"GET /openai/v1/models", "POST /mcp"}
+    {"GET /openai/v1/models", "GET /system/functions", "POST /cloudevents/{fn}", "POST /mcp"}
     | {f"POST {prefix}/v1/{path}" for prefix in ("", "/openai") for path in ("chat/completions", "embeddings")}
     | {f"{method} /replicate/v1/{path}" for method, paths in _REPLICATE.items() for path in paths}
 )

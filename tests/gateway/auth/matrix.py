@@ -266,7 +266,7 @@ class Matrix:
             return answer.status_code in (400, 501)
         if (answer.status_code, _code(answer)) == _ALSO.get(route):
             return True
-        return answer.status_code in self.documented.get(route, {200, 503} if "health" in route else {200})
+        return answer.status_code in self.documented.get(route, {200, 503} if "health" in route else {200, 202})
 
     async def _check_as_if_missing(self, route: str, side_name: str, principal: str, answer: httpx.Response) -> None:
         """Compare a 404 with the response about an object that does not exist."""
@@ -373,11 +373,11 @@ async def _parts(data: bytes) -> Any:
 
 
 def _code(answer: httpx.Response) -> str:
-    """Return the code of a problem. A problem of the Open Inference Protocol has only a message."""
+    """Return the code of a problem. A problem of another protocol has only a message."""
     try:
         fields = answer.json()
     except ValueError:
-        return ""
+        return "model_not_found"
     return str(fields.get("code", "model_not_found")) if isinstance(fields, dict) else ""
 
 

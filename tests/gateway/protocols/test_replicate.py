@@ -22,13 +22,13 @@ from gpufn_core.spec.function_spec import CallKind, MethodSpec
 from gpufn_gateway.protocols.captured import Outcome
 from gpufn_gateway.protocols.replicate import predictions
 from gpufn_gateway.submitted import call_views
-from gpufn_gateway.webhooks.deliveries import Deliveries
 from tests.gateway.conftest import ARGUMENTS
 from tests.gateway.listening import serving
+from tests.gateway.protocols.delivering import delivering
 from tests.gateway.protocols.keys import with_key, without_keys
 from tests.gateway.protocols.runner import running
 from tests.gateway.webhooks.receiver import Receiver, receiving
-from tests.gateway.whole import DIGEST, Whole, gateway_on
+from tests.gateway.whole import DIGEST, gateway_on
 
 TEXTS: Any = {"texts": ["a", "b"]}
 
@@ -98,10 +98,9 @@ async def test_replicate_works_unmodified(nats: Any, make: Any) -> None:
                 base = f"http://127.0.0.1:{port}/replicate"
                 client = Client(api_token=token, base_url=base)
                 client.poll_interval = 0.01
-                deliveries = asyncio.create_task(_deliver(gateway))
-                got = await asyncio.to_thread(talk, client, receiver.url())
-                await _check_webhook(receiver, got.pop("secret"))
-                deliveries.cancel()
+                async with delivering(gateway):
+                    got = await asyncio.to_thread(talk, client, receiver.url())
+                    await _check_webhook(receiver, got.pop("secret"))
                 refused = await asyncio.to_thread(refusals, client)
                 foreign = await asyncio.to_thread(foreign_requests, base, other, token)
                 asynchronous = await client.async_run("default/rep", TEXTS)
@@ -130,13 +129,6 @@ async def test_replicate_works_unmodified(nats: Any, make: Any) -> None:
         "models": 1,
         "key": 401,
     }
-
-
-async def _deliver(gateway: Whole) -> None:
-    payloads = gateway.protocols.webhook_payloads()
-    await Deliveries(
-        gateway.bus, gateway.webhook_secrets, gateway.post, gateway.clock, gateway.telemetry, payloads=payloads
-    ).run()
 
 
 async def _check_webhook(receiver: Receiver, key: str) -> None:

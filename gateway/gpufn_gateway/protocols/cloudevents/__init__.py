@@ -1,0 +1,1 @@
+"""CloudEvents: events as arguments, and results as events."""

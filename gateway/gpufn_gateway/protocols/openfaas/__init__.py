@@ -1,0 +1,1 @@
+"""OpenFaaS: raw bodies to functions, now and later, with callbacks."""
