@@ -43,8 +43,8 @@ if TYPE_CHECKING:
     "file",
     cls=Argument,
     type=click.Path(readable=False),  # for completion; a model is a path, or FILE.py:FACTORY
-    help="Python file with @gpu_function, code for --as, or a model: a file of ONNX, torch or scikit-learn, a folder of "
-    "MLflow, or FILE.py:FACTORY.",
+    help="Python file with @gpu_function, code for --as, or a model: a file of ONNX, torch or scikit-learn, a folder "
+    "of MLflow, or FILE.py:FACTORY.",
 )
 @click.option(
     "--name", multiple=True, help="Function to deploy (default: all of the file; repeatable), or the name of a model."
