@@ -99,6 +99,7 @@ from gpufn_gateway.teams.storage import TeamStorage
 from gpufn_gateway.teams.team_use import TeamUses
 from gpufn_gateway.telemetry import Telemetry
 from gpufn_gateway.timers import tick
+from gpufn_gateway.web.apps import WebApps
 from gpufn_gateway.webhooks.address_policy import AddressPolicy
 from gpufn_gateway.webhooks.deliveries import Deliveries
 from gpufn_gateway.webhooks.secrets import WebhookSecrets
@@ -327,6 +328,7 @@ class _Gateway:
             audit=audit,
             address_rate=AddressRate(rate) if rate else None,
             protocols=self._protocols,
+            web=WebApps(self._calls, self._invoke),
         )
 
     def _routes(self) -> list[Route]:

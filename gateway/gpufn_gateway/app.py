@@ -20,7 +20,7 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Match, Route, Router
 
 from gpufn_core.errors import GatewayUnavailable, GpufnError, RateLimited
-from gpufn_core.spec import names
+from gpufn_core.spec import names, web_spec
 from gpufn_gateway import problems
 from gpufn_gateway.audit.request_audit import REFUSALS, RequestAudit, is_audited
 from gpufn_gateway.auth.access import METHODS, OPEN_PATHS, Access
@@ -37,6 +37,9 @@ from gpufn_gateway.protocols.registration import Protocols, with_api_key
 from gpufn_gateway.routes.invoke import Invoke
 from gpufn_gateway.routes.requests import CHECK_KEY
 from gpufn_gateway.store_sync import StoreSync
+from gpufn_gateway.web.apps import WebApps
+from gpufn_gateway.web.headers import NOT_STORED
+from gpufn_gateway.web.socket import refuse
 
 log = logging.getLogger(__name__)
 
@@ -65,6 +68,7 @@ class App:
         audit: RequestAudit,
         address_rate: AddressRate | None = None,
         protocols: Protocols | None = None,
+        web: WebApps | None = None,
     ) -> None:
         self._calls = {_INVOKE: invoke.serve, _SUBMIT: invoke.submit}
         self._inference = inference
@@ -72,6 +76,7 @@ class App:
         self._disk = disk
         self._audit = audit
         self._address_rate = address_rate
+        self._web = web
         self._protocols = protocols or Protocols()
         # The first route that matches is used: an adapter cannot replace a native one.
         self._routes = [*routes, *self._protocols.routes()]
@@ -79,7 +84,8 @@ class App:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
-            raise RuntimeError(f"this application does not speak {scope['type']}")
+            await self._serve_socket(scope, receive, send)
+            return
         path: str = scope["path"]
         request_id.current.set(scope.get(request_id.SCOPE_KEY, b"").decode())
         try:
@@ -99,6 +105,9 @@ class App:
                     raise _not_allowed(scope, {"POST"})
                 await self._inference.serve(*model_and_version, scope, receive, send)
                 return
+            if self._web is not None and path.startswith(web_spec.PREFIX):
+                await self._web.serve(scope, receive, send)
+                return
             await self._route(path, scope, receive, send)
         except ClientDisconnected:
             return
@@ -106,6 +115,20 @@ class App:
             await self._send_problem(GatewayUnavailable(_STOPPED), scope, send)
         except Exception as error:
             await self._send_problem(error, scope, send)
+
+    async def _serve_socket(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a WebSocket. Only web functions have any."""
+        headers = dict(scope["headers"])
+        request_id.current.set(request_id.of(headers).decode())
+        if self._web is None:
+            raise RuntimeError(f"this application does not speak {scope['type']}")
+        try:
+            if self._address_rate is not None:
+                self._check_rate(self._address_rate, scope)
+        except GpufnError as error:
+            await refuse(error, send)
+            return
+        await self._web.serve_socket(scope, receive, send)
 
     def _check_rate(self, limit: AddressRate, scope: Scope) -> None:
         """Raises RateLimited if the client's address has sent too many requests."""
@@ -208,7 +231,8 @@ class App:
         if problem.status in REFUSALS:
             self._audit.refuse(scope, self._shown_path(scope), problem.status, problem.info.code)
         try:
-            await send_problem(send, self._format_of(scope["path"]), problem)
+            extra = NOT_STORED if scope["path"].startswith(web_spec.PREFIX) else None
+            await send_problem(send, self._format_of(scope["path"]), problem, extra)
         except RuntimeError:  # the response has started: the server closes the connection, so the client sees the cut
             if not isinstance(error, GpufnError):
                 raise RuntimeError("a response was cut short; the log has the incident") from None

@@ -45,6 +45,9 @@ if TYPE_CHECKING:
     from gpufn.declare.function import Function as Function
     from gpufn.declare.image import Image as Image
     from gpufn.declare.model import Model as Model
+    from gpufn.declare.web import asgi_app as asgi_app
+    from gpufn.declare.web import web_endpoint as web_endpoint
+    from gpufn.declare.web import wsgi_app as wsgi_app
     from gpufn.declare.weights import Weights as Weights
     from gpufn.maps.map import Map as Map
     from gpufn_core.errors import CapacityError as CapacityError
@@ -62,6 +65,9 @@ __version__ = "0.1.0"
 __all__ = [  # noqa: RUF022  grouped by purpose
     # Declare
     "gpu_function",
+    "asgi_app",
+    "wsgi_app",
+    "web_endpoint",
     "App",
     "enter",
     "method",
@@ -99,6 +105,7 @@ _MODULES = {
     "gpufn.declare.function": ("Function",),
     "gpufn.declare.image": ("Image",),
     "gpufn.declare.model": ("Model",),
+    "gpufn.declare.web": ("asgi_app", "wsgi_app", "web_endpoint"),
     "gpufn.declare.weights": ("Weights",),
     "gpufn_core.spec.function_spec": ("Batch", "Retry"),
     "gpufn_core.spec.schedule": ("Schedule",),

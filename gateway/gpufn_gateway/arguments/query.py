@@ -40,6 +40,27 @@ def texts_by_name(query: bytes) -> dict[str, list[str]]:
     return texts
 
 
+def merged(query: bytes, body: bytes, signature: Signature) -> bytes:
+    """Add the arguments of a query to those of a JSON body, and return them all as JSON.
+
+    Raises InvalidInput with the field.
+    """
+    try:
+        fields = msgspec.json.decode(body, type=dict[str, Any])
+    except msgspec.MsgspecError as error:
+        raise InvalidInput(f"the body is not a JSON object of arguments: {error}") from None
+    texts_by_name: dict[str, list[str]] = {}
+    for name, text in _pairs(query):
+        if name in fields:
+            raise InvalidInput(f"{name} is in the query and in the body: send it once", field=name)
+        check_name(name, signature, signature.names, "the query")
+        texts_by_name.setdefault(name, []).append(text)
+    parsed = {name: _value(name, texts, signature) for name, texts in texts_by_name.items()}
+    data = msgspec.json.encode(fields | parsed)
+    signature.check(data)
+    return data
+
+
 def values(texts: Mapping[str, Sequence[str]], signature: Signature, *, raw_names: Iterable[str]) -> dict[str, Any]:
     """Convert texts to arguments. `raw_names` are the arguments that are sent as raw bytes.
 

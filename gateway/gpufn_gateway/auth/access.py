@@ -227,6 +227,15 @@ class Access:
             _check_origin(headers, host.lower())
         return LOCAL
 
+    def check_address(self, headers: Mapping[bytes, bytes]) -> None:
+        """Check the Host of a request that needs no key. Raises Forbidden."""
+        host = headers.get(b"host", b"")
+        if self._keys or not self._loopback:
+            if self._hosts:
+                self._check_host(host)
+        elif host not in self._local_hosts:
+            self._check_local_host(host)
+
     def check_unchanged(self, headers: Mapping[bytes, bytes], principal: Principal) -> None:
         """Raise Unauthorized unless the sender of a request still has the rights that it had."""
         if self.authenticate(headers) != principal:
@@ -297,6 +306,12 @@ class Access:
             raise Forbidden("Without API keys this gateway serves only the hosts localhost and 127.0.0.1.")
         if len(self._local_hosts) < 64:
             self._local_hosts.add(host)
+
+
+def is_our_credential(authorization: bytes) -> bool:
+    """Return whether an Authorization field holds an API key or a token of this platform."""
+    scheme, _, credential = authorization.partition(b" ")
+    return scheme.lower() == b"bearer" and credential.strip().startswith((_PREFIX.encode(), TOKEN_PREFIX))
 
 
 def _key_id_of(secret: bytes) -> str:

@@ -55,6 +55,7 @@ from gpufn_platform.queue import large_bodies as bodies
 from gpufn_platform.queue.call_request import CallRequest
 from gpufn_platform.queue.pending import PendingCall, PendingStream
 from gpufn_platform.shared_bodies.bodies import SharedBodyReader
+from gpufn_platform.web.pending_session import PendingSession
 
 P = TypeVar("P", bound=PendingCall)
 
@@ -68,6 +69,8 @@ class Queue(Protocol):
     def invoke(self, request: CallRequest) -> PendingCall: ...
 
     def open_stream(self, request: CallRequest) -> PendingStream: ...
+
+    def open_session(self, request: CallRequest) -> PendingSession: ...
 
     def fail(self, function: str, revision: int | None, error: GpufnError) -> None: ...
 
@@ -162,15 +165,18 @@ class Calls:
         may_share: bool = False,
         is_queued: bool = False,
         query: bytes = b"",
+        principal: Principal | None = None,
     ) -> PreparedCall:
         """Run steps 1 to 6. The caller must `discard` the call in the end.
 
         `waiting`: a client waits for the result, so the call is rejected if the function cannot serve it now.
         `may_share`: a large body may become a shared body. `is_queued`: the call will be submitted. `store_body_for`
         then stores a body that is too large for its message; for other calls it is stored here. `read` replaces steps 5
-        and 6 for another protocol. `query` has the arguments beside a raw body.
+        and 6 for another protocol. `query` has the arguments beside a raw body. `principal` replaces step 1.
         """
-        principal, is_variant = self.access.authenticate(headers), False
+        if principal is None:
+            principal = self.access.authenticate(headers)
+        is_variant = False
         try:
             target = self.registry.resolve(name, principal)
         except FunctionNotFound:
@@ -274,6 +280,10 @@ class Calls:
     def start_stream(self, call: PreparedCall) -> PendingStream:
         """Queue a call whose items are streamed. Raises BusUnavailable, KeyLimitExceeded."""
         return self._start(call, self.queue.open_stream)
+
+    def start_session(self, call: PreparedCall) -> PendingSession:
+        """Queue a web session. Raises BusUnavailable, KeyLimitExceeded."""
+        return self._start(call, self.queue.open_session)
 
     def _start(self, call: PreparedCall, queue: Callable[[CallRequest], P]) -> P:
         try:

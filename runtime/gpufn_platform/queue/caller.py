@@ -30,6 +30,7 @@ from gpufn_core.ids import new_invocation_id
 from gpufn_core.protocol import subjects
 from gpufn_core.protocol.codec import encode, pack
 from gpufn_core.protocol.messages import (
+    CallInput,
     Cancel,
     InvocationMessage,
     Reply,
@@ -46,6 +47,7 @@ from gpufn_platform.queue import wakeups
 from gpufn_platform.queue.call_request import CallRequest
 from gpufn_platform.queue.lost_call_lookup import LostCallLookup
 from gpufn_platform.queue.pending import PendingCall, PendingStream
+from gpufn_platform.web.pending_session import PendingSession
 
 C = TypeVar("C", bound=PendingCall)
 
@@ -118,6 +120,13 @@ class Caller:
         """Run the call for its items. Raises BusUnavailable at once."""
         message = self._message(request, stream=True)
         call = self._call(PendingStream, request, message)
+        self._publish(call, message, request.body)
+        return call
+
+    def open_session(self, request: CallRequest) -> PendingSession:
+        """Run the call for its items, and send input to it. Raises BusUnavailable at once."""
+        message = self._message(request, stream=True)
+        call = self._call(PendingSession, request, message)
         self._publish(call, message, request.body)
         return call
 
@@ -215,6 +224,11 @@ class Caller:
         `to` comes from a message: a runner must not make a gateway publish to arbitrary subjects."""
         if subjects.is_runner_inbox(to):
             self._bus.publish(to, encode(credit))
+
+    def send_input(self, to: str, event: CallInput, payload: bytes) -> None:
+        """Send input to a call's runner. Raises BusUnavailable. `to` is checked as in `give_credit`."""
+        if subjects.is_runner_inbox(to):
+            self._bus.publish(to, pack(event, payload))
 
     # --- publishing and replies ---------------------------------------------------------------------------------------
 

@@ -14,7 +14,16 @@ from typing import Protocol
 from gpufn_core.errors import BusUnavailable, GpufnError, InvocationCancelled, ProtocolMismatch, WorkerLost
 from gpufn_core.ids import InvocationId
 from gpufn_core.protocol.frames import STREAM_WINDOW
-from gpufn_core.protocol.messages import InvocationMessage, ItemReply, Reply, ResultReply, StartedReply, StreamCredit
+from gpufn_core.protocol.messages import (
+    CallInput,
+    InputCredit,
+    InvocationMessage,
+    ItemReply,
+    Reply,
+    ResultReply,
+    StartedReply,
+    StreamCredit,
+)
 from gpufn_platform.process.clock import Clock
 
 _SILENT_S = 2.0  # a stream without an item
@@ -22,6 +31,8 @@ _SILENT_S = 2.0  # a stream without an item
 
 class Owner(Protocol):
     """The Caller's interface for its calls."""
+
+    def send_input(self, to: str, event: CallInput, payload: bytes) -> None: ...
 
     def abandon(self, call: PendingCall) -> None: ...
     def forget(self, invocation: str) -> None: ...
@@ -79,7 +90,7 @@ class PendingCall:
     def take(self, reply: Reply, body: bytes) -> None:
         if isinstance(reply, StartedReply):
             self.start_deadline = math.inf
-        elif isinstance(reply, ItemReply):
+        elif not isinstance(reply, ResultReply):
             self.fail(ProtocolMismatch(f"invocation {self.id} returned a stream instead of a result"))
         elif not self.future.done():
             self.future.set_result((reply, body))
@@ -106,7 +117,7 @@ class PendingStream(PendingCall):
 
     def take(self, reply: Reply, body: bytes) -> None:
         received = self._received
-        if isinstance(reply, StartedReply):
+        if isinstance(reply, (StartedReply, InputCredit)):
             super().take(reply, body)
         elif isinstance(reply, ResultReply):
             if reply.items == received:

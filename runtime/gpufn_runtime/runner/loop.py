@@ -21,7 +21,7 @@ from gpufn_core.errors import GpufnError
 from gpufn_core.home import Home
 from gpufn_core.protocol import frames, subjects
 from gpufn_core.protocol.codec import encode
-from gpufn_core.protocol.messages import Cancel, StreamCredit
+from gpufn_core.protocol.messages import CallInput, Cancel, StreamCredit, unpack_input
 from gpufn_core.protocol.reports import DeviceReport, RunnerReport, WorkerReport
 from gpufn_platform.bus.connection import Bus, Message
 from gpufn_platform.bus.storage.key_value import Entry, KeyValue
@@ -296,10 +296,18 @@ class Runner:
     # --- messages -----------------------------------------------------------------------------------------------------
 
     def _on_credit(self, message: Message) -> None:
+        if message.payload[:1] == b"\0":  # packed: a credit is an array
+            self._on_input(*unpack_input(message.payload))
+            return
         credit = _credit.decode(message.payload)
         attempt = self._attempts.get(credit.invocation)
         if attempt is not None and attempt.begun is not None and (items := attempt.begun.grant(credit.taken)):
             cast("WorkerLink", attempt.worker).send(frames.Credit(attempt.number, items))
+
+    def _on_input(self, event: CallInput, payload: bytes) -> None:
+        attempt = self._attempts.get(event.invocation)
+        if attempt is not None and attempt.begun is not None:
+            cast("WorkerLink", attempt.worker).send(frames.Input(attempt.number, event.number), payload)
 
     def _on_cancel(self, message: Message) -> None:
         self._queues.cancel_all(_cancel.decode(message.payload).invocation)

@@ -44,6 +44,7 @@ from gpufn_core.protocol.frames import (
     Drain,
     Draining,
     Freed,
+    Input,
     NotParked,
     Park,
     Ready,
@@ -352,6 +353,8 @@ class Worker:
             self._executor.take(self._attempts.add(frame, body, self._link.number))  # type: ignore[arg-type]
         elif isinstance(frame, Credit):
             self._attempts.credit(frame.attempt, frame.items)
+        elif isinstance(frame, Input):
+            self._attempts.take_input(frame.attempt, frame.number, body)
         elif isinstance(frame, Cancel):
             cancelled = self._attempts.cancel(frame.attempt)
             if cancelled is not None:

@@ -10,6 +10,8 @@ import inspect
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterator, Mapping
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, Unpack, cast, overload
 
+import msgspec
+
 from gpufn.call.remote import kind_of
 from gpufn.declare.function import Function, FunctionClass, Method
 from gpufn.declare.hooks import HOOK, HOOKS_WITH_CAUSE, hooks
@@ -19,6 +21,7 @@ from gpufn.declare.type_hints import signature_of
 from gpufn_core.errors import InvalidSpec
 from gpufn_core.spec.function_spec import MethodSpec
 from gpufn_core.spec.names import function_name
+from gpufn_core.spec.web_spec import WebSpec
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -93,10 +96,10 @@ def gpu_function(target: Any = None, /, **options: Any) -> Any:
     """
     if target is None:
         settings_from(options, "unnamed")  # so that the traceback of a wrong option shows the decorator's line
-        return lambda target: _declare(target, options)
+        return lambda target: declare(target, options)
     if options:
         raise InvalidSpec("write @gpu_function(...) with options only, above the function")
-    return _declare(target, {})
+    return declare(target, {})
 
 
 vars(gpu_function)["__signature__"] = signature()
@@ -241,7 +244,8 @@ def _mark(function: F, hook: str) -> F:
     return function
 
 
-def _declare(target: Any, options: dict[str, Any]) -> Any:
+def declare(target: Any, options: dict[str, Any], *, web: WebSpec | msgspec.UnsetType = msgspec.UNSET) -> Any:
+    """Declare a function or a class. `web` is set for a web function. Raises InvalidSpec."""
     if isinstance(target, (Function, FunctionClass)):
         raise InvalidSpec(f"{target.__qualname__} is already a @gpu_function")
     if not inspect.isfunction(target) and not inspect.isclass(target):
@@ -249,10 +253,10 @@ def _declare(target: Any, options: dict[str, Any]) -> Any:
     if target.__name__ == "<lambda>" and "name" not in options:
         raise InvalidSpec("a lambda has no name: define a function, or set name=...")
     try:
-        settings = settings_from(options, function_name(target.__name__))
+        settings = msgspec.structs.replace(settings_from(options, function_name(target.__name__)), web=web)
         models = settings.declared_models
         methods = _class_methods(target, models) if inspect.isclass(target) else _function_methods(target, models)
-        settings.spec(methods, is_class=inspect.isclass(target))
+        settings.spec(settings.web_methods or methods, is_class=inspect.isclass(target))
     except InvalidSpec as error:
         label = target.__qualname__
         message = error.message.removeprefix(f"{options.get('name') or function_name(target.__name__)}: ")

@@ -77,7 +77,8 @@ class _Declaration:
 
         try:
             return self.settings.spec(
-                signature_schema.methods_of(self.raw, self.settings.batch, self.settings.declared_models),
+                self.settings.web_methods
+                or signature_schema.methods_of(self.raw, self.settings.batch, self.settings.declared_models),
                 is_class=isinstance(self.raw, type),
                 constructor=signature_schema.constructor_of(self.raw) if isinstance(self.raw, type) else msgspec.UNSET,
                 entry=EntryPoint(self.raw.__module__, self.raw.__qualname__, packaging),

@@ -20,6 +20,7 @@ from gpufn_core.domain.device import Share
 from gpufn_core.errors import InvalidSpec
 from gpufn_core.spec.function_spec import (
     Batch,
+    SESSIONS,
     EntryPoint,
     FunctionSpec,
     MethodSpec,
@@ -36,6 +37,7 @@ from gpufn_core.spec.priority import Priority
 from gpufn_core.spec.resources import Resources
 from gpufn_core.spec.schedule import Schedule
 from gpufn_core.spec.units import parse_bytes
+from gpufn_core.spec.web_spec import WebSpec
 from gpufn_core.spec.weights_spec import WeightsSpec
 
 _Choice = TypeVar("_Choice", Isolation, Network, Serves)
@@ -54,6 +56,7 @@ _OTHER_NAMES = {
     "dependencies": "image",
     "keep_warm": "min_workers",
     "max_containers": "max_workers",
+    "max_concurrency": "concurrency",
     "max_inputs": "concurrency",
     "max_ongoing_requests": "concurrency",
     "min_containers": "min_workers",
@@ -261,6 +264,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     network: Network | msgspec.UnsetType = msgspec.UNSET
     serves: Serves | msgspec.UnsetType = msgspec.UNSET
     pickle: bool = _SPEC_DEFAULTS["pickle"]
+    web: WebSpec | msgspec.UnsetType = msgspec.UNSET
     declared_models: dict[str, Model] = {}
     declared_image: Image | None = None
     declared_weights: tuple[Weights, ...] = ()
@@ -269,6 +273,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     def path(self) -> str:
         """The name by which callers find the function, in any environment."""
         return f"{self.app}/{self.name}" if self.app else self.name
+
+    @property
+    def web_methods(self) -> tuple[MethodSpec, ...]:
+        """The methods of a function that returns a web application; () for another one."""
+        return SESSIONS if self.web is not msgspec.UNSET and self.web.is_app else ()
 
     def spec(
         self,

@@ -91,6 +91,13 @@ class Resume(Frame, tag=8, frozen=True, array_like=True, gc=False):
     cause: Cause | None = None
 
 
+class Input(Frame, tag=9, frozen=True, array_like=True, gc=False):
+    """Event `number` (from 0) for the input of an attempt, which has announced by an InputTaken that it takes any."""
+
+    attempt: int
+    number: int
+
+
 class Answer(Frame, tag=5, frozen=True, array_like=True, gc=False):
     """The end of a Call: the outcome of a function's request to the platform.
 
@@ -111,7 +118,7 @@ class AnswerItem(Frame, tag=6, frozen=True, array_like=True, gc=False):
     content_type: str
 
 
-RunnerFrame = Run | Cancel | Credit | Drain | Park | Resume | Answer | AnswerItem
+RunnerFrame = Run | Cancel | Credit | Drain | Park | Resume | Input | Answer | AnswerItem
 
 
 # --- worker → runner -------------------------------------------------------------------------------------------------
@@ -253,6 +260,15 @@ class NotParked(Frame, tag=22, frozen=True, array_like=True, gc=False):
     needs_bytes: int = 0
 
 
+class InputTaken(Frame, tag=23, frozen=True, array_like=True, gc=False):
+    """An attempt has taken `taken` bytes of its input in total (`web_session.size_of`). `waits`: it has taken all that
+    it received, and needs more."""
+
+    attempt: int
+    taken: int
+    waits: bool = False
+
+
 WorkerFrame = (
     Hello
     | Ready
@@ -267,6 +283,7 @@ WorkerFrame = (
     | Draining
     | Progress
     | NotParked
+    | InputTaken
 )
 
 

@@ -129,7 +129,26 @@ class StartedReply(msgspec.Struct, tag=3, frozen=True, array_like=True, gc=False
     invocation: str
 
 
-Reply = ResultReply | ItemReply | StartedReply
+class InputCredit(msgspec.Struct, tag=4, frozen=True, array_like=True, gc=False):
+    """A call with input has begun, and takes it at the subject `send_to`. See `frames.InputTaken`. The credit is a
+    total, and the next one makes up for a lost one."""
+
+    invocation: str
+    taken: int
+    waits: bool
+    send_to: str
+
+
+class CallInput(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Event `number` (from 0) for the input of a call, with its bytes. It is sent to the inbox of the call's runner,
+    where it differs from a StreamCredit by its first byte (`codec.pack`)."""
+
+    invocation: str
+    number: int
+
+
+Reply = ResultReply | ItemReply | StartedReply | InputCredit
+unpack_input: Unpacker[CallInput] = Unpacker(CallInput)
 unpack_invocation: Unpacker[InvocationMessage] = Unpacker(InvocationMessage)
 unpack_reply: Unpacker[Reply] = Unpacker(Reply)
 

@@ -22,6 +22,7 @@ from gpufn_core.spec.priority import Priority
 from gpufn_core.spec.resources import Resources
 from gpufn_core.spec.schedule import Schedule
 from gpufn_core.spec.units import Bounds, check_fields
+from gpufn_core.spec.web_spec import WebSpec
 from gpufn_core.spec.weights_spec import WeightsSpec, check_weights
 
 ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -104,6 +105,10 @@ class MethodSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
     returns: dict[str, Any] = {}
     raw_parameter: str | None = None
     doc: str = ""
+
+
+# The only method of a web application: a call of it is a web session, whose events are the items of a stream.
+SESSIONS = (MethodSpec(kind=CallKind.ASYNC_GENERATOR),)
 
 
 class Batch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -262,6 +267,7 @@ class FunctionSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     serves: Serves | msgspec.UnsetType = msgspec.UNSET  # the API of another platform that clients use it through
     constructor: dict[str, Any] | msgspec.UnsetType = msgspec.UNSET  # JSON Schema of a class's parameters
     max_variants: int | msgspec.UnsetType = msgspec.UNSET  # variants that may exist at a time; unset: MAX_VARIANTS
+    web: WebSpec | msgspec.UnsetType = msgspec.UNSET  # how it serves HTTP requests of its own
     modules: tuple[str, ...] = ()  # third-party modules that importing it loads; template processes preload them
 
     def __post_init__(self) -> None:
@@ -293,6 +299,30 @@ class FunctionSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         self._check_isolation()
         if self.resources.nodes > 1:
             self._check_gang()
+        if self.web is not msgspec.UNSET:
+            self._check_web(self.web)
+
+    def _check_web(self, web: WebSpec) -> None:
+        """Refuse what contradicts requests over the web."""
+        if self.is_class:
+            raise InvalidSpec(f"{self.name}: a web function is a function, not a class")
+        for option, value in {"serves": self.serves is not msgspec.UNSET, "nodes": self.resources.nodes > 1}.items():
+            if value:
+                raise InvalidSpec(f"{self.name}: {option}=... and a web function contradict each other: remove one")
+        if not web.is_app:
+            return
+        contradictions = {
+            "batch": self.batch is not None,
+            "models": bool(self.models),
+            "retries": self.retries is not None,
+            "schedule": self.schedule is not None,
+            "webhook": self.webhook is not None,
+        }
+        for option, is_set in contradictions.items():
+            if is_set:
+                raise InvalidSpec(
+                    f"{self.name}: {option}=... does not apply to a web application, which is not called: remove it"
+                )
 
     def _check_name(self) -> None:
         if not is_function_name(self.name):
@@ -418,6 +448,11 @@ class FunctionSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
                 raise InvalidSpec(f"{self.name}: {name[:120]!r} is not the name of a module")
         if len(self.modules) > MAX_MODULES:
             raise InvalidSpec(f"{self.name}: {len(self.modules)} modules are more than the {MAX_MODULES} allowed")
+
+    @property
+    def serves_app(self) -> bool:
+        """Whether it returns a web application, which serves requests instead of calls."""
+        return self.web is not msgspec.UNSET and self.web.is_app
 
     @property
     def in_container(self) -> bool:

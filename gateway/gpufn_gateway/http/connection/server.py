@@ -22,6 +22,7 @@ from gpufn_gateway.http.connection.certificate import Certificate
 from gpufn_gateway.http.connection.connection_limit import ConnectionLimit
 from gpufn_gateway.http.connection.http2_tunnel import Http2
 from gpufn_gateway.http.connection.minimum_rate import HEAD_S
+from gpufn_gateway.http.connection.websocket import OPTIONS
 from gpufn_gateway.settings import GatewaySettings
 from gpufn_platform.process.settings import InvalidSetting
 
@@ -57,7 +58,8 @@ class Server(uvicorn.Server):
             uvicorn.Config(
                 app,
                 http=functools.partial(uvicorn_protocol.GuardedProtocol, limit=limit, http2=http2),  # type: ignore[arg-type]
-                ws="none",
+                ws="none",  # `uvicorn_protocol` upgrades connections itself
+                **OPTIONS,
                 lifespan="off",
                 interface="asgi3",
                 log_config=None,

@@ -4,7 +4,9 @@
   client may send or read, and the connections per address.
 - It rejects a head that violates HTTP with a problem response (`head_rules`).
 - It reads on for a while after it has rejected an upload, so that the client can read the response (`lingering_close`).
-- It ignores a request to upgrade the protocol, and passes connections of HTTP/2 on (`http2_tunnel`).
+- It passes connections of HTTP/2 on (`http2_tunnel`).
+- It upgrades to WebSocket for paths of web functions only, and ignores other requests to upgrade the protocol.
+- It leaves the caching of responses of web functions to them.
 - It gives each request its id (`request_id`).
 
 An ordinary request, which arrives in one read, costs one clock read and the check of its head. `sweep` closes the
@@ -27,6 +29,7 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from gpufn_core.errors import CapacityError, GpufnError, RequestError
+from gpufn_core.spec import web_spec
 from gpufn_core.spec.units import format_bytes
 from gpufn_gateway.http import request_id
 from gpufn_gateway.http.body_to_file import LargeBody
@@ -36,11 +39,13 @@ from gpufn_gateway.http.connection.http2_tunnel import PREFACE, Http2
 from gpufn_gateway.http.connection.lingering_close import ClosingTransport
 from gpufn_gateway.http.connection.minimum_rate import FIRST_BYTE_S, HEAD_S, BodyPace, Discarding
 from gpufn_gateway.http.connection.slow_reader import UnreadOutput
+from gpufn_gateway.http.connection.websocket import WebSocketConnection
 from gpufn_gateway.problems import Problem
 from gpufn_platform.shared_bodies.bodies import MIN_SHARED_BYTES
 
 MAX_HEAD_BYTES = 32 << 10
 MAX_HEADERS = 100
+_WEB_PREFIX = web_spec.PREFIX.encode()
 _MAX_PIPELINED = 16  # requests that wait while more are read
 
 _ERROR_RESPONSE = (
@@ -145,12 +150,8 @@ class GuardedProtocol(HttpToolsProtocol):
             self.disconnect()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._uncount()
+        self._release()
         super().connection_lost(exc)
-
-    def _uncount(self) -> None:
-        if self._limit is not None:
-            self._limit.remove(self._address())
 
     def _address(self) -> str:
         return self.client[0] if self.client is not None else ""
@@ -183,8 +184,11 @@ class GuardedProtocol(HttpToolsProtocol):
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
-            if self._wants_upgrade:
-                self._serve_without_upgrade(data[upgrade.args[0] :])
+            rest = data[upgrade.args[0] :]
+            if self._wants_upgrade and self._may_become_socket():
+                self._become_socket(rest)
+            elif self._wants_upgrade:
+                self._serve_without_upgrade(rest)
         except httptools.HttpParserError as error:
             if self._http2 is not None and len(data) == self._received and data.startswith(PREFACE):
                 self._pass_on(self._http2, data)
@@ -196,7 +200,28 @@ class GuardedProtocol(HttpToolsProtocol):
         """Pass on a connection that began with HTTP/2. It stays counted until it ends."""
         self._unset_keepalive_if_required()
         self.connections.discard(self)
-        http2.accept(self._socket_transport, data, self.client or ("", 0), self.connections, self._uncount)
+        http2.accept(self._socket_transport, data, self.client or ("", 0), self.connections, self._release)
+    def _may_become_socket(self) -> bool:
+        is_free = self.cycle is None or self.cycle.response_complete
+        is_of_web = self.url.startswith(_WEB_PREFIX) and self.parser.get_method() == b"GET"
+        return is_of_web and is_free and self._get_upgrade() == b"websocket" and not self._shutting_down
+
+    def _become_socket(self, rest: bytes) -> None:
+        """Hand the connection to the protocol of WebSockets, which parses the request again."""
+        self._phase = _BETWEEN
+        self.connections.discard(self)
+        self._unset_keepalive_if_required()
+        protocol = WebSocketConnection(
+            config=self.config, server_state=self.server_state, app_state=self.app_state, release=self._release
+        )
+        protocol.connection_made(self.transport)
+        self.transport.set_protocol(protocol)
+        head = b"".join(b"%b: %b\r\n" % header for header in self.headers)
+        protocol.data_received(b"GET %b HTTP/1.1\r\n%b\r\n%b" % (self.url, head, rest))
+
+    def _release(self) -> None:
+        if self._limit is not None:
+            self._limit.remove(self._address())
 
     def _serve_without_upgrade(self, rest: bytes) -> None:
         """Parse the request again without its Upgrade field.
@@ -229,12 +254,18 @@ class GuardedProtocol(HttpToolsProtocol):
         self._enter_phase(_BODY)
         self.scope[request_id.SCOPE_KEY] = this = request_id.of(fields)  # type: ignore[typeddict-unknown-key]
         super().on_headers_complete()
-        self.cycle.default_headers = [*self.cycle.default_headers, (request_id.FIELD, this)]
+        is_of_web = self.url.startswith(_WEB_PREFIX)
+        defaults = self._web_defaults if is_of_web else self.cycle.default_headers
+        self.cycle.default_headers = [*defaults, (request_id.FIELD, this)]
         if self.expect_100_continue:
             _close_unless_continued(self.cycle)
         if (length := int(fields.get(b"content-length", 0))) >= MIN_SHARED_BYTES:
             self.cycle.receive = LargeBody(self, self.cycle, length)  # type: ignore[method-assign, assignment]
         self.headers = []  # the request has its own list; trailer fields are appended here and ignored
+
+    @property
+    def _web_defaults(self) -> list[tuple[bytes, bytes]]:
+        return [header for header in self.cycle.default_headers if header[0] == b"date"]
 
     def _check_head(self, fields: Mapping[bytes, bytes]) -> None:
         """Raises _Rejected if the head is too large or violates HTTP."""

@@ -12,7 +12,7 @@ from gpufn_core.errors import GpufnError, ProtocolMismatch
 from gpufn_core.protocol import frames, subjects
 from gpufn_core.protocol.codec import encode, pack
 from gpufn_core.protocol.limits import PROGRESS_CHARS
-from gpufn_core.protocol.messages import ItemReply, Progress
+from gpufn_core.protocol.messages import InputCredit, ItemReply, Progress
 from gpufn_platform.bus.connection import Bus
 from gpufn_runtime.runner.core.attempt import Attempt
 from gpufn_runtime.runner.workers.nested_calls import NestedCalls
@@ -55,6 +55,13 @@ class Relay:
             log.info("the stream %s is broken off: %s", attempt.message.id, error)
             self.cancel(attempt)
 
+    def _on_input_taken(self, link: WorkerLink, taken: frames.InputTaken, _: bytes) -> None:
+        """Pass on what an attempt has taken. The next report includes a lost one."""
+        if (attempt := link.attempts.get(taken.attempt)) is not None:
+            credit = InputCredit(attempt.message.id, taken.taken, taken.waits, self.inbox)
+            with contextlib.suppress(GpufnError):
+                self.bus.publish(attempt.message.reply, pack(credit))
+
     def _on_log(self, link: WorkerLink, line: frames.Log, text: bytes) -> None:
         attempt = link.attempts.get(line.attempt)
         self.output.publish(link, attempt.message.id if attempt else "", line.stream, text)
@@ -78,6 +85,7 @@ class Relay:
 
     _HANDLERS: ClassVar[dict[type, Callable[..., None]]] = {
         frames.Item: _on_item,
+        frames.InputTaken: _on_input_taken,
         frames.Log: _on_log,
         frames.Progress: _on_progress,
         frames.Call: _on_call,

@@ -33,12 +33,14 @@ class LoadError(Exception):
 
 
 class Method(NamedTuple):
-    """A method of the revision. If `batched`, calls are gathered, and `call` takes a list per argument."""
+    """A method of the revision. If `batched`, calls are gathered, and `call` takes a list per argument. If `is_web`,
+    `call` serves a `Session`."""
 
     call: Callable[..., Any]
     kind: CallKind
     parameters: Reader
     batched: bool
+    is_web: bool = False
 
 
 class Loaded:
@@ -126,6 +128,19 @@ class _Model(Loaded):
             self.methods[method.name] = Method(call, method.kind, self._target, batched)
 
 
+class _WebApp(Loaded):
+    """A function that returns an ASGI or WSGI application, which serves web sessions."""
+
+    def instantiate(self) -> None:
+        from gpufn_runtime.worker.web.application import Application, WebRequests  # noqa: PLC0415  (needs asyncio)
+
+        assert self._spec.web is not msgspec.UNSET
+        app = Application(self._target(), self._spec.web.kind, threads=self._spec.concurrency)
+        self.enter, self.exit = [app.start], [app.stop]
+        (method,) = self._spec.methods
+        self.methods[method.name] = Method(app.serve, method.kind, WebRequests(self._spec.name), False, is_web=True)
+
+
 def load(config: WorkerConfig) -> Loaded:
     """Import or unpickle the function, and load its models. Exceptions of user code propagate."""
     entry = config.spec.entry
@@ -140,7 +155,8 @@ def load(config: WorkerConfig) -> Loaded:
         expected = "a class" if config.spec.is_class else "a function"
         raise LoadError(f"{entry.module}.{entry.qualname} is {type(target).__name__!r} but was deployed as {expected}")
     sessions = _sessions(config) if config.spec.models else {}
-    return Loaded(target, config.spec, sessions, revision=config.revision, parameters=config.parameters)
+    kind = _WebApp if config.spec.serves_app else Loaded
+    return kind(target, config.spec, sessions, revision=config.revision, parameters=config.parameters)
 
 
 def _model(config: WorkerConfig) -> Loaded:

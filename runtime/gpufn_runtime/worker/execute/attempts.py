@@ -48,6 +48,7 @@ class Attempt(msgspec.Struct, eq=False):
     state: State = _QUEUED
     cancel_requested: bool = False
     on_change: Callable[[], None] | None = None  # called after a Cancel or a Credit
+    on_input: Callable[[int, bytes], None] | None = None  # of a web session: called with each event of its input
     context: Context | None = None  # returned by `gpufn.current()`
     on_begin: OnBegin | None = None
 
@@ -171,6 +172,13 @@ class Attempts:
             on_change = attempt.on_change
         if on_change is not None:
             on_change()
+
+    def take_input(self, number: int, event: int, payload: bytes) -> None:
+        """Pass an event of its input to an attempt."""
+        with self._lock:
+            attempt = self._active.get(number)
+        if attempt is not None and attempt.on_input is not None:
+            attempt.on_input(event, payload)
 
     def abandon(self, unanswered: Collection[Attempt | None]) -> list[Attempt]:
         """The link is lost: drop queued attempts, and make those stale that cannot be adopted. Return both.

@@ -20,6 +20,7 @@ from gpufn_runtime.worker.execute.attempts import Attempt, Attempts
 from gpufn_runtime.worker.execute.results import Results
 from gpufn_runtime.worker.link import Link
 from gpufn_runtime.worker.process import exit_on_failure
+from gpufn_runtime.worker.web.session import Session
 
 
 class EventLoop:
@@ -89,7 +90,11 @@ class EventLoop:
             self._results.rejected(attempt, error, started)
             return
         try:
-            if method.kind.streams:
+            if method.is_web:
+                await method.call(Session(attempt, *args, link=self._link, changed=changed))
+                self._link.exit_if_forked()
+                self._results.exhausted(attempt, started)
+            elif method.kind.streams:
                 await self._iterate(attempt, method.call(*args, **kwargs), changed, started)
             else:
                 result = await method.call(*args, **kwargs)

@@ -1,0 +1,38 @@
+"""uvicorn's WebSocket protocol as the gateway runs it: it counts as a connection of its address, and logs no URLs.
+
+The size of messages, and pings that detect clients that are gone, are options of the server.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+
+from gpufn_core.protocol.web_session import MAX_MESSAGE_BYTES
+
+# Options of uvicorn.Config. A client that does not respond to a ping, or sends for so long what nobody reads, is
+# disconnected. Compression would let a client multiply its bytes, and costs more time than it saves on the way.
+OPTIONS: dict[str, Any] = {
+    "ws_max_size": MAX_MESSAGE_BYTES,
+    "ws_ping_interval": 20.0,
+    "ws_ping_timeout": 20.0,
+    "ws_per_message_deflate": False,
+}
+_log = logging.getLogger("gpufn_gateway.websocket")
+_log.setLevel(logging.WARNING)
+
+
+class WebSocketConnection(WebSocketsSansIOProtocol):
+    """The protocol of a connection from its upgrade on. `release` is called at its end."""
+
+    def __init__(self, *args: Any, release: Callable[[], None], **fields: Any) -> None:
+        super().__init__(*args, **fields)
+        self._release = release
+        self.logger = _log  # uvicorn's would log the query of each request
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._release()

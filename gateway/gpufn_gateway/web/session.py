@@ -1,0 +1,104 @@
+"""Start a web session, and tell how it ended."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from gpufn_core.domain.invocation import OutcomeKind
+from gpufn_core.encoding import media
+from gpufn_core.errors import FunctionRaised, GpufnError
+from gpufn_core.protocol import web_session
+from gpufn_core.protocol.codec import pack
+from gpufn_core.protocol.messages import ResultReply
+from gpufn_core.protocol.web_session import WebRequest
+from gpufn_gateway import problems
+from gpufn_gateway.calls.call_bodies import CallBody
+from gpufn_gateway.calls.prepare import Arguments, Calls, PreparedCall, cancel_unless_ended
+from gpufn_gateway.functions.registry import Target
+from gpufn_gateway.http.body_reader import Receive, Scope
+from gpufn_gateway.problems import Problem
+from gpufn_gateway.web import headers as fields
+from gpufn_platform.web.pending_session import PendingSession
+
+if TYPE_CHECKING:
+    from gpufn_gateway.web.apps import Match
+
+# What the application's own code did wrong. Its clients are told no more: the function's log has the rest.
+_OWN_FAULTS = frozenset({OutcomeKind.RAISED, OutcomeKind.REJECTED})
+_RAISED = "The application failed. The log of its function has the reason."
+
+
+async def prepare(
+    calls: Calls, match: Match, scope: Scope, receive: Receive, first: bytes, *, has_more: bool
+) -> PreparedCall:
+    """Prepare the session of a request. Raises GpufnError."""
+    request = _request_of(match, scope, has_more=has_more)
+
+    async def read(name: str, target: Target, headers: dict[bytes, bytes], receive: Receive) -> Arguments:
+        return Arguments(web_session.CONTENT_TYPE, media.MSGPACK, CallBody(pack(request, first)))
+
+    headers = dict(scope["headers"])
+    return await calls.prepare(match.address.name, headers, receive, read=read, principal=match.principal)
+
+
+def _request_of(match: Match, scope: Scope, *, has_more: bool) -> WebRequest:
+    is_socket = scope["type"] == "websocket"
+    client, server = scope.get("client"), scope.get("server")
+    return WebRequest(
+        is_socket=is_socket,
+        method=scope.get("method", "GET"),
+        scheme=scope["scheme"],
+        http_version=scope["http_version"],
+        path=scope["path"],
+        raw_path=scope["raw_path"],
+        root_path=match.address.root,
+        query=scope["query_string"],
+        headers=fields.to_application(scope["headers"], is_public=match.web.public),
+        client=None if client is None else (str(client[0]), int(client[1])),
+        server=None if server is None else (str(server[0]), server[1]),
+        subprotocols=tuple(scope.get("subprotocols", ())),
+        has_more=has_more,
+    )
+
+
+@contextlib.asynccontextmanager
+async def running(calls: Calls, call: PreparedCall) -> AsyncIterator[PendingSession]:
+    """Context in which the session runs. It is cancelled if the context ends first."""
+    pending = calls.start_session(call)
+    pending.future.add_done_callback(lambda ended: _count(calls, call, ended))
+    try:
+        yield pending
+    finally:
+        cancel_unless_ended(pending)
+        calls.discard(call)
+
+
+async def failure(calls: Calls, call: PreparedCall, pending: PendingSession) -> Problem | None:
+    """Wait for the end of a session whose events have ended. Return why it failed, for its client."""
+    try:
+        reply, _ = await pending.future
+    except GpufnError as error:
+        return problems.problem_of(calls.explain(call, error))
+    if reply.kind is OutcomeKind.SUCCEEDED:
+        return None
+    if reply.kind in _OWN_FAULTS:
+        return problems.from_info(FunctionRaised(_RAISED).info())
+    problem = problems.from_outcome(reply.kind, reply.error)
+    first_line = problem.info.message.partition("\n")[0]  # what the worker printed follows
+    return msgspec.structs.replace(problem, info=msgspec.structs.replace(problem.info, message=first_line))
+
+
+def _count(calls: Calls, call: PreparedCall, ended: asyncio.Future[tuple[ResultReply, bytes]]) -> None:
+    stats = calls.telemetry.of(call.target.name)
+    if ended.cancelled():
+        return
+    if (error := ended.exception()) is not None:
+        stats.count_failure(error.code if isinstance(error, GpufnError) else "")
+        return
+    reply, _ = ended.result()
+    stats.count_end(reply, calls.clock.time() - call.now)

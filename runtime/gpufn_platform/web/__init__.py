@@ -1,0 +1,1 @@
+"""Web sessions: calls that receive input while they run."""

@@ -1,0 +1,1 @@
+"""Web applications in a worker: sessions, and the ASGI interface to them."""
