@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
+import msgspec
+
 from gpufn_core.domain.invocation import InvocationState
 from gpufn_core.domain.revision import Revision
 from gpufn_core.encoding import media
@@ -15,7 +17,7 @@ from gpufn_core.spec.model_spec import DATATYPES
 from gpufn_core.spec.priority import Priority
 from gpufn_gateway.arguments.signature import Signature
 from gpufn_gateway.maps import map_views
-from gpufn_gateway.openapi import bounds
+from gpufn_gateway.openapi import bounds, web_paths
 from gpufn_gateway.openapi.request_bounds import MAX_IDEMPOTENCY_KEY_LENGTH, MAX_INDEX_DIGITS, MAX_WAIT_S
 from gpufn_gateway.submitted import call_views
 
@@ -42,6 +44,10 @@ def describe(serving: Iterable[Revision]) -> tuple[dict[str, Any], dict[str, Any
     schemas: dict[str, Any] = {"Problem": _PROBLEM_SCHEMA, "Submitted": _SUBMITTED, "Accepted": _ACCEPTED}
     paths: dict[str, Any] = dict(_SUBMITTED_CALLS)
     for revision in sorted(serving, key=lambda each: each.function):
+        if revision.spec.web is not msgspec.UNSET:
+            paths |= web_paths.describe(revision, revision.spec.web, PROBLEM_RESPONSE)
+        if revision.spec.serves_app:
+            continue
         for method in revision.spec.methods:
             name = f"{revision.function}.{method.name}" if method.name else revision.function
             paths[f"/v1/functions/{name}/invoke"] = {"post": _invoke(name, revision, method, schemas)}

@@ -94,7 +94,7 @@ class Platform:
         principal, registry = principal_of(request), self._calls.registry
         for name in sorted(itertools.filterfalse(variant_names.is_variant, registry.functions)):
             revision = registry.revisions.get(name, {}).get(registry.functions[name].serving)
-            if revision is not None and principal.may_invoke(name):
+            if revision is not None and not revision.spec.serves_app and principal.may_invoke(name):
                 yield from (registry.target(name, method.name) for method in revision.spec.methods)
 
     def resolve(self, name: str, request: Request) -> Target:

@@ -53,7 +53,7 @@ class _CallInFlight:
 
 class Invoke:
     def __init__(self, calls: Calls, submissions: Submissions) -> None:
-        self._calls = calls
+        self.calls = calls
         self._submissions = submissions
         self._in_flight: set[_CallInFlight] = set()
         self._streams = ResumableStreams(calls.clock)
@@ -72,25 +72,25 @@ class Invoke:
             )
         accept = headers.get(b"accept")
         if accept is not None and (b"event-stream" in accept or b"gpufn.items" in accept):
-            call = await self._calls.prepare(name, headers, receive, query=scope["query_string"])
+            call = await self.calls.prepare(name, headers, receive, query=scope["query_string"])
             await self._stream(call, headers, accept, receive, send)
             return
         if b"idempotency-key" in headers:
             await self._submissions.invoke(name, headers, receive, send, scope["query_string"])
             return
-        call = await self._calls.prepare(name, headers, receive, may_share=True, query=scope["query_string"])
+        call = await self.calls.prepare(name, headers, receive, may_share=True, query=scope["query_string"])
         await self.respond(call, receive, send, GPUFN_FORMAT)
 
     async def _stream(
         self, call: PreparedCall, headers: dict[bytes, bytes], accept: bytes, receive: Receive, send: Send
     ) -> None:
-        stream = CallStream(self._calls, call, Events() if b"event-stream" in accept else Records())
+        stream = CallStream(self.calls, call, Events() if b"event-stream" in accept else Records())
         key = id_of_key(call.target.name, call.principal, headers.get(b"idempotency-key"))
         if key is None:
             try:
                 await stream.run(receive, send)
             finally:
-                self._calls.discard(call)
+                self.calls.discard(call)
         elif call.target.method.kind.streams:
             await stream.run_resumable(self._streams, key, _last_event_id(headers.get(b"last-event-id")), receive, send)
         else:
@@ -106,10 +106,10 @@ class Invoke:
         try:
             await self._respond(call, receive, send, response_format)
         finally:
-            self._calls.discard(call)
+            self.calls.discard(call)
 
     async def _respond(self, call: PreparedCall, receive: Receive, send: Send, response_format: ResponseFormat) -> None:
-        pending = self._calls.start(call)
+        pending = self.calls.start(call)
         in_flight = _CallInFlight(pending, receive)
         self._in_flight.add(in_flight)
         try:
@@ -139,11 +139,11 @@ class Invoke:
     async def _send_reply(
         self, call: PreparedCall, reply: ResultReply, body: bytes, send: Send, response_format: ResponseFormat
     ) -> None:
-        duration_s = self._calls.clock.time() - call.now
+        duration_s = self.calls.clock.time() - call.now
         headers = [
             *call_headers(reply.invocation, call.target.revision_header),
             *timing(reply.queue_s, reply.gather_s, reply.run_s, reply.gpu_s, reply.cold_start),
-            *self._calls.limits(call),
+            *self.calls.limits(call),
         ]
         try:
             if reply.kind is not _SUCCEEDED:
@@ -151,29 +151,29 @@ class Invoke:
             elif reply.reference is not None:
                 await self._send_stored(reply, send, response_format, headers)
             else:
-                result = self._calls.result(reply, body)
+                result = self.calls.result(reply, body)
                 await send_result(send, response_format, reply.content_type, result, headers)
         finally:  # counted after the response, so that it is not delayed
-            self._calls.telemetry.of(call.target.name).count_end(reply, duration_s)
+            self.calls.telemetry.of(call.target.name).count_end(reply, duration_s)
 
     async def _send_stored(
         self, reply: ResultReply, send: Send, response_format: ResponseFormat, headers: Headers
     ) -> None:
         """Send a result that was too large for the reply. Its runner is on another host."""
-        parts, reference = self._calls.stored_result(reply), reply.reference
+        parts, reference = self.calls.stored_result(reply), reply.reference
         assert parts is not None
         assert reference is not None
         try:
             await send_parts(send, response_format, reply.content_type, parts, headers, size=reference.size)
         finally:
-            self._calls.discard_result(reply)
+            self.calls.discard_result(reply)
 
     async def _send_error(
         self, call: PreparedCall, pending: PendingCall, error: GpufnError, send: Send, response_format: ResponseFormat
     ) -> None:
-        error = self._calls.explain(call, error)
-        self._calls.telemetry.of(call.target.name).count_failure(error.code)
-        headers = [(b"x-gpufn-invocation", pending.id.encode()), *self._calls.limits(call)]
+        error = self.calls.explain(call, error)
+        self.calls.telemetry.of(call.target.name).count_failure(error.code)
+        headers = [(b"x-gpufn-invocation", pending.id.encode()), *self.calls.limits(call)]
         await send_problem(send, response_format, problems.problem_of(error), headers)
 
 

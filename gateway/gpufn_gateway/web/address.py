@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from gpufn_core.spec.names import ANY, DEFAULT, function_name, full_name, is_group_or_any
+from gpufn_core.spec.names import ANY, DEFAULT, full_name, function_name, is_group_or_any
 from gpufn_core.spec.web_spec import PREFIX
 
 _PARTS = 3
@@ -21,8 +21,8 @@ class Address(NamedTuple):
     def public_name(self) -> str:
         """The full name, with `default` for parts that the path leaves out. It does not depend on the caller."""
         env, app, base = self.name.split("/")
-        parts = [DEFAULT if part == ANY else part for part in (env, app)]
-        return full_name(*parts, function_name(base))
+        env, app = (DEFAULT if part == ANY else part for part in (env, app))
+        return full_name(env, app, function_name(base))
 
 
 def address_of(path: str) -> Address | None:

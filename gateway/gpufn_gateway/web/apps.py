@@ -6,8 +6,6 @@ from typing import NamedTuple
 
 import msgspec
 
-import msgspec
-
 from gpufn_core.errors import FunctionNotFound, GpufnError, InvalidInput
 from gpufn_core.spec.web_spec import PREFIX, WebSpec
 from gpufn_gateway.auth.access import Principal
@@ -44,7 +42,7 @@ class WebApps:
         elif match.web.is_app:
             await serve_request(self._calls, match, scope, receive, send)
         else:
-            await serve_endpoint(self._calls, self._invoke, match, scope, receive, send)
+            await serve_endpoint(self._invoke, match, scope, receive, send)
 
     async def serve_socket(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a WebSocket. An error is its HTTP response, or the code and reason with which it is closed."""

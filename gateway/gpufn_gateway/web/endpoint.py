@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpufn_core.encoding import media
 from gpufn_gateway.arguments import query as query_arguments
-from gpufn_gateway.calls.prepare import Arguments, Calls
+from gpufn_gateway.calls.prepare import Arguments
 from gpufn_gateway.functions.registry import Target
 from gpufn_gateway.http import negotiation
 from gpufn_gateway.http.body_reader import Receive, Scope, Send
@@ -20,10 +20,9 @@ if TYPE_CHECKING:
     from gpufn_gateway.web.apps import Match
 
 
-async def serve_endpoint(
-    calls: Calls, invoke: Invoke, match: Match, scope: Scope, receive: Receive, send: Send
-) -> None:
+async def serve_endpoint(invoke: Invoke, match: Match, scope: Scope, receive: Receive, send: Send) -> None:
     """Raises GpufnError before the response has started."""
+    calls = invoke.calls
     if match.address.rest != "/":
         raise RouteError(404, f"The endpoint {match.target.name} has no paths below its own.")
     served = {*match.web.methods, *(["HEAD"] if "GET" in match.web.methods else [])}

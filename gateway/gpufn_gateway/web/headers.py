@@ -34,7 +34,7 @@ Fields = tuple[tuple[bytes, bytes], ...]
 def to_application(headers: Iterable[tuple[bytes, bytes]], *, is_public: bool) -> Fields:
     """Return the fields of a request for the application.
 
-    >>> to_application([(b"authorization", b"Bearer gpufn_1_2"), (b"range", b"bytes=0-9"), (b"te", b"x")], is_public=True)
+    >>> to_application([(b"authorization", b"Bearer gpufn_1_2"), (b"range", b"bytes=0-9")], is_public=True)
     ((b'range', b'bytes=0-9'),)
     """
     return tuple(

@@ -19,8 +19,8 @@ from gpufn.declare.weights import Weights
 from gpufn_core.domain.device import Share
 from gpufn_core.errors import InvalidSpec
 from gpufn_core.spec.function_spec import (
-    Batch,
     SESSIONS,
+    Batch,
     EntryPoint,
     FunctionSpec,
     MethodSpec,

@@ -148,6 +148,7 @@ ROUTES: Final[dict[str, str]] = {
     f"POST {_ONE}/submit": "invoke",
     f"PUT {_ONE}/invocations/{{id}}": "invoke",
     f"PUT {_ONE}/maps/{{id}}/items/{{first}}": "invoke",
+    "GET /web/{fn}/": "invoke",
     "GET /v1/apps": "read, listed",
     "POST /v1/apps/{env}/{app}/rollback": "deploy",
     "GET /v1/invocations/{id}": "invoke or read",

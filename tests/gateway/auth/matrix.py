@@ -24,6 +24,7 @@ from gpufn_core.spec.function_spec import EntryPoint, FunctionSpec, MethodSpec, 
 from gpufn_core.spec.model_spec import ModelFile, ModelSpec, Precision, TensorSpec
 from gpufn_core.spec.names import parts_of
 from gpufn_core.spec.schedule import Schedule
+from gpufn_core.spec.web_spec import WebKind, WebSpec
 from gpufn_gateway.auth.access import new_key
 from gpufn_gateway.auth.tokens import User
 from gpufn_gateway.functions.deploys import DeployOptions
@@ -118,7 +119,12 @@ class Matrix:
 
     async def _add_function(self, side: Objects) -> None:
         gateway = self.gateway
-        spec = FunctionSpec(name=side.function, entry=EntryPoint("app", "f"), methods=(MethodSpec(),))
+        spec = FunctionSpec(
+            name=side.function,
+            entry=EntryPoint("app", "f"),
+            methods=(MethodSpec(),),
+            web=WebSpec(WebKind.ENDPOINT, methods=("GET",)),
+        )
         for deploy_id in ("d1", "d2"):
             await gateway.deploys.deploy(spec, DIGEST, DeployOptions(check=False, deploy_id=deploy_id))
         await until_async(lambda: 2 in gateway.registry.revisions.get(side.function, {}))
@@ -389,6 +395,7 @@ def _operations(document: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]
     """Yield the routes of an OpenAPI document, with {fn} and {model} for the names of deployed functions."""
     for path, operations in document["paths"].items():
         general = re.sub(r"^(/v1/functions/)(?!{)[^{]+/(invoke|submit|invocations/|maps/)", r"\1{fn}/\2", path)
+        general = re.sub(r"^/web/[^{]+/$", "/web/{fn}/", general)
         general = re.sub(r"^(/v2/models/)(?!{)[^{]+/infer$", r"\1{model}/infer", general)
         for method, operation in operations.items():
             yield f"{method.upper()} {general}", operation

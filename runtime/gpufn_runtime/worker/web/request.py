@@ -19,8 +19,8 @@ class ClientDisconnected(OSError):
 
 
 async def serve_request(app: Any, session: Session, state: Mapping[str, Any], *, ends_when_gone: bool = True) -> None:
-    """Serve the request. With `ends_when_gone` a `send` raises ClientDisconnected once the application was told that
-    the client is gone; otherwise it does nothing.
+    """Serve the request. With `ends_when_gone` a `send` raises ClientDisconnected once the client has left; otherwise
+    it does nothing then.
 
     Raises what the application raises, and RuntimeError if it breaks the rules of ASGI.
     """
@@ -29,7 +29,7 @@ async def serve_request(app: Any, session: Session, state: Mapping[str, Any], *,
         await app(scope_of(session.request, state), exchange.receive, exchange.send)
     except ClientDisconnected:
         return
-    if not exchange.is_complete and not exchange.is_disconnected:
+    if not exchange.is_complete and not session.is_disconnected:
         what = "its response is incomplete" if exchange.has_started else "it sent no response"
         raise RuntimeError(f"the application returned, but {what}")
 
@@ -41,21 +41,21 @@ class _Exchange:
         self._first: bytes | None = session.body
         self._has_body = session.request.has_more
         self._start: tuple[int, web_session.Headers] | None = None  # until its first part or the next iteration
+        self._is_told = False  # the application has received `http.disconnect`
         self.has_started = False
         self.is_complete = False
-        self.is_disconnected = False
 
     async def receive(self) -> MutableMapping[str, Any]:
         if self._first is not None:
             first, self._first = self._first, None
             return {"type": "http.request", "body": first, "more_body": self._has_body}
-        if self.is_disconnected or self.is_complete:
+        if self.is_complete or self._is_told:
             return dict(_DISCONNECT)
         event, data = await self._session.receive()
         if isinstance(event, BodyPart):
             self._has_body = event.more
             return {"type": "http.request", "body": data, "more_body": event.more}
-        self.is_disconnected = True
+        self._is_told = True
         return dict(_DISCONNECT)
 
     async def send(self, event: MutableMapping[str, Any]) -> None:
@@ -77,7 +77,7 @@ class _Exchange:
         if self.is_complete:
             raise RuntimeError("the application sent a body after the end of its response")
         for part, is_followed in web_session.parts_of(body):
-            if self.is_disconnected:
+            if self._session.is_disconnected:
                 if self._ends_when_gone:
                     raise ClientDisconnected("the client is gone")
                 return

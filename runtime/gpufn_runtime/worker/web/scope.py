@@ -11,8 +11,8 @@ from gpufn_core.protocol.web_session import Headers, WebRequest
 def scope_of(request: WebRequest, state: Mapping[str, Any]) -> dict[str, Any]:
     scope: dict[str, Any] = {
         "type": "websocket" if request.is_socket else "http",
-        # 2.3: frameworks then watch for `http.disconnect` themselves.
-        "asgi": {"version": "3.0", "spec_version": "2.4" if request.is_socket else "2.3"},
+        # 2.4: a `send` after the client has left raises OSError. With less, Starlette would read the body to find out.
+        "asgi": {"version": "3.0", "spec_version": "2.4"},
         "http_version": request.http_version,
         "scheme": request.scheme,
         "path": request.path,

@@ -1,4 +1,4 @@
-"""A web session in the worker, on its event loop: input that arrives, and events that are sent, within their windows."""
+"""A web session in the worker, on its event loop: input that arrives and events that are sent."""
 
 from __future__ import annotations
 
@@ -42,6 +42,7 @@ class Session:
         self._next = 0  # number of the next event
         self._is_cut = False  # an event was lost
         self._is_ended = False
+        self.is_disconnected = False  # the client has left; the event may not have been received yet
         self._taken = self._reported = 0  # bytes of input
         self._sent = self._read = 0  # events
         self._unread: deque[int] = deque()  # sizes of events that the reader has not taken
@@ -84,7 +85,9 @@ class Session:
     def _add(self, number: int, payload: bytes) -> None:
         if number == self._next and not self._is_cut:
             self._next += 1
-            self._input.append((*web_session.unpack_up(payload), web_session.size_of(payload)))
+            event, data = web_session.unpack_up(payload)
+            self.is_disconnected |= isinstance(event, Disconnect)
+            self._input.append((event, data, web_session.size_of(payload)))
         else:
             self._is_cut = True
         self._arrived.set()
@@ -112,8 +115,8 @@ class Session:
         self._unread_bytes += len(payload)
 
     def _has_room(self) -> bool:
-        credits = self._attempt.credits
-        while self._read < credits - STREAM_WINDOW and self._unread:
+        granted = self._attempt.credits
+        while self._read < granted - STREAM_WINDOW and self._unread:
             self._read += 1
             self._unread_bytes -= self._unread.popleft()
-        return self._sent < credits and self._unread_bytes < DOWN_WINDOW_BYTES
+        return self._sent < granted and self._unread_bytes < DOWN_WINDOW_BYTES
