@@ -72,11 +72,15 @@ def site() -> Any:
         raise ValueError("a secret reason")
 
     @app.get("/waits")
-    async def waits(request: Request) -> None:
-        seen.append("waits")
-        while not await request.is_disconnected():
-            await asyncio.sleep(0.01)
-        seen.append("disconnected")
+    async def waits(request: Request) -> StreamingResponse:
+        async def nothing() -> AsyncIterator[bytes]:
+            seen.append("waits")
+            yield b"a"
+            while not await request.is_disconnected():
+                await asyncio.sleep(0.01)
+            seen.append("disconnected")
+
+        return StreamingResponse(nothing())
 
     return app
 
