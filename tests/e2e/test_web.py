@@ -27,7 +27,10 @@ def web(platform: Platform) -> Platform:
 
 
 def dial(web: Platform, path: str, **options: Any) -> ClientConnection:
-    return connect(f"ws{web.url.removeprefix('http')}{path}", compression=None, proxy=None, **options)
+    client: ClientConnection = connect(
+        f"ws{web.url.removeprefix('http')}{path}", compression=None, proxy=None, **options
+    )
+    return client
 
 
 def read_until(client: socket.socket, end: bytes) -> None:
@@ -93,9 +96,10 @@ def test_websockets(web: Platform) -> None:
         client.close(4001)
     until(lambda: web.client.get(f"{SITE}/seen").json()[-1] == "closed 4001")
 
-    with dial(web, f"{SITE}/echo") as client, pytest.raises(ConnectionClosed) as closed:
+    with dial(web, f"{SITE}/echo") as client:
         client.send(bytes((4 << 20) + 1))
-        client.recv(timeout=20)
+        with pytest.raises(ConnectionClosed) as closed:
+            client.recv(timeout=20)
     assert closed.value.rcvd is not None
     assert closed.value.rcvd.code == 1009
     with dial(web, f"{SITE}/raises") as client, pytest.raises(ConnectionClosed) as closed:
@@ -111,15 +115,14 @@ def test_websockets(web: Platform) -> None:
 
 def test_a_flood_that_nobody_reads_is_stopped(web: Platform) -> None:
     host, port = web.url.removeprefix("http://").split(":")
-    key = "sec-websocket-version: 13\r\nsec-websocket-key: AAAAAAAAAAAAAAAAAAAAAA=="
+    upgrade = "connection: upgrade\r\nupgrade: websocket\r\nsec-websocket-version: 13"
+    key = "sec-websocket-key: AAAAAAAAAAAAAAAAAAAAAA=="
     with socket.create_connection((host, int(port)), timeout=20) as client:
-        client.sendall(
-            f"GET {SITE}/sleeps HTTP/1.1\r\nhost: {host}\r\nconnection: upgrade\r\nupgrade: websocket\r\n{key}\r\n\r\n".encode()
-        )
+        client.sendall(f"GET {SITE}/sleeps HTTP/1.1\r\nhost: {host}\r\n{upgrade}\r\n{key}\r\n\r\n".encode())
         assert client.recv(1 << 16).startswith(b"HTTP/1.1 101 ")
         message = b"\x82\xff" + (1 << 16).to_bytes(8, "big") + bytes(4) + bytes(1 << 16)
         client.settimeout(0.5)
-        with pytest.raises(TimeoutError):
+        with pytest.raises(TimeoutError):  # noqa: PT012
             for _ in range(2000):
                 client.sendall(message)
 
@@ -166,4 +169,3 @@ def test_a_response_that_is_cut(web: Platform, case: str) -> None:
     with pytest.raises(httpx.RemoteProtocolError):
         web.client.get(f"{BROKEN}/{case}")
     assert web.client.get(f"{BROKEN}/ok").text == "part"  # another worker starts for the next request
-

@@ -42,6 +42,7 @@ from gpufn_gateway.routes.operations import OperationRoutes
 from gpufn_gateway.store_sync import StoreSync
 from gpufn_gateway.submitted.submit import Submissions
 from gpufn_gateway.telemetry import Telemetry
+from gpufn_gateway.web.apps import WebApps
 from gpufn_platform.bus.storage.key_value import Entry
 from gpufn_platform.queue.call_request import CallRequest
 from tests.gateway.unaudited import Unaudited
@@ -131,7 +132,7 @@ class StubQueue:
         self.answer(call)
         return call
 
-    open_stream = invoke
+    open_stream = open_session = invoke
 
     def fail(self, function: str, revision: int | None, error: GpufnError) -> None:
         self.failed.append((function, revision, error))
@@ -238,6 +239,7 @@ class Gateway:
             protocols=installed(
                 Platform(self.calls, self.invoke, submissions, nothing, webhook_secrets=nothing, files=nothing)
             ),
+            web=WebApps(self.calls, self.invoke),
         )
 
     async def spent(self, day: str) -> dict[str, Usage]:

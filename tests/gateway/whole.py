@@ -73,6 +73,7 @@ from gpufn_gateway.submitted.submit import Submissions
 from gpufn_gateway.teams.storage import TeamStorage
 from gpufn_gateway.teams.team_use import TeamUses
 from gpufn_gateway.telemetry import Telemetry
+from gpufn_gateway.web.apps import WebApps
 from gpufn_gateway.webhooks.address_policy import AddressPolicy
 from gpufn_gateway.webhooks.secrets import WebhookSecrets
 from gpufn_gateway.webhooks.sender import WebhookSender
@@ -225,7 +226,8 @@ class Whole:
                 files=ClientFiles(bus, buckets.client_files, clock),
             )
         )
-        self.app = App(invoke, inference, self.access, routes, disk, audit=audit, protocols=protocols)
+        web = WebApps(calls, invoke)
+        self.app = App(invoke, inference, self.access, routes, disk, audit=audit, protocols=protocols, web=web)
         self.leads = True
         self.finishing = RevisionActivation(
             registry=self.registry, builds=self.builds, deploys=self.deploys, clock=clock, leads=lambda: self.leads

@@ -2,9 +2,10 @@
 
 If API keys exist, a request needs `Authorization: Bearer gpufn_<id>_<secret>` or a token (`tokens`), and the scopes of
 the key or the token apply. Without keys the gateway listens only on loopback, and every local request is allowed. Web
-pages are still rejected: the Host header must name loopback (against DNS rebinding), and Origin and Sec-Fetch-Site must
-name the gateway's own origin (against forged requests). A page of another origin cannot send a key, because the gateway
-does not respond to its browser's CORS preflight.
+pages are still rejected: the Host header must name loopback (against DNS rebinding), and a page's Origin or
+Sec-Fetch-Site is refused (against forged requests). Only web functions have pages of the gateway's own origin, and
+those may use web functions, not the API. A page of another origin cannot send a key, because the gateway does not
+respond to its browser's CORS preflight.
 """
 
 from __future__ import annotations
@@ -212,8 +213,11 @@ class Access:
             "create another one first (`gpufn keys create --scope admin`), or let the gateway listen on 127.0.0.1."
         )
 
-    def authenticate(self, headers: Mapping[bytes, bytes]) -> Principal:
-        """Return the principal of a request. Raises Unauthorized, or Forbidden for a cross-origin browser request."""
+    def authenticate(self, headers: Mapping[bytes, bytes], *, serves_own_pages: bool = False) -> Principal:
+        """Return the principal of a request. Raises Unauthorized, or Forbidden for a browser request of a page.
+
+        `serves_own_pages` allows pages of this origin. They come from web functions: they may use those, not the API.
+        """
         if self._keys:
             if self._hosts:
                 self._check_host(headers.get(b"host", b""))
@@ -224,7 +228,7 @@ class Access:
         if host not in self._local_hosts:
             self._check_local_host(host)
         if b"origin" in headers or b"sec-fetch-site" in headers:
-            _check_origin(headers, host.lower())
+            _check_origin(headers, host.lower() if serves_own_pages else None)
         return LOCAL
 
     def check_address(self, headers: Mapping[bytes, bytes]) -> None:
@@ -318,16 +322,17 @@ def _key_id_of(secret: bytes) -> str:
     return secret[len(_PREFIX) :].partition(b"_")[0].decode("ascii", "replace")
 
 
-def _check_origin(headers: Mapping[bytes, bytes], host: bytes) -> None:
-    """Raises Forbidden for a request that a page of another origin has sent.
+def _check_origin(headers: Mapping[bytes, bytes], host: bytes | None) -> None:
+    """Raises Forbidden for a request that a page has sent. With a `host`, pages of its origin are allowed.
 
-    Not every such request has an Origin. A link to the gateway is allowed: it only reads, for the user.
+    Not every such request has an Origin. A link from another origin is allowed: it only reads, for the user. A page of
+    this origin could read what its link opens.
     """
-    origin = headers.get(b"origin")
-    is_other = origin is not None and origin.lower() not in (b"http://" + host, b"https://" + host)
-    is_foreign = headers.get(b"sec-fetch-site") in _FOREIGN and headers.get(b"sec-fetch-mode") != b"navigate"
-    if is_other or is_foreign:
-        raise Forbidden("Requests from web pages of another origin are not allowed.")
+    origin, site = headers.get(b"origin"), headers.get(b"sec-fetch-site")
+    is_own = host is not None and origin is not None and origin.lower() in (b"http://" + host, b"https://" + host)
+    is_foreign = site in _FOREIGN and headers.get(b"sec-fetch-mode") != b"navigate"
+    if (origin is not None and not is_own) or is_foreign or (site == b"same-origin" and host is None):
+        raise Forbidden("Requests from web pages are not allowed here.")
 
 
 def new_key(

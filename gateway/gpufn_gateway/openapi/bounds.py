@@ -23,6 +23,7 @@ from gpufn_core.spec import (
     patterns,
     resources,
     secret_scopes,
+    web_spec,
 )
 from gpufn_core.spec.units import MIN_PROCESS_BYTES, Bounds
 from gpufn_gateway.auth import quotas, scopes, tokens
@@ -196,6 +197,9 @@ _FIELDS: Final[Mapping[str, Mapping[str, Schema]]] = {
         "size": {"minimum": 0, "maximum": LARGEST_INTEGER},
     },
     "ShapeRange": {"min": _SIZES, "opt": _SIZES, "max": _SIZES},
+    "WebSpec": {
+        "methods": {"items": {"type": "string", "pattern": rf"^(?!(?:CONNECT|TRACE)$){web_spec.METHOD.pattern}$"}}
+    },
     "Tolerance": {
         **{name: {"minimum": 0} for name in ("max_abs", "rel_l2", "atol", "rtol")},
         "cosine": {"minimum": -1, "maximum": 1},
@@ -230,6 +234,7 @@ _RULES: Final[Mapping[str, Schema]] = {
             _object(["base"], base=_NOT_EMPTY, python=_EMPTY),
         ]
     },
+    "WebSpec": _when(_has(kind={"const": "endpoint"}), _has(methods=_SOME), _object(methods={"maxItems": 0})),
     "ModelSpec": _when(_has(precision={"const": "int8"}), _has(samples=_OBJECT)),
     "FunctionSpec": {
         "allOf": [
@@ -258,6 +263,26 @@ _RULES: Final[Mapping[str, Schema]] = {
             _when(_has(network={"const": "egress"}), {"anyOf": [_has(image=_OBJECT), _has(isolation=_CONTAINER)]}),
             _when(_has(batch=_OBJECT), _object(methods={"items": _object(kind={"enum": ["sync", "async"]})})),
             _when(_object(["constructor"]), _has(is_class={"const": True})),
+            _when(
+                _has(web=_OBJECT),
+                _object(
+                    is_class={"const": False},
+                    entry=_object(packaging={"not": {"const": "model"}}),
+                    resources=_object(nodes={"maximum": 1}),
+                )
+                | {"not": {"required": ["serves"]}},
+            ),
+            _when(
+                _has(web=_has(kind={"enum": ["asgi", "wsgi"]})),
+                _object(
+                    methods={"items": _has(kind={"const": "async_generator"})},
+                    batch=_NULL,
+                    models={"maxItems": 0},
+                    retries=_NULL,
+                    schedule=_NULL,
+                    webhook=_NULL,
+                ),
+            ),
             _when(_object(entry=_has(packaging={"const": "model"})), _has(models={"minItems": 1, "maxItems": 1})),
         ]
     },

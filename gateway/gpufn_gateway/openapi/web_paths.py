@@ -41,7 +41,7 @@ def _endpoint(revision: Revision, method: str) -> dict[str, Any]:
         {"name": name, "in": "query", "required": method in _BODILESS and name in required, "schema": {}}
         for name in call.parameters.get("properties", {})
     ]
-    operation = {
+    operation: dict[str, Any] = {
         "operationId": f"{method.lower()} {revision.function}",
         "summary": (call.doc.strip().splitlines() or [revision.function])[0],
         "tags": [revision.function],

@@ -60,7 +60,7 @@ class WebApps:
         address = address_of(scope["path"])
         if address is not None and (public := self._public(address, headers)) is not None:
             return public
-        principal = self._calls.access.authenticate(headers)
+        principal = self._calls.access.authenticate(headers, serves_own_pages=True)
         if address is None:
             raise FunctionNotFound(f"Web functions are at {PREFIX}{{env}}/{{app}}/{{function}}/.")
         target = self._calls.registry.resolve(address.name, principal)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from typing import Any, ParamSpec, TypeVar, Unpack, overload
 
+from gpufn.declare import web
 from gpufn.declare.decorator import Decorator, DecoratorWithModels, gpu_function
 from gpufn.declare.function import Function
 from gpufn.declare.model import Model
@@ -51,12 +52,34 @@ class App:
     def function(self, **options: Unpack[PlainOptions]) -> Decorator: ...
     def function(self, target: Any = None, /, **options: Any) -> Any:  # type: ignore[misc]
         """Declare a function or a class of this app. It takes the options of `gpu_function`. Raises InvalidSpec."""
-        if "app" in options:
-            raise InvalidSpec(f"the function belongs to the app {self.name}: remove app=...")
         if target is not None and options:
             raise InvalidSpec("write @app.function(...) with options only, above the function")
-        decorate: Any = gpu_function(**{**options, "app": self.name})
+        decorate: Any = gpu_function(**self._options(options))
         return decorate if target is None else decorate(target)
+
+    def asgi_app(self, target: Any = None, /, *, public: bool = False, **options: Any) -> Any:
+        """Declare an ASGI application of this app. It takes the options of `gpufn.asgi_app`. Raises InvalidSpec."""
+        return _applied(web.asgi_app(public=public, **self._options(options)), target)
+
+    def wsgi_app(self, target: Any = None, /, *, public: bool = False, **options: Any) -> Any:
+        """Declare a WSGI application of this app. It takes the options of `gpufn.wsgi_app`. Raises InvalidSpec."""
+        return _applied(web.wsgi_app(public=public, **self._options(options)), target)
+
+    def web_endpoint(
+        self, *, methods: Sequence[str] = ("GET",), public: bool = False, **options: Unpack[PlainOptions]
+    ) -> Decorator:
+        """Declare an endpoint of this app. It takes the options of `gpufn.web_endpoint`. Raises InvalidSpec."""
+        return web.web_endpoint(methods=methods, public=public, **self._options(dict(options)))
+
+    def _options(self, options: dict[str, Any]) -> dict[str, Any]:
+        if "app" in options:
+            raise InvalidSpec(f"the function belongs to the app {self.name}: remove app=...")
+        return {**options, "app": self.name}
 
     def __repr__(self) -> str:
         return f"<App {self.name}>"
+
+
+def _applied(decorate: Callable[[Any], Any], target: Any) -> Any:
+    """Return the decorator, or what it makes of `target` if it stands above the function without parentheses."""
+    return decorate if target is None else decorate(target)

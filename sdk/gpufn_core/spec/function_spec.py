@@ -306,11 +306,15 @@ class FunctionSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         """Refuse what contradicts requests over the web."""
         if self.is_class:
             raise InvalidSpec(f"{self.name}: a web function is a function, not a class")
+        if self.entry.packaging is Packaging.MODEL:
+            raise InvalidSpec(f"{self.name}: a model has the Open Inference Protocol, and no web")
         for option, value in {"serves": self.serves is not msgspec.UNSET, "nodes": self.resources.nodes > 1}.items():
             if value:
                 raise InvalidSpec(f"{self.name}: {option}=... and a web function contradict each other: remove one")
         if not web.is_app:
             return
+        if self.methods[0].kind is not CallKind.ASYNC_GENERATOR:
+            raise InvalidSpec(f"{self.name}: the sessions of a web application are of the kind async_generator")
         contradictions = {
             "batch": self.batch is not None,
             "models": bool(self.models),

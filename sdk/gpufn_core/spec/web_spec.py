@@ -11,7 +11,7 @@ from gpufn_core.errors import InvalidSpec
 from gpufn_core.spec.names import parts_of
 
 PREFIX = "/web/"
-_METHOD = re.compile(r"[A-Z]{1,20}")
+METHOD = re.compile(r"[A-Z]{1,20}")
 _NOT_SERVED = frozenset({"CONNECT", "TRACE"})
 
 
@@ -32,7 +32,7 @@ class WebSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         for method in self.methods:
-            if _METHOD.fullmatch(method) is None or method in _NOT_SERVED:
+            if METHOD.fullmatch(method) is None or method in _NOT_SERVED:
                 raise InvalidSpec(f"methods: {method[:40]!r} is not an HTTP method that an endpoint can serve")
         if (self.kind is WebKind.ENDPOINT) is not bool(self.methods):
             raise InvalidSpec("methods: an endpoint needs at least one HTTP method, and only an endpoint has them")

@@ -76,7 +76,7 @@ def site() -> Any:
         async def nothing() -> AsyncIterator[bytes]:
             seen.append("waits")
             yield b"a"
-            while not await request.is_disconnected():
+            while not await request.is_disconnected():  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
             seen.append("disconnected")
 

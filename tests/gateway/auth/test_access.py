@@ -75,7 +75,7 @@ async def test_scopes_decide(
         ("localhost:8090", None, True),
         ("[::1]:8090", None, True),
         ("127.8.8.8", None, True),
-        ("localhost:8090", "http://localhost:8090", True),
+        ("localhost:8090", "http://localhost:8090", False),  # only a web function has pages there
         ("evil.example", None, False),
         ("localhost.evil.example:8090", None, False),
         ("127.0.0.1.nip.io", None, False),
@@ -108,7 +108,8 @@ async def test_without_keys_only_this_machine_and_no_web_page_is_served(
 @pytest.mark.parametrize(
     ("site", "mode", "is_served"),
     [
-        ("same-origin", "cors", True),
+        ("same-origin", "cors", False),
+        ("same-origin", "navigate", False),
         ("none", "navigate", True),
         ("cross-site", "navigate", True),
         ("cross-site", "no-cors", False),

@@ -22,6 +22,7 @@ import msgspec
 
 from gpufn_core.domain.revision import Lease
 from gpufn_core.spec.names import Home
+from gpufn_core.spec.web_spec import root_path
 
 if TYPE_CHECKING:
     from gpufn.deploy.deployment import Deployable
@@ -47,7 +48,7 @@ _contexts = multiprocessing.get_context("forkserver")
 class Event(msgspec.Struct, omit_defaults=True):
     """Progress of a reload. `read`: the file was read; it has these functions and files. `deployed`, `served` and
     `failed` are of one function, or `failed` of the whole file; `code` is the code of a deploy's error. `ended` is the
-    last event."""
+    last event. `path` is where a served web function takes requests."""
 
     kind: Literal["read", "deployed", "served", "failed", "ended"]
     function: str = ""
@@ -57,6 +58,7 @@ class Event(msgspec.Struct, omit_defaults=True):
     text: str = ""
     functions: list[str] = []
     files: list[str] = []
+    path: str = ""
 
 
 class Request(msgspec.Struct):
@@ -162,7 +164,8 @@ def _events(request: Request) -> Iterator[Event]:
             except (GpufnError, TimeoutError) as error:
                 yield Event("failed", deployment.function, deployment.revision, text=str(error))
                 continue
-            yield Event("served", view.name, view.active, deployment.is_new)
+            path = f"{root_path(view.name)}/" if "web" in view.spec else ""
+            yield Event("served", view.name, view.active, deployment.is_new, path=path)
 
 
 def _files_of(deployables: Iterable[Deployable], file: Path) -> list[str]:

@@ -156,7 +156,7 @@ class _Serving:
                     return
                 took = duration(time.monotonic() - self._changed_at)
                 self._serving[event.function] = event.revision
-                address = f"{self._client.url}/v1/functions/{event.function}/invoke"
+                address = f"{self._client.url}{event.path or f'/v1/functions/{event.function}/invoke'}"
                 say(f"{event.function}@{event.revision}  {address}  {took}")
             case "failed":
                 self._watch_files(event, current)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
+import msgspec
 
 from gpufn.cli.models.options import (
     ModelOptions,
@@ -29,6 +30,7 @@ from gpufn_core.errors import Conflict, FunctionNotFound, GpufnError, InvalidSpe
 from gpufn_core.ids import new_ulid
 from gpufn_core.spec.function_spec import Packaging
 from gpufn_core.spec.names import DEFAULT, Home, check_group
+from gpufn_core.spec.web_spec import root_path
 
 if TYPE_CHECKING:
     from gpufn.client.client import Client
@@ -352,6 +354,9 @@ def _print_addresses(spec: FunctionSpec, view: FunctionView, url: str, *, is_new
 def _paths(spec: FunctionSpec) -> Iterator[str]:
     if spec.entry.packaging is Packaging.MODEL:
         yield f"/v2/models/{spec.name}/infer"
+        return
+    if spec.web is not msgspec.UNSET:
+        yield f"{root_path(spec.name)}/"
         return
     for method in spec.methods:
         yield f"/v1/functions/{f'{spec.name}.{method.name}' if method.name else spec.name}/invoke"

@@ -23,6 +23,7 @@ from gpufn.cli.terminal.output import (
 )
 from gpufn_core.spec.priority import Priority
 from gpufn_core.spec.variant_names import described, function_of
+from gpufn_core.spec.web_spec import root_path
 
 if TYPE_CHECKING:
     from gpufn.client.views import FunctionView
@@ -81,7 +82,8 @@ def describe(name: str, env_values: bool, json: bool) -> None:
     print_fields(
         [
             ("name", view.name),
-            ("address", f"{url}/v1/functions/{view.name}{'.METHOD' if spec.get('is_class') else ''}/invoke"),
+            ("address", f"{url}{_path(view.name, spec)}"),
+            ("access", "for everybody, without a key" if spec.get("web", {}).get("public") else ""),
             ("methods", ", ".join(filter(None, methods))),
             ("revision", _revision(view)),
             ("source", view.source and str(view.source)),
@@ -106,6 +108,12 @@ def describe(name: str, env_values: bool, json: bool) -> None:
             ("revisions", ", ".join(f"{each.number} ({ago(each.created_at)})" for each in revisions[-5:])),
         ]
     )
+
+
+def _path(name: str, spec: dict[str, Any]) -> str:
+    if "web" in spec:
+        return f"{root_path(name)}/"
+    return f"/v1/functions/{name}{'.METHOD' if spec.get('is_class') else ''}/invoke"
 
 
 def _options(spec: dict[str, Any]) -> list[tuple[str, Any]]:
