@@ -31,6 +31,7 @@ from gpufn_core.spec.model_spec import ModelFile, ModelSpec
 from gpufn_core.spec.priority import Priority
 from gpufn_core.spec.resources import Resources
 from gpufn_core.spec.schedule import Schedule
+from gpufn_core.spec.web_spec import WebKind, WebSpec
 from gpufn_core.spec.weights_spec import WeightsFile, WeightsSpec
 
 NAME = "prod/search/predict"
@@ -122,6 +123,7 @@ _OTHER_VALUES: dict[str, object] = {
     "serves": Serves.OPENAI_CHAT,
     "constructor": {"type": "object", "properties": {"size": {"type": "string"}}},
     "max_variants": 3,
+    "web": WebSpec(WebKind.ASGI),
 }
 
 

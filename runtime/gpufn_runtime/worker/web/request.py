@@ -29,6 +29,8 @@ async def serve_request(app: Any, session: Session, state: Mapping[str, Any], *,
         await app(scope_of(session.request, state), exchange.receive, exchange.send)
     except ClientDisconnected:
         return
+    finally:
+        exchange.end()
     if not exchange.is_complete and not session.is_disconnected:
         what = "its response is incomplete" if exchange.has_started else "it sent no response"
         raise RuntimeError(f"the application returned, but {what}")
@@ -90,6 +92,10 @@ class _Exchange:
         if not more:
             self.is_complete = True
             self._session.end_input()
+
+    def end(self) -> None:
+        """Send nothing more: the session ends."""
+        self._start = None
 
     def _flush_start(self) -> None:
         """Send the head of a response whose body takes longer."""
