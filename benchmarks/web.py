@@ -23,7 +23,7 @@ from pathlib import Path
 
 from websockets.asyncio.client import connect
 
-SOURCE = '''
+SOURCE = """
 async def app(scope, receive, send):
     if scope["type"] == "http":
         headers = [(b"content-type", b"application/json"), (b"content-length", b"16")]
@@ -34,7 +34,7 @@ async def app(scope, receive, send):
         await send({"type": "websocket.accept"})
         while (event := await receive())["type"] == "websocket.receive":
             await send({"type": "websocket.send", "text": event["text"]})
-'''
+"""
 FUNCTION = """
 from gpufn import asgi_app
 
@@ -106,12 +106,9 @@ def main() -> None:
         Path(folder, "deployed.py").write_text(SOURCE + FUNCTION)
         deploy = [sys.executable, "-m", "gpufn", "deploy", str(Path(folder, "deployed.py")), "--replace"]
         subprocess.run(deploy, check=True, stdout=subprocess.DEVNULL)
-        uvicorn = subprocess.Popen(
-            [sys.executable, "-m", "uvicorn", "alone:app", "--port", str(port), "--loop", "uvloop", "--http", "httptools"]
-            + ["--ws", "websockets-sansio", "--ws-per-message-deflate", "false", "--no-access-log"]
-            + ["--log-level", "warning", "--lifespan", "off"],
-            cwd=folder,
-        )
+        command = "-m uvicorn alone:app --loop uvloop --http httptools --ws websockets-sansio --lifespan off"
+        quiet = f"--ws-per-message-deflate false --no-access-log --log-level warning --port {port}"
+        uvicorn = subprocess.Popen([sys.executable, *command.split(), *quiet.split()], cwd=folder)
         urls = {
             "uvicorn": f"http://127.0.0.1:{port}/",
             "gpufn": f"{gateway}/web/default/default/bench-web/",
@@ -133,7 +130,9 @@ def main() -> None:
     for key, found in figures.items():
         case, connections, name = key.split(", ")
         rates, medians = zip(*found, strict=True)
-        print(f"| {case} | {connections} | {name} | {statistics.median(rates):,.0f} | {statistics.median(medians):.2f} |")
+        print(
+            f"| {case} | {connections} | {name} | {statistics.median(rates):,.0f} | {statistics.median(medians):.2f} |"
+        )
     if options.json:
         options.json.write_text(json.dumps(figures, indent=1) + "\n")
 

@@ -41,7 +41,7 @@ def texts_by_name(query: bytes) -> dict[str, list[str]]:
 
 
 def merged(query: bytes, body: bytes, signature: Signature) -> bytes:
-    """Add the arguments of a query to those of a JSON body, and return them all as JSON.
+    """Add the arguments of a query to a JSON body, and return all as JSON.
 
     Raises InvalidInput with the field.
     """

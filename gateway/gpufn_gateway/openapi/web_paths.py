@@ -1,4 +1,4 @@
-"""OpenAPI paths of web functions. Pure. What an application serves below its path, only the application knows."""
+"""OpenAPI paths of web functions. Pure. The paths below an application are not known."""
 
 from __future__ import annotations
 

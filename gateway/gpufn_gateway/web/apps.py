@@ -2,31 +2,20 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import msgspec
 
 from gpufn_core.errors import FunctionNotFound, GpufnError, InvalidInput
-from gpufn_core.spec.web_spec import PREFIX, WebSpec
+from gpufn_core.spec.web_spec import PREFIX
 from gpufn_gateway.auth.access import Principal
 from gpufn_gateway.calls.prepare import Calls
-from gpufn_gateway.functions.registry import Target
 from gpufn_gateway.http.body_reader import Receive, Scope, Send
 from gpufn_gateway.routes.invoke import Invoke
 from gpufn_gateway.web.address import Address, address_of
 from gpufn_gateway.web.endpoint import serve_endpoint
 from gpufn_gateway.web.headers import NOT_STORED
+from gpufn_gateway.web.match import Match
 from gpufn_gateway.web.request import serve_request
 from gpufn_gateway.web.socket import refuse, serve_socket
-
-
-class Match(NamedTuple):
-    """A web function, and who uses it."""
-
-    address: Address
-    target: Target
-    web: WebSpec
-    principal: Principal
 
 
 class WebApps:

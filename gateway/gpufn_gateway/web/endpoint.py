@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import MutableMapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gpufn_core.encoding import media
 from gpufn_gateway.arguments import query as query_arguments
@@ -15,9 +15,7 @@ from gpufn_gateway.http.responses import GPUFN_FORMAT
 from gpufn_gateway.problems import RouteError
 from gpufn_gateway.routes.invoke import Invoke
 from gpufn_gateway.web.headers import NOT_STORED
-
-if TYPE_CHECKING:
-    from gpufn_gateway.web.apps import Match
+from gpufn_gateway.web.match import Match
 
 
 async def serve_endpoint(invoke: Invoke, match: Match, scope: Scope, receive: Receive, send: Send) -> None:

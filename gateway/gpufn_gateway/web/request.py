@@ -7,7 +7,7 @@ application, which may go on until its timeout; a request that has not begun is 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from gpufn_core.errors import FunctionRaised
 from gpufn_core.protocol import web_session
@@ -18,10 +18,8 @@ from gpufn_gateway.http.body_reader import ClientDisconnected, Receive, Scope, S
 from gpufn_gateway.problems import CallFailed
 from gpufn_gateway.web import session
 from gpufn_gateway.web.headers import to_client
+from gpufn_gateway.web.match import Match
 from gpufn_platform.web.pending_session import PendingSession
-
-if TYPE_CHECKING:
-    from gpufn_gateway.web.apps import Match
 
 _FIRST_STATUS: Final = 200  # the server sends the informational ones itself
 _LAST_STATUS: Final = 599

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -23,12 +22,10 @@ from gpufn_gateway.functions.registry import Target
 from gpufn_gateway.http.body_reader import Receive, Scope
 from gpufn_gateway.problems import Problem
 from gpufn_gateway.web import headers as fields
+from gpufn_gateway.web.match import Match
 from gpufn_platform.web.pending_session import PendingSession
 
-if TYPE_CHECKING:
-    from gpufn_gateway.web.apps import Match
-
-# What the application's own code did wrong. Its clients are told no more: the function's log has the rest.
+# Faults of the application's own code. Its clients do not see the details.
 _OWN_FAULTS = frozenset({OutcomeKind.RAISED, OutcomeKind.REJECTED})
 _RAISED = "The application failed. The log of its function has the reason."
 
@@ -89,7 +86,7 @@ async def failure(calls: Calls, call: PreparedCall, pending: PendingSession) -> 
     if reply.kind in _OWN_FAULTS:
         return problems.from_info(FunctionRaised(_RAISED).info())
     problem = problems.from_outcome(reply.kind, reply.error)
-    first_line = problem.info.message.partition("\n")[0]  # what the worker printed follows
+    first_line = problem.info.message.partition("\n")[0]  # the output of the worker follows
     return msgspec.structs.replace(problem, info=msgspec.structs.replace(problem.info, message=first_line))
 
 

@@ -7,7 +7,7 @@ application accepts is an HTTP response; later it is a close code with a reason.
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from gpufn_core.errors import FunctionRaised, GpufnError, PlatformStopping
 from gpufn_core.protocol import web_session
@@ -19,10 +19,8 @@ from gpufn_gateway.http.body_reader import Receive, Scope, Send
 from gpufn_gateway.problems import Headers, Problem
 from gpufn_gateway.web import session
 from gpufn_gateway.web.headers import NOT_STORED, to_client
+from gpufn_gateway.web.match import Match
 from gpufn_platform.web.pending_session import PendingSession
-
-if TYPE_CHECKING:
-    from gpufn_gateway.web.apps import Match
 
 _LONGEST_REASON: Final = 123  # bytes, in a close frame
 

@@ -35,7 +35,7 @@ class PendingSession(PendingStream):
 
     @property
     def has_begun(self) -> bool:
-        """Whether the application may have been called."""
+        """True if the application may have been called."""
         return bool(self._send_to) or self._received > 0
 
     async def send(self, payload: bytes) -> None:

@@ -37,7 +37,7 @@ def asgi_app(target: Any = None, /, *, public: bool = False, **options: Any) -> 
 
     A worker calls the function once, when it starts. The application then serves requests and WebSockets at
     `/web/{env}/{app}/{function}/`. `concurrency` is how many of them one worker serves at once, 100 by default. Without
-    `public=True` each request needs an API key. The other options are those of `gpu_function`. Raises InvalidSpec.
+    `public=True` each request needs an API key. It also takes the options of `gpu_function`. Raises InvalidSpec.
 
     >>> @asgi_app(public=True)
     ... def site():
@@ -74,8 +74,8 @@ def web_endpoint(
     """Declare a function that HTTP requests call at `/web/{env}/{app}/{function}/`.
 
     Its arguments are the query parameters, a JSON object, or the fields of a form. `methods` are the HTTP methods that
-    it serves. It can also be called like any other function. Without `public=True` each request needs an API key. The
-    other options are those of `gpu_function`. Raises InvalidSpec.
+    it serves. It can also be called like any other function. Without `public=True` each request needs an API key. It
+    also takes the options of `gpu_function`. Raises InvalidSpec.
 
     >>> @web_endpoint(methods=["GET", "POST"])
     ... def area(width: float, height: float = 1.0) -> float:

@@ -73,7 +73,7 @@ class Disconnect(msgspec.Struct, tag=3, frozen=True, array_like=True, gc=False):
 
 
 class ResponseStart(msgspec.Struct, tag=4, frozen=True, array_like=True, gc=False):
-    """The status of a response, and the first part of its body. Of a WebSocket: the application refuses it."""
+    """The status of a response, and the first part of its body. An application refuses a WebSocket with it."""
 
     status: int
     headers: Headers
@@ -106,7 +106,7 @@ def size_of(payload: bytes) -> int:
 
 
 def parts_of(data: bytes) -> Iterator[tuple[bytes, bool]]:
-    """Split data into parts, and tell of each whether more follow.
+    """Split data into parts. Yield each with True if another follows.
 
     >>> [(len(part), more) for part, more in parts_of(bytes(PART_BYTES + 1))], list(parts_of(b""))
     ([(65536, True), (1, False)], [(b'', False)])

@@ -455,7 +455,7 @@ class FunctionSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
 
     @property
     def serves_app(self) -> bool:
-        """Whether it returns a web application, which serves requests instead of calls."""
+        """True if the function returns a web application, which serves requests instead of calls."""
         return self.web is not msgspec.UNSET and self.web.is_app
 
     @property

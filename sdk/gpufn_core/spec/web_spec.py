@@ -24,7 +24,7 @@ class WebKind(enum.StrEnum):
 
 
 class WebSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`public`: no API key is needed. `methods` are those of an endpoint; an application decides for itself."""
+    """`public`: no API key is needed. `methods`: the HTTP methods of an endpoint."""
 
     kind: WebKind
     public: bool = False
@@ -39,7 +39,7 @@ class WebSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def is_app(self) -> bool:
-        """Whether the function returns an application, so that it cannot be called."""
+        """True if the function returns an application: then it cannot be called."""
         return self.kind is not WebKind.ENDPOINT
 
 
