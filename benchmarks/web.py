@@ -127,12 +127,10 @@ def main() -> None:
             uvicorn.terminate()
             uvicorn.wait()
     print("| what | connections | server | per second | p50 in ms |\n| --- | --- | --- | --- | --- |")
-    for key, found in figures.items():
-        case, connections, name = key.split(", ")
-        rates, medians = zip(*found, strict=True)
-        print(
-            f"| {case} | {connections} | {name} | {statistics.median(rates):,.0f} | {statistics.median(medians):.2f} |"
-        )
+    for key, rounds in figures.items():
+        case, connections_, name = key.split(", ")
+        rate, p50 = (statistics.median(each[index] for each in rounds) for index in (0, 1))
+        print(f"| {case} | {connections_} | {name} | {rate:,.0f} | {p50:.2f} |")
     if options.json:
         options.json.write_text(json.dumps(figures, indent=1) + "\n")
 

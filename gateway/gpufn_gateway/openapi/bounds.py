@@ -265,12 +265,14 @@ _RULES: Final[Mapping[str, Schema]] = {
             _when(_object(["constructor"]), _has(is_class={"const": True})),
             _when(
                 _has(web=_OBJECT),
-                {"not": {"required": ["serves"]}}
-                | _object(
-                    is_class={"const": False},
-                    entry=_object(packaging={"not": {"const": "model"}}),
-                    resources=_object(nodes={"maximum": 1}),
-                ),
+                {
+                    "not": {"required": ["serves"]},
+                    **_object(
+                        is_class={"const": False},
+                        entry=_object(packaging={"not": {"const": "model"}}),
+                        resources=_object(nodes={"maximum": 1}),
+                    ),
+                },
             ),
             _when(
                 _has(web=_has(kind={"enum": ["asgi", "wsgi"]})),

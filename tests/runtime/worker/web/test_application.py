@@ -29,7 +29,6 @@ from gpufn_runtime.worker.web.session import Session
 
 START = {"type": "http.response.start", "status": 200, "headers": [(b"a", b"b")]}
 BODY = {"type": "http.response.body", "body": b"x"}
-LINK: Any = None
 
 
 class Link:
@@ -54,7 +53,8 @@ class Served:
             is_socket, "GET", "http", "1.1", "/web/a/b/c/x", b"/x", "/web/a/b/c", b"", (), None, None, (), has_more
         )
         run = frames.Run(1, "i", "", web_session.CONTENT_TYPE, "", stream=True, credits=frames.STREAM_WINDOW)
-        self.link: Any = Link()
+        link: Any = Link()
+        self.link = link
         self.attempt = Attempt(run, b"", 1, SharedBodies(""), run.credits, 0.0)
         self._changed = asyncio.Event()
         self._sent = 0
