@@ -203,11 +203,7 @@ class Calls:
             else:
                 arguments = await read(name, target, headers, receive)
             if arguments.content_type == media.PICKLED:
-                try:
-                    check_pickles(target, principal)
-                except GpufnError:
-                    self.bodies.discard(arguments.body)
-                    raise
+                self._check_pickles(arguments.body, target, principal)
             if is_variant:  # its lease may have ended during a long upload
                 target = await self.variants.provide(name, principal)
             now = self.clock.time()
@@ -227,6 +223,13 @@ class Calls:
             return call
         except GpufnError as error:
             self.telemetry.of(target.name).count_refusal(error.code)
+            raise
+
+    def _check_pickles(self, body: CallBody, target: Target, principal: Principal) -> None:
+        try:
+            check_pickles(target, principal)
+        except GpufnError:
+            self.bodies.discard(body)
             raise
 
     async def _read(

@@ -201,6 +201,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._unset_keepalive_if_required()
         self.connections.discard(self)
         http2.accept(self._socket_transport, data, self.client or ("", 0), self.connections, self._release)
+
     def _may_become_socket(self) -> bool:
         is_free = self.cycle is None or self.cycle.response_complete
         is_of_web = self.url.startswith(_WEB_PREFIX) and self.parser.get_method() == b"GET"

@@ -136,7 +136,7 @@ class _WebApp(Loaded):
 
         assert self._spec.web is not msgspec.UNSET
         app = Application(self._target(), self._spec.web.kind, threads=self._spec.concurrency)
-        self.enter, self.exit = [app.start], [app.stop]
+        self.enter, self.exit = [app.start], [lambda cause: app.stop()]
         (method,) = self._spec.methods
         self.methods[method.name] = Method(app.serve, method.kind, WebRequests(self._spec.name), False, is_web=True)
 
