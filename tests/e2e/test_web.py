@@ -33,6 +33,16 @@ def dial(web: Platform, path: str, **options: Any) -> ClientConnection:
     return client
 
 
+def close_of(client: ClientConnection, *messages: bytes) -> tuple[int, str]:
+    """Send messages. Return the code and the reason with which the server closes the WebSocket."""
+    with client, pytest.raises(ConnectionClosed) as closed:  # noqa: PT012
+        for message in messages:
+            client.send(message)
+        client.recv(timeout=20)
+    assert closed.value.rcvd is not None
+    return closed.value.rcvd.code, closed.value.rcvd.reason
+
+
 def read_until(client: socket.socket, end: bytes) -> None:
     received = b""
     while end not in received:
@@ -96,17 +106,11 @@ def test_websockets(web: Platform) -> None:
         client.close(4001)
     until(lambda: web.client.get(f"{SITE}/seen").json()[-1] == "closed 4001")
 
-    with dial(web, f"{SITE}/echo") as client:
-        client.send(bytes((4 << 20) + 1))
-        with pytest.raises(ConnectionClosed) as closed:
-            client.recv(timeout=20)
-    assert closed.value.rcvd is not None
-    assert closed.value.rcvd.code == 1009
-    with dial(web, f"{SITE}/raises") as client, pytest.raises(ConnectionClosed) as closed:
-        client.recv(timeout=20)
-    assert closed.value.rcvd is not None
-    assert closed.value.rcvd.code == 1011
-    assert "secret" not in closed.value.rcvd.reason
+    code, _ = close_of(dial(web, f"{SITE}/echo"), bytes((4 << 20) + 1))
+    assert code == 1009
+    code, reason = close_of(dial(web, f"{SITE}/raises"))
+    assert code == 1011
+    assert "secret" not in reason
     for path, status in ((f"{SITE}/nowhere", 403), (f"{AREA}/", 422), ("/web/-/-/nowhere/", 404), (f"{OLD}/", 403)):
         with pytest.raises(InvalidStatus) as refused:
             dial(web, path)
