@@ -12,6 +12,7 @@ from typing import Any
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from gpufn_core.protocol.web_session import MAX_MESSAGE_BYTES
+from gpufn_gateway.http.connection.lingering_close import ClosingTransport
 
 # Options of uvicorn.Config. A client that does not respond to a ping, or sends for so long what nobody reads, is
 # disconnected. Compression would let a client multiply its bytes, and costs more time than it saves on the way.
@@ -21,6 +22,7 @@ OPTIONS: dict[str, Any] = {
     "ws_ping_timeout": 20.0,
     "ws_per_message_deflate": False,
 }
+_DISCARD_S = 2.0
 _log = logging.getLogger("gpufn_gateway.websocket")
 _log.setLevel(logging.WARNING)
 
@@ -31,7 +33,27 @@ class WebSocketConnection(WebSocketsSansIOProtocol):
     def __init__(self, *args: Any, release: Callable[[], None], **fields: Any) -> None:
         super().__init__(*args, **fields)
         self._release = release
+        self._is_discarding = False
         self.logger = _log  # uvicorn's would log the query of each request
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(ClosingTransport(transport, self._discard))  # type: ignore[arg-type]
+
+    def data_received(self, data: bytes) -> None:
+        if not self._is_discarding:
+            super().data_received(data)
+
+    def _discard(self) -> bool:
+        """Discard the rest of a message that was refused, so that the client receives the close frame."""
+        if self.conn.parser_exc is None:
+            return False
+        if not self._is_discarding:
+            self._is_discarding = True
+            transport: Any = self.transport
+            self.loop.call_later(_DISCARD_S, transport.close_now)
+            if self.read_paused:
+                transport.resume_reading()
+        return True
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
