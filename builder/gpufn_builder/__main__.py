@@ -5,11 +5,14 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from collections.abc import Mapping
+from functools import partial
 
 from gpufn_builder.build_job import BuildExecutor
 from gpufn_builder.build_slots import BuildSlots
 from gpufn_builder.loop import Builder
 from gpufn_builder.memory_history import MemoryHistory
+from gpufn_builder.processes.sandboxes import BuildSandboxes
 from gpufn_builder.settings import BuilderSettings
 from gpufn_builder.store import Store
 from gpufn_core.protocol import subjects
@@ -20,6 +23,9 @@ from gpufn_platform.bus.storage.key_value import KeyValue, stream_of
 from gpufn_platform.bus.tls import BusTls
 from gpufn_platform.process.clock import SystemClock
 from gpufn_platform.process.node_process import run, run_until_signaled
+from gpufn_platform.sandbox import policy
+from gpufn_platform.sandbox.host_paths import own_python_folders, system_secrets
+from gpufn_platform.sandbox.support import Support, probe
 from gpufn_platform.signing.local_trust import LocalTrust
 from gpufn_platform.signing.signatures import Signatures
 
@@ -30,7 +36,7 @@ _BUCKETS = (subjects.BUILDS, subjects.ENGINES, subjects.LEASES, subjects.SIGNING
 _STORES = (subjects.MODEL_FILES, subjects.ENGINE_FILES)
 
 
-async def serve(settings: BuilderSettings) -> None:
+async def serve(settings: BuilderSettings, support: Support) -> None:
     tls = BusTls.from_env(os.environ)
     bus = await Bus.connect(settings.nats_url, name=f"builder {settings.node}", tls=tls, retry_for_s=_BUS_RETRY_FOR_S)
     clock = SystemClock()
@@ -55,6 +61,7 @@ async def serve(settings: BuilderSettings) -> None:
             memory_limit_bytes=settings.memory_limit_bytes,
             timeout_s=settings.timeout_s,
             measuring=settings.measuring,
+            sandboxes=_sandboxes(settings, support),
         )
         builder = Builder(
             bus,
@@ -63,7 +70,7 @@ async def serve(settings: BuilderSettings) -> None:
             slots=BuildSlots(
                 most=settings.builds,
                 limit_bytes=settings.memory_limit_bytes,
-                history=MemoryHistory(settings.home.tuning / "build-memory.json"),
+                history=MemoryHistory(settings.home.cache / "build-memory.json"),
             ),
             node=settings.node,
             clock=clock,
@@ -75,9 +82,33 @@ async def serve(settings: BuilderSettings) -> None:
         await bus.close()
 
 
+def _sandboxes(settings: BuilderSettings, support: Support) -> BuildSandboxes | None:
+    """Return None if build processes are not confined."""
+    log.log(
+        logging.INFO if policy.is_complete(settings.isolation, support) else logging.WARNING,
+        "build processes run %s",
+        policy.describe(settings.isolation, support),
+    )
+    if settings.isolation is policy.Isolation.OFF:
+        return None
+    return BuildSandboxes(
+        settings.home,
+        own_python_folders((), os.environ),
+        private=system_secrets(),
+        namespaces=not support.namespaces,
+    )
+
+
 def main() -> int:
     os.umask(0o077)  # for our compiler processes too
-    return run("builder", BuilderSettings.from_env, serve)
+    support = probe()  # a process that hides its environment cannot create a user namespace
+
+    def read(environ: Mapping[str, str]) -> BuilderSettings:
+        settings = BuilderSettings.from_env(environ)
+        policy.check(settings.isolation, support)
+        return settings
+
+    return run("builder", read, partial(serve, support=support))
 
 
 if __name__ == "__main__":

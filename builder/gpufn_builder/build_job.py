@@ -32,6 +32,7 @@ from gpufn_builder.processes.process_messages import (
     MeasurePlan,
     ProgressUpdate,
 )
+from gpufn_builder.processes.sandboxes import BuildSandboxes
 from gpufn_builder.report import page
 from gpufn_builder.report.report import BuildReport, CandidateRow, StageRow, engine_row
 from gpufn_builder.result_check import check
@@ -79,7 +80,9 @@ class BuildExecutor:
         timeout_s: float = TIMEOUT_S,
         measuring: MeasurePlan = THOROUGH,
         process: str = PROCESS,
+        sandboxes: BuildSandboxes | None = None,
     ) -> None:
+        """Without `sandboxes` build processes are not confined."""
         self._store = store
         self._signatures = signatures
         self._folder = folder
@@ -90,6 +93,7 @@ class BuildExecutor:
         self._timeout_s = timeout_s
         self._measuring = measuring
         self._process = process
+        self._sandboxes = sandboxes
         self._pauses = MeasurementPauses()
         # Each build has a thread that waits for its process. The default pool has few threads, and others need them.
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="build")
@@ -185,7 +189,11 @@ class BuildExecutor:
     ) -> BuildResult:
         loop = asyncio.get_running_loop()
         environ = environment(self._environ, gpu=request.target.uuid)
-        work = ChildProcess(self._process, request, folder, environ, name="the build")
+        sandbox = None
+        if self._sandboxes is not None:
+            self._caches.mkdir(parents=True, exist_ok=True)  # to be seen in the sandbox
+            sandbox = self._sandboxes.build(folder, self._caches, has_gpu=request.target.is_gpu)
+        work = ChildProcess(self._process, request, folder, environ, name="the build", sandbox=sandbox)
 
         with self._pauses.add(run.name, work, on_progress) as process:
 

@@ -12,6 +12,7 @@ from gpufn_builder.store import RETRY_FOR_S
 from gpufn_core.home import Home
 from gpufn_core.spec.model_spec import wrong_build_timeout
 from gpufn_platform.process.settings import InvalidSetting, bus_url, node_name, number, process_memory, whole_number
+from gpufn_platform.sandbox.policy import Isolation, isolation
 
 _MEMORY_SHARE = 0.75  # of the machine's memory
 _LONGEST_MEASURE_S = 600
@@ -30,6 +31,7 @@ class BuilderSettings:
     GPUFN_BUILD_TIMEOUT  seconds without progress after which a build ends. Default: 600
     GPUFN_BUILD_MEASURE  minimum seconds of the measurement of an engine. Default: 3
     GPUFN_BUILD_RETRY    seconds that a build retries while NATS is unavailable or its disk is full. Default: 20
+    GPUFN_ISOLATION      sandbox of build processes: auto, strict or off, as the agent's. Default: auto
     """
 
     nats_url: str
@@ -40,6 +42,7 @@ class BuilderSettings:
     timeout_s: float
     measuring: MeasurePlan
     retry_for_s: float
+    isolation: Isolation
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str]) -> BuilderSettings:
@@ -53,6 +56,7 @@ class BuilderSettings:
             _timeout(environ.get("GPUFN_BUILD_TIMEOUT", "")),
             _measuring(environ.get("GPUFN_BUILD_MEASURE", "")),
             number("GPUFN_BUILD_RETRY", environ.get("GPUFN_BUILD_RETRY") or str(RETRY_FOR_S)),
+            isolation(environ.get("GPUFN_ISOLATION", "")),
         )
 
 

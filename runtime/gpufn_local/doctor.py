@@ -179,8 +179,8 @@ def _gpu() -> Iterator[Finding]:
 
 
 def _sandbox() -> Iterator[Finding]:
+    from gpufn_platform.sandbox import policy  # noqa: PLC0415
     from gpufn_platform.sandbox.support import probe  # noqa: PLC0415
-    from gpufn_runtime.agent.isolation import policy  # noqa: PLC0415
 
     try:
         isolation = policy.isolation(os.environ.get("GPUFN_ISOLATION", ""))

@@ -38,9 +38,9 @@ from gpufn_platform.process import grace_period, supervisor_fifo
 from gpufn_platform.process.private_files import create_private
 from gpufn_platform.process.proc_hardening import hide_environment
 from gpufn_platform.process.settings import InvalidSetting, node_name, number, sync_setting
+from gpufn_platform.sandbox import policy
 from gpufn_platform.sandbox.support import probe
 from gpufn_platform.secrets.master_key import KEY, MasterKey
-from gpufn_runtime.agent.isolation import policy
 
 _NOTIFY_FD = "GPUFN_UP_NOTIFY_FD"  # file descriptor on which a detached `up` reports whether it started
 _READY_TIMEOUT_S = 60.0

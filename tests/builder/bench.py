@@ -12,6 +12,7 @@ from onnx import ModelProto, numpy_helper
 
 from gpufn_builder.build_job import PROCESS, TIMEOUT_S, BuildExecutor
 from gpufn_builder.processes.process_messages import MeasurePlan
+from gpufn_builder.processes.sandboxes import BuildSandboxes
 from gpufn_builder.store import RETRY_FOR_S, Store
 from gpufn_core.domain.engine import Build
 from gpufn_core.ids import new_ulid
@@ -72,6 +73,7 @@ async def open_executor(
     retry_for_s: float = RETRY_FOR_S,
     timeout_s: float = TIMEOUT_S,
     signatures: Signatures | None = None,
+    sandboxes: BuildSandboxes | None = None,
 ) -> tuple[BuildExecutor, Store]:
     store = Store(
         bus, KeyValue(bus, subjects.ENGINES), KeyValue(bus, subjects.LEASES), SystemClock(), retry_for_s=retry_for_s
@@ -87,5 +89,6 @@ async def open_executor(
         timeout_s=timeout_s,
         measuring=_QUICK,
         process=process,
+        sandboxes=sandboxes,
     )
     return executor, store

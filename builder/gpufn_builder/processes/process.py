@@ -12,8 +12,9 @@ killed, and paused while another build measures. All of them die with their pare
 hostile model has taken over can leave the group (setsid) and clear its death signal: then it survives the build.
 `serve` is the child's side.
 
-A process that reads an untrusted model may be taken over by it. Its messages, files and output are not trusted to be
-well formed or finite. Whatever the process does, `wait` returns a result or raises BuildFailed.
+A process that reads an untrusted model may be taken over by it, so it runs in a sandbox (`sandboxes`). Its messages,
+files and output are not trusted to be well formed or finite. Whatever the process does, `wait` returns a result or
+raises BuildFailed.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ from gpufn_core.domain.device import NO_MPS
 from gpufn_core.domain.engine import BuildStage
 from gpufn_core.encoding.msgspec_errors import DECODE_ERRORS
 from gpufn_core.errors import BuildFailed, ErrorInfo, GpufnError
+from gpufn_core.protocol.launch import SANDBOX_VARIABLE, Sandbox
 from gpufn_core.spec.units import format_bytes
 
 _PIPE_BYTES: Final = 1 << 20  # the largest size of a pipe
@@ -57,6 +59,7 @@ _PR_SET_PDEATHSIG: Final = 1
 _FAILED: Final = 1
 _REQUEST: Final = "request.json"
 _RESULT: Final = "result"
+_IN_SANDBOX: Final = "gpufn_platform.sandbox"
 # Environment variables that a compiler process needs. The URL and password of NATS are not passed on.
 _PASSED_ON: Final = ("PATH", "PYTHONPATH", "HOME", "LANG", "TMPDIR", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
 _OUT_OF_MEMORY: Final = ("MemoryError", "bad_alloc", "bad allocation", "Failed to allocate memory", "out of memory")
@@ -99,8 +102,10 @@ class ChildProcess:
         *,
         name: str,
         leads_group: bool = True,
+        sandbox: Sandbox | None = None,
     ) -> None:
-        """Start the process. `folder` is for the request and the output. `name` identifies it in errors."""
+        """Start the process. `folder` is for the request and the output. `name` identifies it in errors. The processes
+        that it starts are in its `sandbox` too."""
         self._name = name
         self._leads_group = leads_group
         self._memory_limit_bytes = request.memory_limit_bytes
@@ -112,14 +117,20 @@ class ChildProcess:
         path = folder / _REQUEST
         path.write_bytes(msgspec.json.encode(request))
         self._output_file = OutputFile(folder / "output.txt")
+        variables = dict(environ)
+        modules = [module]
+        if sandbox is not None:
+            modules.insert(0, _IN_SANDBOX)
+            variables |= {SANDBOX_VARIABLE: msgspec.json.encode(sandbox).decode()}
+            variables |= dict.fromkeys(("HOME", "TMPDIR"), os.fspath(folder))  # there is no other folder on a disk
         self._lines, writer = os.pipe()
         try:
             self._process = subprocess.Popen(  # noqa: S603
-                [sys.executable, "-P", "-u", "-m", module, str(path), str(writer), str(os.getpid())],
+                [sys.executable, "-P", "-u", "-m", *modules, str(path), str(writer), str(os.getpid())],
                 stdin=subprocess.DEVNULL,
                 stdout=self._output_file.file,
                 stderr=self._output_file.file,
-                env=dict(environ),
+                env=variables,
                 cwd=folder,
                 pass_fds=[writer],
                 process_group=0 if leads_group else None,

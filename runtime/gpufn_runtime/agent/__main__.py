@@ -32,6 +32,8 @@ from gpufn_platform.process.file_lock import lock_file
 from gpufn_platform.process.proc_hardening import hide_environment
 from gpufn_platform.process.settings import EXIT_CONFIGURATION, InvalidSetting
 from gpufn_platform.process.watchdog import notify_watchdog
+from gpufn_platform.sandbox import policy
+from gpufn_platform.sandbox.host_paths import own_python_folders, system_secrets
 from gpufn_platform.sandbox.support import Support, probe
 from gpufn_platform.secrets.master_key import KEY, MasterKey
 from gpufn_platform.signing.local_trust import LocalTrust
@@ -49,8 +51,8 @@ from gpufn_runtime.agent.devices.failed_gpus import FailedGpus
 from gpufn_runtime.agent.devices.nvml import NvmlInventory
 from gpufn_runtime.agent.devices.power_limits import PowerLimits
 from gpufn_runtime.agent.devices.watch import DeviceWatch
-from gpufn_runtime.agent.isolation import gpu_devices, policy
-from gpufn_runtime.agent.isolation.sandboxes import Sandboxes, private_paths, python_folders
+from gpufn_runtime.agent.isolation import gpu_devices, tiers
+from gpufn_runtime.agent.isolation.sandboxes import Sandboxes
 from gpufn_runtime.agent.launchers.choose import LauncherByImage
 from gpufn_runtime.agent.launchers.containers.launcher import ContainerLauncher, LogImageLine
 from gpufn_runtime.agent.launchers.process import ProcessLauncher
@@ -211,7 +213,7 @@ async def _run_agent(
         open_files=open_files,
         supervisor_fifo=settings.supervisor_fifo,
         sandboxes=sandboxes,
-        isolation_trouble=policy.trouble(settings.isolation, support),
+        isolation_trouble=tiers.trouble(settings.isolation, support),
         park_bytes=settings.park_bytes,
         grace_s=settings.grace_s,
         address=settings.address or address_towards(settings.nats_url),
@@ -230,9 +232,8 @@ async def _run_agent(
 
 def _sandboxes(settings: AgentSettings, support: Support, groups: MemoryGroups) -> Sandboxes | None:
     """Return None if worker processes are not confined."""
-    is_complete = settings.isolation is not policy.Isolation.OFF and not support.missing()
     log.log(
-        logging.INFO if is_complete else logging.WARNING,
+        logging.INFO if policy.is_complete(settings.isolation, support) else logging.WARNING,
         "worker processes run %s",
         policy.describe(settings.isolation, support),
     )
@@ -243,13 +244,11 @@ def _sandboxes(settings: AgentSettings, support: Support, groups: MemoryGroups) 
     for folder in (home.engines, home.weights, home.mps):
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     gpu_devices.create()
-    libraries = filter(os.path.isdir, os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep))
-    packages = map(os.path.dirname, worker_packages())
     return Sandboxes(
         home,
-        python_folders([*sys.path, *packages, *libraries], (sys.prefix, sys.base_prefix)),
+        own_python_folders(map(os.path.dirname, worker_packages()), os.environ),
         folders=settings.sandbox_folders,
-        private=private_paths("/etc") if os.geteuid() == 0 else (),
+        private=system_secrets(),
         cgroups=groups.base,
         namespaces=not support.namespaces,
     )

@@ -23,10 +23,9 @@ from gpufn_platform.process.settings import (
     whole_number,
     yes_or_no,
 )
+from gpufn_platform.sandbox.policy import Isolation, isolation
 from gpufn_runtime.agent.devices.declared import parse_devices
 from gpufn_runtime.agent.devices.power_limits import parse_power_limits
-from gpufn_runtime.agent.isolation import policy
-from gpufn_runtime.agent.isolation.policy import Isolation
 from gpufn_runtime.agent.isolation.sandboxes import Folder
 
 _MAX_TEMPLATES = 1000
@@ -101,8 +100,8 @@ class AgentSettings:
             mps_exclusive=yes_or_no("GPUFN_MPS_EXCLUSIVE", environ.get("GPUFN_MPS_EXCLUSIVE") or "no"),
             gpu_power_limits=parse_power_limits(environ.get("GPUFN_GPU_POWER_LIMIT", "")),
             default_image=_default_image(environ.get("GPUFN_LAUNCHER") or "process"),
-            isolation=policy.isolation(environ.get("GPUFN_ISOLATION", "")),
-            sandbox_folders=policy.folders(environ.get("GPUFN_SANDBOX_FOLDERS", "")),
+            isolation=isolation(environ.get("GPUFN_ISOLATION", "")),
+            sandbox_folders=folders(environ.get("GPUFN_SANDBOX_FOLDERS", "")),
             base_image=_base_image(environ.get("GPUFN_BASE_IMAGE") or cls.base_image),
             build_network=environ.get("GPUFN_BUILD_NETWORK", ""),
             docker_host=environ.get("GPUFN_DOCKER_HOST") or environ.get("DOCKER_HOST") or cls.docker_host,
@@ -141,3 +140,20 @@ def _base_image(name: str) -> str:
             f"not {name!r}."
         ) from None
     return name
+
+
+def folders(text: str) -> tuple[Folder, ...]:
+    """Parse GPUFN_SANDBOX_FOLDERS. Raises InvalidSetting.
+
+    >>> folders("/data,/scratch:rw")
+    (Folder(path='/data', is_writable=False), Folder(path='/scratch', is_writable=True))
+    """
+    found = []
+    for item in filter(None, text.split(",")):
+        path = item.removesuffix(":rw")
+        if not path.startswith("/"):
+            raise InvalidSetting(
+                f"GPUFN_SANDBOX_FOLDERS must be absolute paths, such as /data,/scratch:rw, not {item!r}."
+            )
+        found.append(Folder(path.rstrip("/") or "/", path != item))
+    return tuple(found)

@@ -7,7 +7,6 @@ sees its own.
 from __future__ import annotations
 
 import os
-import stat
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +15,6 @@ from typing import NamedTuple
 from gpufn_core.home import Home
 from gpufn_core.protocol.launch import Sandbox, WorkerConfig
 from gpufn_core.spec.isolation import Isolation, Network
-from gpufn_platform.sandbox.layout import SYSTEM, is_inside
 
 _LEAST_MEMORY_BYTES = 64 << 20
 
@@ -93,31 +91,3 @@ class Sandboxes:
     def _hidden(self) -> tuple[str, ...]:
         home = self.home
         return (*map(os.fspath, (home.root, home.run, home.shared_bodies)), *self.private)
-
-
-def private_paths(folder: str) -> tuple[str, ...]:
-    """Return the paths in `folder` that other users cannot read. Root without capabilities still reads what it owns."""
-    found: list[str] = []
-    for parent, folders, files in os.walk(folder):
-        closed = [name for name in folders if not _is_public(os.path.join(parent, name), stat.S_IXOTH)]
-        found += (os.path.join(parent, name) for name in closed)
-        folders[:] = [name for name in folders if name not in closed]
-        found += (path for name in files if not _is_public(path := os.path.join(parent, name), stat.S_IROTH))
-    return tuple(sorted(found))
-
-
-def _is_public(path: str, right: int) -> bool:
-    try:
-        mode = os.lstat(path).st_mode
-    except OSError:
-        return True  # gone
-    return stat.S_ISLNK(mode) or bool(mode & right)
-
-
-def python_folders(path: Sequence[str], prefixes: Sequence[str]) -> tuple[str, ...]:
-    """Return the folders that an interpreter reads: `path` is its sys.path, `prefixes` where it is installed. A link
-    and its target are both listed."""
-    known = [entry for entry in (*prefixes, *path) if os.path.isabs(entry)]
-    all_folders = dict.fromkeys(each for entry in known for each in (entry, os.path.realpath(entry)))
-    outer = [each for each in all_folders if not any(is_inside(each, other) for other in all_folders if other != each)]
-    return tuple(each for each in outer if not any(is_inside(each, other) for other in SYSTEM))

@@ -9,8 +9,10 @@ from gpufn_core.home import Home
 from gpufn_core.protocol.launch import MpsLimits, WorkerConfig
 from gpufn_core.spec.function_spec import EntryPoint, FunctionSpec, MethodSpec
 from gpufn_core.spec.isolation import Isolation, Network
+from gpufn_platform.process.settings import InvalidSetting
 from gpufn_platform.sandbox.layout import is_inside
-from gpufn_runtime.agent.isolation.sandboxes import Folder, Sandboxes, private_paths, python_folders
+from gpufn_runtime.agent.isolation.sandboxes import Folder, Sandboxes
+from gpufn_runtime.agent.settings import folders
 
 HOME = Home(Path("/srv/gpufn"))
 SANDBOXES = Sandboxes(
@@ -82,15 +84,7 @@ def test_an_mps_client_shares_memory_with_the_daemon() -> None:
     assert str(HOME.mps) in sandbox.writable
 
 
-def test_folders_of_the_interpreter_leave_out_those_inside_others() -> None:
-    assert python_folders(["/srv/py/lib", "", "relative", "/srv/app"], ["/usr", "/srv/py"]) == ("/srv/py", "/srv/app")
-
-
-def test_private_paths_are_those_that_other_users_cannot_read(tmp_path: Path) -> None:
-    for name, mode in (("key", 0o600), ("public", 0o644)):
-        (tmp_path / name).touch()
-        (tmp_path / name).chmod(mode)
-    (tmp_path / "closed").mkdir(mode=0o700)
-    (tmp_path / "closed" / "inside").touch()
-    (tmp_path / "link").symlink_to("key")
-    assert private_paths(str(tmp_path)) == (f"{tmp_path}/closed", f"{tmp_path}/key")
+@pytest.mark.parametrize("text", ["data", "/data,scratch:rw"])
+def test_folders_are_absolute(text: str) -> None:
+    with pytest.raises(InvalidSetting):
+        folders(text)

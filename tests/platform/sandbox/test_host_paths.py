@@ -1,0 +1,19 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+from gpufn_platform.sandbox.host_paths import private_paths, python_folders
+
+
+def test_folders_of_the_interpreter_leave_out_those_inside_others() -> None:
+    assert python_folders(["/srv/py/lib", "", "relative", "/srv/app"], ["/usr", "/srv/py"]) == ("/srv/py", "/srv/app")
+
+
+def test_private_paths_are_those_that_other_users_cannot_read(tmp_path: Path) -> None:
+    for name, mode in (("key", 0o600), ("public", 0o644)):
+        (tmp_path / name).touch()
+        (tmp_path / name).chmod(mode)
+    (tmp_path / "closed").mkdir(mode=0o700)
+    (tmp_path / "closed" / "inside").touch()
+    (tmp_path / "link").symlink_to("key")
+    assert private_paths(str(tmp_path)) == (f"{tmp_path}/closed", f"{tmp_path}/key")

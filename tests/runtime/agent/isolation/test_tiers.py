@@ -1,0 +1,23 @@
+from __future__ import annotations
+
+import pytest
+
+from gpufn_platform.sandbox.policy import Isolation
+from gpufn_platform.sandbox.support import Support
+from gpufn_runtime.agent.isolation.tiers import trouble
+
+COMPLETE, PART = Support(), Support(namespaces="refused", network="refused")
+
+
+@pytest.mark.parametrize(
+    ("setting", "support", "refused"),
+    [
+        (Isolation.AUTO, COMPLETE, set()),
+        (Isolation.AUTO, PART, {"sandbox", "none"}),
+        (Isolation.AUTO, Support(signals="too old"), {"sandbox"}),
+        (Isolation.STRICT, COMPLETE, {"process"}),
+        (Isolation.OFF, COMPLETE, {"sandbox", "none"}),
+    ],
+)
+def test_a_node_reports_what_it_does_not_offer(setting: Isolation, support: Support, refused: set[str]) -> None:
+    assert trouble(setting, support).keys() == refused
