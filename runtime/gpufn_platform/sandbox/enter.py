@@ -16,6 +16,7 @@ from gpufn_core.protocol.launch import Sandbox
 from gpufn_platform.sandbox import landlock, layout, namespaces, seccomp, system_calls
 
 _CAP_SETFCAP = 31
+_NONE: frozenset[int] = frozenset()
 # Processes and threads of one worker. The kernel counts them per user namespace, but does not limit root's, whose
 # workers have a cgroup for that.
 MAX_PROCESSES = 4096
@@ -28,6 +29,7 @@ def prepare(template: Sandbox) -> None:
     if template.namespaces:
         root = namespaces.Root()
         root.add(layout.common_mounts(template, _list("/dev"), os.getpid()), 0)
+        system_calls.bound_capabilities(_NONE)
         _prepared.append(root)
 
 
@@ -36,7 +38,10 @@ def enter(sandbox: Sandbox) -> None:
     if not (sandbox.network or sandbox.namespaces):
         raise OSError(errno.EPERM, "a process without a network needs namespaces")
     has_mounts_ahead = sandbox.is_template and sandbox.namespaces
+    # Root needs this capability to map its own id in a further namespace. It means nothing outside of ours.
+    keep = frozenset({_CAP_SETFCAP}) if has_mounts_ahead and os.geteuid() == 0 else _NONE
     program = _program(has_mounts_ahead)
+    is_prepared = bool(_prepared)
     if sandbox.gpus:
         # Fast networks lock the memory that they transfer. Root may lock any until it drops its capabilities.
         with contextlib.suppress(OSError, ValueError):
@@ -48,9 +53,9 @@ def enter(sandbox: Sandbox) -> None:
         root.move_in(network=sandbox.network, shares_memory=sandbox.shares_memory)
         if not sandbox.is_template:
             resource.setrlimit(resource.RLIMIT_NPROC, (MAX_PROCESSES, MAX_PROCESSES))
-    # Root needs this capability to map its own id in a further namespace. It means nothing outside of ours.
-    keep = {_CAP_SETFCAP} if has_mounts_ahead and os.geteuid() == 0 else ()
-    system_calls.drop_capabilities(frozenset(keep))
+    if not is_prepared:
+        system_calls.bound_capabilities(keep)
+    system_calls.drop_capabilities(keep)
     system_calls.set_no_new_privileges()
     landlock.restrict(None if has_mounts_ahead else layout.rules(sandbox, own, _list))
     if program:

@@ -44,10 +44,12 @@ PROC: Final = "/proc"
 TMP: Final = "/tmp"  # noqa: S108
 SHARED_MEMORY: Final = "/dev/shm"  # noqa: S108
 TERMINALS: Final = "/dev/pts"
+_DEVICE_FOLDER: Final = "/dev"
 TEMPORARY: Final = (TMP, "/var/tmp")  # noqa: S108
-# As in Docker's containers: the kernel's settings, and what tells about other users of the machine.
+# As in Docker's containers: the kernel's settings, and what tells about other users of the machine. Nothing is mounted
+# inside the hidden ones.
 _PROC_READ_ONLY: Final = tuple(f"/proc/{name}" for name in ("bus", "fs", "irq", "sys", "sysrq-trigger"))
-_HIDDEN: Final = (
+HIDDEN: Final = (
     *(
         f"/proc/{name}"
         for name in ("acpi", "asound", "kcore", "keys", "latency_stats", "sched_debug", "scsi", "timer_list")
@@ -83,11 +85,22 @@ def mounts(sandbox: Sandbox, own: Iterable[str]) -> list[Mount]:
     kinds |= dict.fromkeys(TEMPORARY, Kind.MEMORY)
     kinds[TERMINALS] = Kind.TERMINALS
     kinds[SHARED_MEMORY] = Kind.WRITABLE if sandbox.shares_memory else Kind.MEMORY
-    shown = [path for path, kind in kinds.items() if kind is not Kind.MEMORY]
-    for path in (*_HIDDEN, *sandbox.hidden):
-        if any(is_inside(path, other) for other in shown):
+    shown = _as_prefixes(path for path, kind in kinds.items() if kind is not Kind.MEMORY)
+    for path in (*HIDDEN, *sandbox.hidden):
+        if (path + "/").startswith(shown):
             kinds.setdefault(path, Kind.HIDDEN)
     return [Mount(path, kinds[path]) for path in sorted(kinds)]
+
+
+def missing(wanted: Iterable[Mount], present: Collection[Mount]) -> list[Mount]:
+    """Return the mounts to add to those that are `present`: the new ones, and those that the new ones cover."""
+    found: list[Mount] = []
+    new: tuple[str, ...] = ()
+    for mount in wanted:
+        if mount not in present or (mount.path + "/").startswith(new):
+            found.append(mount)
+            new = (*new, *_as_prefixes([mount.path]))
+    return found
 
 
 def rules(
@@ -95,11 +108,11 @@ def rules(
 ) -> list[tuple[str, Access]]:
     """Return the rules for Landlock. It knows no exceptions: without namespaces, each path next to a hidden one is
     listed."""
-    found = [(PROC, Access.READ), *((path, Access.OVERWRITE if path == PROC else Access.ALL) for path in own)]
     if sandbox.namespaces:  # there are no other files
-        writable = (*sandbox.writable, *TEMPORARY, SHARED_MEMORY, TERMINALS)
-        return [*found, ("/", Access.READ), *((path, Access.ALL) for path in writable)]
-    hidden = {*_HIDDEN, *sandbox.hidden}.difference(sandbox.shared, sandbox.readable, sandbox.writable)
+        writable = (_DEVICE_FOLDER, *(path for path in own if not is_inside(path, _DEVICE_FOLDER)))
+        return [("/", Access.READ), *((path, Access.ALL) for path in (*writable, *sandbox.writable, *TEMPORARY))]
+    found = [(PROC, Access.READ), *((path, Access.OVERWRITE if path == PROC else Access.ALL) for path in own)]
+    hidden = {*HIDDEN, *sandbox.hidden}.difference(sandbox.shared, sandbox.readable, sandbox.writable)
     for access, paths in ((Access.READ, (*SYSTEM, *sandbox.shared, *sandbox.readable)), (Access.ALL, sandbox.writable)):
         found += [(part, access) for path in paths for part in _without(path, hidden, list_folder)]
     # Semaphores of other processes and the bodies of other workers are there too: their names are random.
@@ -118,6 +131,11 @@ def _without(path: str, hidden: Collection[str], list_folder: Callable[[str], Se
         return [path]
     parts = (os.path.join(path, name) for name in list_folder(path))
     return [part for each in parts for part in _without(each, hidden, list_folder)]
+
+
+def _as_prefixes(paths: Iterable[str]) -> tuple[str, ...]:
+    """Return the paths with a slash at the end. `str.startswith` then finds what is inside one of them."""
+    return tuple(path.rstrip("/") + "/" for path in paths)
 
 
 def is_inside(path: str, folder: str) -> bool:

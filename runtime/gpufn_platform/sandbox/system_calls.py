@@ -12,6 +12,7 @@ CLONE_NEWIPC: Final = 0x08000000
 CLONE_NEWUSER: Final = 0x10000000
 CLONE_NEWNET: Final = 0x40000000
 
+MS_RDONLY: Final = 1
 MS_NOSUID: Final = 2
 MS_NODEV: Final = 4
 MS_NOEXEC: Final = 8
@@ -78,13 +79,17 @@ def unmount(target: str) -> None:
     _check(_libc.umount2(os.fsencode(target), MNT_DETACH), target)
 
 
-def drop_capabilities(keep: frozenset[int]) -> None:
-    """Drop all capabilities but `keep`, for this process and for all programs that it starts."""
-    mask = sum(1 << number for number in keep)
+def bound_capabilities(keep: frozenset[int]) -> None:
+    """Let no program that this process starts gain a capability but `keep`."""
     for number in range(_LAST_CAPABILITY + 1):
         if number not in keep and _libc.prctl(_PR_CAPBSET_DROP, number, 0, 0, 0) != 0:
             break  # the kernel has no further capability, or this process may not drop any
     _libc.prctl(_PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
+
+
+def drop_capabilities(keep: frozenset[int]) -> None:
+    """Drop all capabilities of this process but `keep`."""
+    mask = sum(1 << number for number in keep)
     header = struct.pack("Ii", _CAPABILITY_VERSION_3, 0)
     low, high = mask & 0xFFFFFFFF, mask >> 32
     _check(_libc.capset(header, struct.pack("6I", low, low, 0, high, high, 0)), "capset")

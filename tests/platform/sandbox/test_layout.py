@@ -92,3 +92,18 @@ def test_without_namespaces_the_paths_beside_a_hidden_one_are_allowed_one_by_one
     assert allowed.isdisjoint({"/", "/opt", "/opt/home", "/etc", "/etc/shadow", "/tmp"})
     assert ("/opt/home/tmp", Access.ALL) in rules
     assert ("/dev/shm", Access.BY_NAME) in rules
+
+
+def test_a_new_mount_covers_those_inside_it_which_are_added_again() -> None:
+    system, inner, folder = (Mount(path, Kind.READ_ONLY) for path in ("/usr", "/tmp/python", "/srv/b"))
+    tmp = Mount("/tmp", Kind.MEMORY)
+    assert layout.missing([folder, tmp, inner, system], {system, inner}) == [folder, tmp, inner]
+
+
+def test_landlock_allows_the_devices_of_a_root_of_its_own_by_their_folder() -> None:
+    rules = dict(layout.rules(SANDBOX, ["/dev/null", "/dev/pts", "/proc/7"], lambda _: []))
+    assert rules["/"] is Access.READ
+    assert {path for path, access in rules.items() if access is Access.ALL} == {
+        *("/dev", "/proc/7", "/tmp", "/var/tmp"),
+        *SANDBOX.writable,
+    }
