@@ -87,6 +87,18 @@ def test_credentials_of_the_bus_cannot_be_read(platform_: Platform) -> None:
     assert attack(platform_, f"Path('{path}').read_text()") in DENIED
 
 
+def test_no_code_of_a_function_runs_before_the_sandbox_is_entered(
+    full: Platform, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Regression: a cold worker started with the function's variables, so PYTHONPATH gave it the rights of gpufn."""
+    escaped = tmp_path / "escaped"
+    (tmp_path / "sitecustomize.py").write_text(f"open({os.fspath(escaped)!r}, 'w').close()\n")
+    monkeypatch.setenv("EVIL_FOLDER", os.fspath(tmp_path))
+    full.gpufn("deploy", APP.with_name("early.py"))
+    assert full.invoke("early") == os.fspath(tmp_path)
+    assert not escaped.exists()
+
+
 def test_another_functions_bundle_and_config_cannot_be_read(platform_: Platform) -> None:
     platform_.gpufn("deploy", VICTIM)
     platform_.invoke("neighbour")

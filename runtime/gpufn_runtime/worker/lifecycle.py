@@ -198,8 +198,6 @@ class Worker:
             from gpufn_runtime.worker.gang.environment import environment  # noqa: PLC0415
 
             os.environ.update(environment(self._config.gang, self._config.worker))
-        os.environ.update(self._config.spec.env)
-        time.tzset()  # the function may set TZ; the C library may have read the template's value
         try:
             process.confine(self._config)
         except (OSError, ValueError) as error:
@@ -209,6 +207,8 @@ class Worker:
                 enter(self._config.sandbox)
             except OSError as error:
                 return LoadError(f"cannot enter the sandbox: {error}")
+        os.environ.update(self._config.spec.env)  # only now: libraries load code that a variable names
+        time.tzset()  # the function may set TZ; the C library may have read the template's value
         if self._config.secrets_socket:
             try:
                 self._receive_secrets()

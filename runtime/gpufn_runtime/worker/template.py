@@ -1,8 +1,8 @@
 """Template process: heavy imports are done, so that workers can be forked from it in milliseconds.
 
-    1. enter a sandbox. Import the worker's own modules and the requested ones, once. After each one check that this
-       process can still be forked (`fork_safety`). If not, report the module and exit: the agent starts a template
-       without it
+    1. enter a sandbox. Set the variables of its functions. Import the worker's own modules and the requested ones,
+       once. After each one check that this process can still be forked (`fork_safety`). If not, report the module and
+       exit: the agent starts a template without it
     2. exit if a thread appears later
     3. send TemplateReady, then for each ForkRequest: fork twice, so that the worker is not our child, and send its pid
     4. the worker gets its own session, output and environment, and runs like one that started cold (`lifecycle`)
@@ -32,6 +32,7 @@ import gpufn
 from gpufn_core.encoding import media, values
 from gpufn_core.protocol.frames import FrameReader, RunnerFrame
 from gpufn_core.protocol.launch import (
+    ENV_VARIABLE,
     EXIT_START_FAILED,
     SANDBOX_VARIABLE,
     ForkReply,
@@ -58,6 +59,8 @@ def serve(modules: list[str]) -> int:
     if text := os.environ.pop(SANDBOX_VARIABLE, ""):
         sandbox = msgspec.json.decode(text, type=Sandbox)
         enter(sandbox)
+    if text := os.environ.pop(ENV_VARIABLE, ""):
+        os.environ.update(msgspec.json.decode(text, type=dict[str, str]))
     replies = os.dup(1)
     os.dup2(2, 1)
     try:

@@ -110,6 +110,7 @@ class CudaProof(msgspec.Struct, frozen=True):
 MAX_LINE_BYTES = 1 << 20  # limit of a line that a template, or a process in a container, sends to its agent
 
 SANDBOX_VARIABLE = "GPUFN_SANDBOX"  # environment variable of a template: its Sandbox as JSON
+ENV_VARIABLE = "GPUFN_TEMPLATE_ENV"  # another one: the variables to set inside the sandbox, as JSON
 PROVE_CUDA = "--prove-cuda"
 CONTAINED = "--contained"
 IN_CONTAINER = "/gpufn"  # the folder that has all files of gpufn in a container

@@ -23,9 +23,9 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 class Template:
-    def __init__(self, *modules: str) -> None:
+    def __init__(self, *modules: str, **environ: str) -> None:
         one = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "ORT_DISABLE_TELEMETRY")
-        env = {**os.environ, **dict.fromkeys(one, "1")}
+        env = {**os.environ, **dict.fromkeys(one, "1"), **environ}
         self.process = subprocess.Popen(
             [sys.executable, "-m", "gpufn_runtime.worker", "--template", *modules],
             env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
@@ -77,8 +77,8 @@ def adopt() -> Iterator[None]:
 def make_template(adopt: None) -> Iterator[Any]:
     made: list[Template] = []
 
-    def make(*modules: str) -> Template:
-        made.append(Template(*modules))
+    def make(*modules: str, **environ: str) -> Template:
+        made.append(Template(*modules, **environ))
         return made[-1]
 
     yield make
@@ -111,6 +111,21 @@ def test_a_forked_worker_lives_as_a_cold_one(make_peer: Start, make_template: An
     worker.hang_up()
     os.kill(reply.pid, 9)
     assert os.waitstatus_to_exitcode(os.waitpid(reply.pid, 0)[1]) == -9
+
+
+def test_modules_are_imported_with_the_variables_that_are_set_in_the_sandbox(
+    make_peer: Start, make_template: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "reads.py").write_text("import os\nvalue = os.environ['MODE'], os.environ['OMP_NUM_THREADS']\n")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(tmp_path), os.environ["PYTHONPATH"])))
+    template = make_template("reads", GPUFN_TEMPLATE_ENV='{"MODE":"fast","OMP_NUM_THREADS":"2"}')
+    worker = make_peer("import os, sys\ndef f(): return [sys.modules['reads'].value, os.environ.get('MODE')]")
+    reply = template.fork(worker)
+    worker.ready()
+    assert msgspec.json.decode(worker.call()) == [["fast", "2"], None]
+    worker.hang_up()
+    os.kill(reply.pid, 9)
+    os.waitpid(reply.pid, 0)
 
 
 def test_a_forked_worker_has_its_own_time_zone(make_peer: Start, make_template: Any) -> None:

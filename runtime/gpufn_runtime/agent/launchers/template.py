@@ -33,6 +33,7 @@ import msgspec
 from gpufn_core.encoding.msgspec_errors import DECODE_ERRORS
 from gpufn_core.errors import PlatformError
 from gpufn_core.protocol.launch import (
+    ENV_VARIABLE,
     MAX_LINE_BYTES,
     SANDBOX_VARIABLE,
     ForkReply,
@@ -46,7 +47,7 @@ from gpufn_runtime.agent.decide.template_choice import Preload, Use
 from gpufn_runtime.agent.launchers.base import Launched, Launcher, LaunchOrder
 from gpufn_runtime.agent.launchers.process import WORKER
 from gpufn_runtime.agent.workers import processes
-from gpufn_runtime.agent.workers.environment import template_environment
+from gpufn_runtime.agent.workers.environment import preload_environment, template_environment
 
 log = logging.getLogger(__name__)
 
@@ -91,7 +92,9 @@ class Template:
     @classmethod
     def start(cls, command: Sequence[str], preload: Preload, scratch: Path, sandbox: Sandbox | None = None) -> Template:
         scratch.mkdir(parents=True, exist_ok=True, mode=0o700)
-        environment = template_environment(scratch, dict(preload.env), sees_gpus=preload.sees_gpus)
+        environment = template_environment(scratch, sees_gpus=preload.sees_gpus)
+        if preload.env:
+            environment[ENV_VARIABLE] = msgspec.json.encode(preload_environment(dict(preload.env))).decode()
         if sandbox is not None:
             environment[SANDBOX_VARIABLE] = msgspec.json.encode(sandbox).decode()
         try:

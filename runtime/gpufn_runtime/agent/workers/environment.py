@@ -1,7 +1,9 @@
 """Environments of the programs that the agent starts, built from scratch so that credentials do not leak.
 
-Only LD_LIBRARY_PATH is inherited: on some machines it locates the NVIDIA driver. A process reads it at its start, so a
-function's `env` comes too late for a worker that is forked from a template.
+Only LD_LIBRARY_PATH is inherited: on some machines it locates the NVIDIA driver.
+
+A program that will enter a sandbox starts without a function's `env`, and sets it inside. Variables such as PYTHONPATH,
+LD_AUDIT and OPENSSL_CONF make an interpreter load code, which would run before the sandbox is entered.
 """
 
 from __future__ import annotations
@@ -35,15 +37,24 @@ _THREAD_VARIABLES = (
     "VECLIB_MAXIMUM_THREADS",
 )
 
+_COUNT_BY_NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"
 
-def worker_environment(spec: FunctionSpec, scratch: Path, gpus: tuple[str, ...]) -> dict[str, str]:
+
+def worker_environment(
+    spec: FunctionSpec, scratch: Path, gpus: tuple[str, ...], *, is_sandboxed: bool
+) -> dict[str, str]:
     """Return the environment of a worker process. `gpus` are the leased devices' uuids; no uuids hide all GPUs."""
-    return {**_base(scratch), **container_environment(spec, gpus)}
+    variables = import_environment(spec.resources.cpu, {} if is_sandboxed else spec.env)
+    return {**_base(scratch), **_with_gpus(variables, gpus)}
 
 
 def container_environment(spec: FunctionSpec, gpus: tuple[str, ...]) -> dict[str, str]:
     """Return the variables of a worker in a container, in addition to the image's."""
-    return {**import_environment(spec.resources.cpu, spec.env), "CUDA_VISIBLE_DEVICES": ",".join(gpus)}
+    return _with_gpus(import_environment(spec.resources.cpu, spec.env), gpus)
+
+
+def _with_gpus(environment: dict[str, str], gpus: tuple[str, ...]) -> dict[str, str]:
+    return {**environment, "CUDA_VISIBLE_DEVICES": ",".join(gpus)}
 
 
 def import_environment(cpu: float, env: Mapping[str, str]) -> dict[str, str]:
@@ -60,12 +71,17 @@ def container_limits(
     return Limits(memory_bytes, spec.resources.cpu, egress, gpus, mps, env)
 
 
-def template_environment(scratch: Path, env: Mapping[str, str], *, sees_gpus: bool) -> dict[str, str]:
-    """Return a template's environment: one thread, so that imports start none. `env` belongs to the functions whose
-    workers fork from the template. The template of GPU functions sees all GPUs, because libraries choose their GPU
-    build on import. torch then counts them with NVML: with CUDA, no worker could be forked."""
-    gpus = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"} if sees_gpus else {"CUDA_VISIBLE_DEVICES": ""}
-    return {**_base(scratch), **import_environment(1, env), **NO_MPS, **gpus}
+def template_environment(scratch: Path, *, sees_gpus: bool) -> dict[str, str]:
+    """Return a template's environment: one thread, so that imports start none. The template of GPU functions sees all
+    GPUs, because libraries choose their GPU build on import. torch then counts them with NVML: with CUDA, no worker
+    could be forked."""
+    gpus = {_COUNT_BY_NVML: "1"} if sees_gpus else {"CUDA_VISIBLE_DEVICES": ""}
+    return {**_base(scratch), **import_environment(1, {}), **NO_MPS, **gpus}
+
+
+def preload_environment(env: Mapping[str, str]) -> dict[str, str]:
+    """Return what a template sets inside its sandbox, before it imports modules: the `env` of its functions."""
+    return {name: value for name, value in env.items() if name != _COUNT_BY_NVML}
 
 
 def proof_environment(gpu: str) -> dict[str, str]:

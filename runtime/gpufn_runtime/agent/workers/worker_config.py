@@ -119,7 +119,10 @@ class WorkerConfigs:
         """Return the launch order. `joining` makes the worker a client of a shared GPU; `modules` are its imports."""
         spec, gpus = config.spec, assignment.share.gpus
         image = self.image(spec)
-        variables = container_environment(spec, gpus) if image else worker_environment(spec, folder.scratch, gpus)
+        if image:
+            variables = container_environment(spec, gpus)
+        else:
+            variables = worker_environment(spec, folder.scratch, gpus, is_sandboxed=config.sandbox is not None)
         return LaunchOrder(
             worker=config.worker,
             folder=folder.path,

@@ -22,9 +22,17 @@ from tests.waiting import until_async
 GPU = Device("GPU-7", DeviceType.GPU, "NVIDIA L4", 24 << 30)
 
 
+DATA = '"HF_HOME":"/data"'
+
+
 def environment_of(pid: int) -> list[str]:
     """Return the process's initial environment; a fork has its parent's."""
     return Path(f"/proc/{pid}/environ").read_text().split("\0")
+
+
+def imports_with(pid: int, text: str) -> bool:
+    """Return whether a template, or one that a worker was forked from, set this text in its sandbox."""
+    return any(each.startswith("GPUFN_TEMPLATE_ENV=") and text in each for each in environment_of(pid))
 
 
 async def settled(node: Any) -> None:
@@ -99,14 +107,13 @@ def test_modules_are_imported_with_the_variables_of_the_function_that_they_are_f
         await node.deploy("env", modules=("numpy",), env={"HF_HOME": "/data"})
         await node.start(templates=2)
         await settled(node)
-        (imported_with,) = (
-            environ for pid in node.launcher.pids if "HF_HOME=/data" in (environ := environment_of(pid))
-        )
+        (imported_with,) = (environment_of(pid) for pid in node.launcher.pids if imports_with(pid, DATA))
         assert "CUDA_VISIBLE_DEVICES=" in imported_with
+        assert "HF_HOME=/data" not in imported_with, "it is set inside the sandbox"
         worker = await node.assign()
         assert (await node.event(worker, "started")).cold_start.standby is True
         await node.line("ENV ")
-        assert "HF_HOME=/data" in environment_of(await node.pid(worker))
+        assert imports_with(await node.pid(worker), DATA)
 
     on_node(run)
 
@@ -119,7 +126,7 @@ def test_a_worker_sees_nothing_of_what_another_functions_modules_were_imported_w
         await node.deploy("env", number=2, modules=("numpy",), env={"TOKEN": "mine"})
         worker = await node.assign(revision=2)
         assert '"TOKEN": "mine"' in await node.line("ENV ")
-        assert "TOKEN=theirs" not in environment_of(await node.pid(worker))
+        assert "theirs" not in "".join(environment_of(await node.pid(worker)))
 
     on_node(run)
 
@@ -261,7 +268,7 @@ def _launched_during_an_import(on_node: Any, answer: str, *, forked_from_it: boo
         for worker in workers:
             assert (await node.event(worker, "started")).cold_start.standby is True
             await node.until(lambda worker=worker: f"hello from {worker}" in [line.text for line in node.lines])
-            assert ("HF_HOME=/data" in environment_of(await node.pid(worker))) is forked_from_it
+            assert imports_with(await node.pid(worker), DATA) is forked_from_it
 
     on_node(run)
 
