@@ -248,9 +248,8 @@ class Node:
         options.setdefault("resources", Resources())
         spec = FunctionSpec(
             name=self.function,
-            entry=EntryPoint("app", "hello"),
+            entry=EntryPoint("app", fake),
             methods=(MethodSpec(),),
-            env={"FAKE": fake, **options.pop("env", {})},
             **options,
         )
         revision = Revision(function=self.function, number=number, spec=spec, bundle=digest, created_at=time.time())

@@ -1,4 +1,4 @@
-"""Fake of `python -m gpufn_runtime.worker`, which follows the instructions in the variable FAKE.
+"""Fake of `python -m gpufn_runtime.worker`, which follows the instructions in its entry point.
 
 It imports nothing of gpufn, so it starts in 15 ms. `--template` behaves like the real one: double fork, own session,
 one JSON line per answer.
@@ -17,7 +17,7 @@ def work(config_path: str) -> None:  # noqa: PLR0912 - one branch per way to beh
     for path in config["cgroup_procs"]:
         with open(path, "w") as procs:
             procs.write(str(os.getpid()))
-    what, _, rest = os.environ.get("FAKE", "sleep").partition(" ")
+    what, _, rest = config["spec"]["entry"]["qualname"].partition(" ")
     print(f"hello from {config['worker']}", flush=True)
     if what == "env":
         print("ENV " + json.dumps(dict(os.environ)), flush=True)

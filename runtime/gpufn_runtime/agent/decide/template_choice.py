@@ -17,9 +17,17 @@ from gpufn_runtime.agent.launchers.containers.sandbox import Limits
 READY_TIMEOUT_S: Final = 120.0  # for the imports: torch from a cold disk takes 20 s and more
 MAX_FAILURES: Final = 3  # per template, until it is given up: a few failures may be bad luck
 
-# Variables with which a function chooses what an interpreter, or a program that it starts, loads: its own code. A
-# template sees the files of all workers.
-_LOADER_VARIABLES: Final = ("PYTHON", "LD_", "GCONV_PATH", "PATH")
+# The variables with which a template may import modules. A template sees the files of all workers, and many others make
+# a package run code that they name: BROWSER a program, OPENSSL_CONF a library, MPLBACKEND a module.
+_HARMLESS: Final = frozenset(
+    {
+        *("HF_HOME", "HF_HUB_CACHE", "HF_HUB_OFFLINE", "HF_TOKEN", "HF_ENDPOINT", "HF_DATASETS_CACHE", "TORCH_HOME"),
+        *("TRANSFORMERS_CACHE", "TRANSFORMERS_OFFLINE", "TRANSFORMERS_VERBOSITY", "TOKENIZERS_PARALLELISM"),
+        *("PYTORCH_CUDA_ALLOC_CONF", "CUDA_LAUNCH_BLOCKING", "CUDA_DEVICE_ORDER", "CUDA_MODULE_LOADING"),
+        *("CUBLAS_WORKSPACE_CONFIG", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "TF_CPP_MIN_LOG_LEVEL"),
+        *("TZ", "LANG", "LC_ALL", "NO_COLOR"),
+    }
+)
 
 ModuleSet = frozenset[str]
 
@@ -70,7 +78,7 @@ class Use:
 
     @property
     def preload(self) -> Preload:
-        if not self.modules or any(name.startswith(_LOADER_VARIABLES) for name in self.env):
+        if not self.modules or not _HARMLESS.issuperset(self.env):
             return EMPTY
         return Preload(self.modules, frozenset(self.env.items()), self.has_gpu, self.offline, self.domain)
 

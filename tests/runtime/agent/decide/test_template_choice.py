@@ -148,9 +148,11 @@ def test_a_worker_without_a_network_forks_from_a_template_without_one(
     assert template.serves({}, has_gpu=False, offline=offline, domain="") == suits
 
 
-@pytest.mark.parametrize("name", ["PYTHONPATH", "LD_LIBRARY_PATH", "PATH"])
-def test_no_template_imports_modules_with_variables_that_choose_what_is_loaded(name: str) -> None:
-    assert Use(TORCH, 1, {name: "/bundles/of-an-attacker"}).preload == Preload()
+@pytest.mark.parametrize("name", ["PYTHONPATH", "LD_LIBRARY_PATH", "PATH", "BROWSER", "OPENSSL_CONF", "ANOTHER"])
+def test_a_template_imports_modules_only_with_variables_that_are_known_to_run_no_code(name: str) -> None:
+    """Regression: `import antigravity` starts the program that BROWSER names, which saw the files of all functions."""
+    assert Use(TORCH, 1, {**ENV, name: "/bundles/of-an-attacker"}).preload == Preload()
+    assert Use(TORCH, 1, ENV).preload == Preload(TORCH, WITH_ENV)
 
 
 def test_a_strict_node_imports_no_modules_with_a_functions_variables() -> None:

@@ -120,12 +120,12 @@ def test_modules_are_imported_with_the_variables_of_the_function_that_they_are_f
 
 def test_a_worker_sees_nothing_of_what_another_functions_modules_were_imported_with(on_node: Any) -> None:
     async def run(node: Any) -> None:
-        await node.deploy("env", modules=("numpy",), env={"TOKEN": "theirs"})
+        await node.deploy("env", modules=("numpy",), env={"HF_TOKEN": "theirs"})
         await node.start(templates=2)
         await settled(node)
-        await node.deploy("env", number=2, modules=("numpy",), env={"TOKEN": "mine"})
+        await node.deploy("env", number=2, modules=("numpy",), env={"HF_TOKEN": "mine"})
         worker = await node.assign(revision=2)
-        assert '"TOKEN": "mine"' in await node.line("ENV ")
+        assert '"HF_TOKEN": "mine"' in await node.line("ENV ")
         assert "theirs" not in "".join(environment_of(await node.pid(worker)))
 
     on_node(run)
