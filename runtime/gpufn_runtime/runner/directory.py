@@ -46,6 +46,10 @@ class Directory:
         """Return whether the function `caller` may call another function and know its calls."""
         return self._teams.may_call(caller, function)
 
+    def team_of(self, function: str) -> Team | None:
+        """Return the team that owns a function, by its full name."""
+        return self._teams.of(function)
+
     async def serving(self, name: str, caller: str) -> Revision:
         """Return the serving revision of the function, or the variant, that `name` means to `caller`. Raises
         FunctionNotFound, AmbiguousFunction, and for a variant InvalidInput, TooManyVariants, BusUnavailable."""

@@ -53,6 +53,7 @@ from gpufn_runtime.runner.core.attempt import Attempt
 from gpufn_runtime.runner.directory import Directory
 from gpufn_runtime.runner.dispatch.large_bodies import NodeBodies
 from gpufn_runtime.runner.workers.shared_bodies import NodeSharedBodies
+from gpufn_runtime.runner.workers.team_queues import TeamQueues
 from gpufn_runtime.runner.workers.worker_link import WorkerLink
 
 log = logging.getLogger(__name__)
@@ -98,6 +99,7 @@ class NestedCalls:
     def __post_init__(self) -> None:
         self._tasks: dict[tuple[str, int], asyncio.Task[_Answer]] = {}
         self._windows: dict[tuple[str, int], asyncio.Semaphore] = {}  # one per open stream
+        self._team_queues = TeamQueues(self.bus, self.directory, self.clock)
 
     def open(self, link: WorkerLink, call: frames.Call, body: bytes, parent: Attempt | None) -> None:
         if parent is not None and parent.run.ending is not None:
@@ -243,6 +245,7 @@ class NestedCalls:
         useful_until = self._useful_until(call, parent)
         while not self.bus.connected:  # after sending, the outcome may be unknown; a second try could run twice
             await self._wait_for_bus(useful_until, BusUnavailable())
+        await self._retry_while_bus_away(useful_until, lambda: self._team_queues.admit(revision.function))
         now, priority = self.clock.time(), _requested_priority(revision, link, call, parent)
         deadline = 0.0 if call.timeout_s is None else now + _bounded(call.timeout_s)
         invocation = new_invocation_id() if call.shared_body else None

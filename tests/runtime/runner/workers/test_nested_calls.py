@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from gpufn_core.domain.invocation import InvocationState, OutcomeKind
-from gpufn_core.domain.team import Team
+from gpufn_core.domain.team import Team, TeamLimits
 from gpufn_core.domain.worker import WorkerState
 from gpufn_core.encoding import media
 from gpufn_core.errors import BusUnavailable, ErrorInfo
@@ -143,6 +143,29 @@ def test_a_call_that_a_function_submits_has_the_time_that_it_is_given(
         (delivery,) = await take(node.bus, "child")
         message = queued_calls.unpack(delivery.payload, delivery.seq)[0]
         assert (round(message.deadline - message.submitted_at, 1) if message.deadline else None) == has_s
+
+    on_node(url, tmp_path, test)
+
+
+def test_a_function_submits_no_more_calls_than_the_team_of_the_called_one_may_have(url: str, tmp_path: Path) -> None:
+    async def test(node: Node) -> None:
+        team = Team(name="ads", owns=("prod/ads/*",), limits=TeamLimits(queued=2))
+        await node.teams.put(team.name, encode(team))
+        await node.deploy("prod/ads/child")
+        await node.deploy("free")
+        revision = await node.deploy("prod/ads/parent")
+        worker = await node.worker(revision)
+        node.invoke(revision, timeout_s=20.0)
+        run, _ = await worker.run()
+        answers = []
+        for number, name in enumerate(("prod/ads/child",) * 3 + ("free",), start=1):
+            worker.send(frames.Call(number, "submit", name, "", "application/json", "", None, run.attempt), b"{}")
+            answer = (await worker.next())[0]
+            assert isinstance(answer, frames.Answer)
+            answers.append((answer.kind, answer.error and answer.error.code))
+        done = (OutcomeKind.SUCCEEDED, None)
+        assert answers == [done, done, (OutcomeKind.REJECTED, "rate_limited"), done]
+        await node.teams.delete(team.name)
 
     on_node(url, tmp_path, test)
 
