@@ -365,6 +365,40 @@ def test_hints_that_are_texts_mean_the_same_where_the_names_of_the_script_are_no
     assert box.__annotations__["missing"] == "Nowhere"
 
 
+_SCRIPT_OF_USED_CLASSES = """
+import dataclasses, enum, pathlib, typing
+import msgspec
+from gpufn import gpu_function
+from gpufn.deploy import bundle as _bundle
+
+@dataclasses.dataclass
+class Size:
+    width: int
+
+class Corner(typing.NamedTuple):
+    at: Size
+
+class Kind(enum.Enum):
+    ROUND = "round"
+
+@gpu_function
+def f(corner: Corner, kind: Kind = Kind.ROUND) -> Size: return corner.at
+
+before = _bundle.pack_pickle(f).data
+msgspec.json.decode(msgspec.json.encode(Corner(Size(1))), type=Corner)
+msgspec.json.decode(b'"round"', type=Kind)
+assert _bundle.pack_pickle(f).data == before
+pathlib.Path("bundle.zip").write_bytes(before)
+"""
+
+
+def test_classes_that_a_call_has_used_are_still_sent(tmp_path: Path) -> None:
+    """msgspec stores its own objects in them: the second deploy from a notebook failed."""
+    assert _python(_SCRIPT_OF_USED_CLASSES, tmp_path).stderr == ""
+    with zipfile.ZipFile(tmp_path / "bundle.zip") as archive:
+        assert pickle.loads(archive.read(_bundle.PICKLE_NAME)).name == "f"
+
+
 def test_a_struct_is_not_sent_by_value_for_it_would_arrive_without_its_fields() -> None:
     class Size(msgspec.Struct):
         width: int

@@ -49,11 +49,19 @@ def pickle_by_value(thing: Any) -> Pickled:
                 if isinstance(obj, type) and issubclass(obj, msgspec.Struct):
                     raise TypeError(f"{obj.__qualname__} is a msgspec.Struct, which loses its fields when pickled")
                 type_hints.resolve_in_place(obj)
+                return _without_caches(super().reducer_override(obj))
             return super().reducer_override(obj)
 
     buffer = io.BytesIO()
     Pickler(buffer).dump(thing)
     return Pickled(buffer.getvalue(), list(imported), cells)
+
+
+def _without_caches(reduced: Any) -> Any:
+    """Remove what msgspec stores in the namespace of a class at its first encoding, which has no pickle."""
+    if isinstance(reduced, tuple) and isinstance(state := reduced[2], tuple) and isinstance(state[0], dict):
+        state[0].pop("__msgspec_cache__", None)
+    return reduced
 
 
 def is_sent_by_value(thing: FunctionType | type) -> bool:
