@@ -31,15 +31,16 @@ def _at_the_platform(platform: Platform, monkeypatch: pytest.MonkeyPatch) -> Ite
 
 
 @pytest.mark.parametrize("page", _PAGES, ids=lambda page: page.stem)
-def test_the_program_of_a_page_prints_what_the_page_shows(page: Path, tmp_path: Path) -> None:
+def test_the_program_of_a_page_prints_what_the_page_shows(page: Path, tmp_path: Path, platform: Platform) -> None:
     blocks = {match["title"]: match["text"] for match in _BLOCK.finditer(page.read_text())}
     (tmp_path / "app.py").write_text(blocks["app.py"])
     printed = io.StringIO()
     with imported(tmp_path, "app") as app, Client() as client:
         declared = [each for each in vars(app).values() if isinstance(each, (Function, FunctionClass))]
         client.deploy(*declared, replace=True)
+        call = blocks["call.py"].replace("127.0.0.1:8090", platform.url.removeprefix("http://"))
         with contextlib.redirect_stdout(printed):
-            exec(compile(blocks["call.py"], f"{page.name}: call.py", "exec"), {})
+            exec(compile(call, f"{page.name}: call.py", "exec"), {})
     assert printed.getvalue() == blocks["output"]
 
 
