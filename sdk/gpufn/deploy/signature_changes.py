@@ -11,13 +11,14 @@ from gpufn_core.spec.function_spec import MethodSpec
 
 _NO_DEFAULT = object()
 _ANY = "any"
+_ITSELF = "the call without a method"  # a function that became a class, or the reverse
 
 
 def signature_changes(before: Iterable[MethodSpec], after: Iterable[MethodSpec]) -> list[str]:
     """Return one line per added, removed or changed argument or method."""
     old, new = ({method.name: method for method in methods} for methods in (before, after))
-    changes = [f"{name} is removed" for name in old if name not in new]
-    changes += [f"{name} is added" for name in new if name not in old]
+    changes = [f"{name or _ITSELF} is removed" for name in old if name not in new]
+    changes += [f"{name or _ITSELF} is added" for name in new if name not in old]
     for name in new.keys() & old.keys():
         prefix = f"{name}: " if name else ""
         changes += [f"{prefix}{change}" for change in _argument_changes(old[name].parameters, new[name].parameters)]

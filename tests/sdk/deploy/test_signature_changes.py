@@ -71,3 +71,8 @@ def test_the_methods_of_a_class_are_named() -> None:
     before = [MethodSpec("add", parameters=number), MethodSpec("gone")]
     after = [MethodSpec("add", parameters={"type": "object", "properties": {}}), MethodSpec("new")]
     assert signature_changes(before, after) == ["add: x is removed", "gone is removed", "new is added"]
+
+
+def test_a_function_that_became_a_class_has_no_call_without_a_method() -> None:
+    changes = signature_changes([MethodSpec()], [MethodSpec(name="add")])
+    assert changes == ["add is added", "the call without a method is removed"]
