@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import atexit
 import threading
+from typing import TYPE_CHECKING
 
 from gpufn.call.transport_protocol import Transport
+from gpufn.notebook.kernel import is_notebook
+
+if TYPE_CHECKING:
+    from gpufn.client.http_transport import HttpTransport
 
 _installed: Transport | None = None
 _creating = threading.Lock()
@@ -24,12 +29,21 @@ def installed() -> Transport | None:
 def current() -> Transport:
     """Return the installed transport, or create the HTTP client."""
     if _installed is None:
-        from gpufn.client.http_transport import HttpTransport  # noqa: PLC0415  heavy, and not needed in a worker
-
         with _creating:
             if _installed is None:
-                transport = HttpTransport()
+                transport = _make_transport()
                 atexit.register(transport.close)
                 install(transport)
     assert _installed is not None
     return _installed
+
+
+def _make_transport() -> HttpTransport:
+    # The modules are heavy, and not needed in a worker.
+    if is_notebook():
+        from gpufn.notebook.transport import NotebookTransport  # noqa: PLC0415
+
+        return NotebookTransport()
+    from gpufn.client.http_transport import HttpTransport  # noqa: PLC0415
+
+    return HttpTransport()

@@ -17,11 +17,11 @@ from gpufn_core.domain.invocation import InvocationState
 from gpufn_core.encoding import media
 from gpufn_core.errors import DeployedCodeDiffers, FunctionNotFound
 
-_CALLER_LEVEL = 5  # stack level of the `f.remote(x)` line from _calling: above contextlib, the transport and the Remote
-
 
 class HttpTransport:
     """`Transport` over HTTP. The first call creates the client."""
+
+    caller_level = 5  # stack level of the `f.remote(x)` line from _calling: above contextlib, the transport, the Remote
 
     def __init__(self, make_client: Callable[[], CallApi] = CallApi) -> None:
         self._make_client = make_client
@@ -52,7 +52,7 @@ class HttpTransport:
             from gpufn.deploy.deployed_code import difference  # noqa: PLC0415
 
             if warning := difference(self.client, function):
-                warnings.warn(warning, DeployedCodeDiffers, stacklevel=_CALLER_LEVEL)
+                warnings.warn(warning, DeployedCodeDiffers, stacklevel=self.caller_level)
         with _deploy_hint(function):
             yield
 

@@ -34,6 +34,10 @@ def rows(header: Sequence[str], lines: Iterable[Sequence[Any]]) -> str:
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
+def line(text: str) -> str:
+    return f"<em>{escape(text)}</em>"
+
+
 def progress(label: str, done: int, total: int | None, note: str = "") -> str:
     """Return a progress bar; without a total, a count.
 

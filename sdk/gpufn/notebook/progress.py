@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 import time
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self
 
 from gpufn.notebook import html
+from gpufn.notebook.cell_output import CellOutput
 
 _PERIOD_S = 0.1
 
@@ -28,9 +28,8 @@ class NotebookBar:
     ) -> None:
         self._name = name
         self._total = total
-        self._display = display
+        self._output = CellOutput(display)
         self._clock = clock
-        self._handle: Any = None
         self._done = 0
         self._note = ""
         self._next_at = 0.0
@@ -48,14 +47,8 @@ class NotebookBar:
 
     def _draw(self) -> None:
         state = self._name, self._done, self._total, self._note
-        output = {"text/html": html.progress(*state), "text/plain": html.plain_progress(*state)}
+        self._output.show(html.progress(*state), html.plain_progress(*state))
         self._next_at = self._clock() + _PERIOD_S
-        if self._handle is not None:
-            self._handle.update(output, raw=True)
-            return
-        if self._display is None:
-            self._display = importlib.import_module("IPython.display").display
-        self._handle = self._display(output, raw=True, display_id=True)
 
     def __enter__(self) -> Self:
         self._draw()

@@ -5,31 +5,15 @@ from __future__ import annotations
 import pytest
 
 from gpufn.notebook.progress import NotebookBar
+from tests.sdk.notebook.cell import Cell
 
 
-class _Cell:
-    """The outputs that a cell has shown, one after the other."""
-
-    def __init__(self) -> None:
-        self.shown: list[str] = []
-
-    def display(self, output: dict[str, str], *, raw: bool, display_id: bool) -> _Cell:
-        assert raw
-        assert display_id
-        self.shown.append(output["text/plain"])
-        return self
-
-    def update(self, output: dict[str, str], *, raw: bool) -> None:
-        assert raw
-        self.shown.append(output["text/plain"])
-
-
-def _bar(cell: _Cell, now: list[float]) -> NotebookBar:
+def _bar(cell: Cell, now: list[float]) -> NotebookBar:
     return NotebookBar("f", 100, display=cell.display, clock=lambda: now[0])
 
 
 def test_many_results_are_few_updates_and_the_last_one_is_shown() -> None:
-    cell, now = _Cell(), [5.0]
+    cell, now = Cell(), [5.0]
     with _bar(cell, now) as bar:
         for number in range(100):
             now[0] = 5.0 + number / 1000
@@ -44,7 +28,7 @@ def _advance_and_fail(bar: NotebookBar) -> None:
 
 
 def test_a_wait_is_shown_at_once_and_an_error_at_the_end() -> None:
-    cell, now = _Cell(), [5.0]
+    cell, now = Cell(), [5.0]
     bar = _bar(cell, now)
     with pytest.raises(ValueError, match="bad"), bar:
         _advance_and_fail(bar)
