@@ -30,10 +30,17 @@ deployed = client.deploy(f)
 deployed
 """
 _REDEFINE = """
+import warnings
+warnings.simplefilter("error")
+
 @gpu_function(name="cell", max_workers=1)
 def f(x: int) -> int:
     return scaled(10 // x) + 1
 
+try:
+    f.remote(2)
+except Warning as warning:
+    print(type(warning).__name__)
 client.deploy(f)[0].active, client.deploy(f)[0].active, f.remote(2)
 """
 _LOCK = """
@@ -79,7 +86,9 @@ def test_functions_of_cells_are_deployed_called_and_redefined(
 
     assert "cell@1" in result(0, "text/html")
     assert result(1) == "15"
-    assert result(2) == "(2, 2, 16)"  # deployed again without a change, it keeps its revision
+    warned, deployed = outputs(2)
+    assert warned.text == "DeployedCodeDiffers\n"
+    assert deployed.data["text/plain"] == "(2, 2, 16)"  # deployed again without a change, it keeps its revision
     assert result(3) == "cell 20/20"
     assert "<progress" in result(3, "text/html")
     (printed,) = outputs(4)

@@ -37,6 +37,7 @@ from gpufn.client.views import (
     UserView,
 )
 from gpufn.declare.argument_checks import check_list, check_seconds
+from gpufn.declare.declarations import mark_deployed
 from gpufn_core.domain.team import Team, TeamLimits
 from gpufn_core.encoding.urls import function_path, segment
 from gpufn_core.errors import GpufnError, InvalidInput
@@ -131,6 +132,8 @@ class Client(CallApi, ModelRequests):
             for warning in deployment.warnings():
                 warnings.warn(warning, stacklevel=2)
             deployments.append(deployment)
+        for function in functions:
+            mark_deployed(function)
         if wait:
             return self._finish(deployments, timeout_s)
         return FunctionViews(deployment.view for deployment in deployments if deployment.view is not None)

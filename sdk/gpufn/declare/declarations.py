@@ -21,6 +21,7 @@ class Declaration(Protocol):
 # times: the last one that is still referenced counts. A copy by value counts as a declaration, because its original may
 # be gone.
 _declarations: dict[str, dict[tuple[str, str], list[weakref.ref[Declaration]]]] = {}
+_deployed: dict[str, weakref.ref[Declaration]] = {}  # by name
 
 
 def register(declared: Declaration) -> None:
@@ -34,6 +35,17 @@ def register(declared: Declaration) -> None:
 def declarations_of(name: str) -> list[Declaration]:
     """Return the declarations that would be deployed as `name`."""
     return [declared for references in _declarations.get(name, {}).values() for declared in _last_of(references)]
+
+
+def mark_deployed(declared: Declaration) -> None:
+    """Record that this process has deployed `declared`."""
+    _deployed[declared.settings.path] = weakref.ref(declared)
+
+
+def was_declared_again(name: str) -> bool:
+    """Return whether the function was declared again after this process had deployed it."""
+    deployed, declared = _deployed.get(name), declarations_of(name)
+    return deployed is not None and len(declared) == 1 and deployed() is not declared[0]
 
 
 def declarations_in(module: str) -> list[Declaration]:
