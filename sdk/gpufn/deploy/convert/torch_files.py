@@ -45,7 +45,7 @@ def script(source: str, onnx: Path, options: ConvertOptions) -> None:
     tensors = tuple(inputs[name] for name in names)
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the exporter of scripts is the older one
-        outputs = _output_names(module(*tensors))
+        outputs = _output_names(_run(module, tensors))
         rows = {name: {0: "rows"} for name, value in inputs.items() if value.dim()} | {
             name: {0: "rows"} for name in outputs
         }
@@ -66,6 +66,16 @@ def _examples(torch: Any, options: ConvertOptions) -> dict[str, Any]:
         with numpy.load(options.samples, allow_pickle=False) as arrays:
             return {name: torch.from_numpy(arrays[name][0]) for name in arrays.files}
     return {name: torch.ones(shape) for name, shape in options.shapes.items()}
+
+
+def _run(module: Any, tensors: tuple[Any, ...]) -> Any:
+    try:
+        return module(*tensors)
+    except RuntimeError as error:
+        reason = str(error).strip().splitlines()[-1]  # the lines before show the interpreter's stack
+        raise InvalidSpec(
+            f"it does not run with such inputs: {reason}. --shape makes float32; --samples FILE.npz has other types"
+        ) from error
 
 
 def _output_names(outputs: Any) -> list[str]:
