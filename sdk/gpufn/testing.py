@@ -25,7 +25,7 @@ from gpufn.call.threads import run_coroutine
 from gpufn.call.transport_protocol import EncodedCall
 from gpufn.declare.declarations import declarations_of
 from gpufn.declare.function import Function, FunctionClass, Instance
-from gpufn.declare.hooks import hooks
+from gpufn.declare.hooks import batch_of, hooks
 from gpufn.declare.type_hints import resolve_hint, signature_of
 from gpufn_core.domain.invocation import InvocationState, Outcome, OutcomeKind
 from gpufn_core.domain.retry_policy import Settlement, settlement_for
@@ -203,7 +203,7 @@ def _find_declared(name: str) -> Function[..., Any, Any] | FunctionClass:
 
 def _call_declared(declared: Any, callable_: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> Any:
     """Call a function or a method; a batch function gets a batch of this one call."""
-    if declared.settings.batch is None:
+    if batch_of(callable_, declared.settings.batch) is None:
         return _call_sync(callable_, args, kwargs)
     results = _call_sync(callable_, [[value] for value in args], {name: [value] for name, value in kwargs.items()})
     return results[0]

@@ -205,6 +205,7 @@ _FIELDS: Final[Mapping[str, Mapping[str, Schema]]] = {
         "cosine": {"minimum": -1, "maximum": 1},
     },
 }
+_NO_GENERATOR: Final = _object(kind={"enum": ["sync", "async"]})
 _METHOD_OF_A_CLASS: Final = rf"^(?![0-9])\w{{1,{function_spec.LONGEST_METHOD_NAME}}}$"
 # Rules between fields, by struct.
 _RULES: Final[Mapping[str, Schema]] = {
@@ -248,6 +249,7 @@ _RULES: Final[Mapping[str, Schema]] = {
                 _object(
                     concurrency={"maximum": 1},
                     batch=_NULL,
+                    methods={"items": _object(batch=_NULL)},
                     models={"maxItems": 0},
                     image=_NULL,
                     isolation={"not": _CONTAINER},
@@ -261,7 +263,9 @@ _RULES: Final[Mapping[str, Schema]] = {
             _when(_has(isolation={"const": "process"}), _object(network={"not": {"const": "none"}})),
             _when(_has(egress={"const": True}), {"not": {"required": ["network"]}}),
             _when(_has(network={"const": "egress"}), {"anyOf": [_has(image=_OBJECT), _has(isolation=_CONTAINER)]}),
-            _when(_has(batch=_OBJECT), _object(methods={"items": _object(kind={"enum": ["sync", "async"]})})),
+            # Calls of generators are not gathered. A method's own `batch` replaces the function's.
+            _object(methods={"items": _when(_has(batch=_OBJECT), _NO_GENERATOR)}),
+            _when(_has(batch=_OBJECT), _object(methods={"items": {"anyOf": [_NO_GENERATOR, _has(batch=_NULL)]}})),
             _when(_object(["constructor"]), _has(is_class={"const": True})),
             _when(
                 _has(web=_OBJECT),

@@ -6,6 +6,7 @@ Decoration makes only the checks that need no resolved type hints, because worke
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterator, Mapping
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, Unpack, cast, overload
@@ -14,12 +15,12 @@ import msgspec
 
 from gpufn.call.remote import kind_of
 from gpufn.declare.function import Function, FunctionClass, Method
-from gpufn.declare.hooks import HOOK, HOOKS_WITH_CAUSE, hooks
+from gpufn.declare.hooks import BATCH, HOOK, HOOKS_WITH_CAUSE, hooks
 from gpufn.declare.model import Model
 from gpufn.declare.options import PlainOptions, settings_from, signature
 from gpufn.declare.type_hints import signature_of
 from gpufn_core.errors import InvalidSpec
-from gpufn_core.spec.function_spec import MethodSpec
+from gpufn_core.spec.function_spec import Batch, MethodSpec
 from gpufn_core.spec.names import function_name
 from gpufn_core.spec.web_spec import WebSpec
 
@@ -131,8 +132,11 @@ def method(call: Callable[Concatenate[Any, P], AsyncIterator[T]]) -> Method[P, A
 def method(call: Callable[Concatenate[Any, P], Iterator[T]]) -> Method[P, Iterator[T], list[T]]: ...
 @overload
 def method(call: Callable[Concatenate[Any, P], R]) -> Method[P, R, R]: ...
-def method(call: Any) -> Any:
-    """Mark a method of a `@gpu_function` class as remotely callable.
+@overload
+def method(*, batch: Batch | None) -> Callable[[Callable[Concatenate[Any, P], R]], Method[P, R, R]]: ...
+def method(call: Any = None, *, batch: Any = msgspec.UNSET) -> Any:
+    """Mark a method of a `@gpu_function` class as remotely callable. With `batch` its calls are gathered; `batch=None`
+    takes it out of the batching of its class.
 
     >>> @gpu_function
     ... class Greeter:
@@ -146,6 +150,12 @@ def method(call: Any) -> Any:
     ...     Greeter.greet.remote("Ada")
     'Hello Ada'
     """
+    if batch is not msgspec.UNSET and not isinstance(batch, (Batch, type(None))):
+        raise InvalidSpec(f"batch is a Batch, such as Batch(max_size=32, max_wait_ms=5), not {batch!r}")
+    if call is None:
+        return functools.partial(method, batch=batch)
+    if batch is not msgspec.UNSET:
+        vars(call)[BATCH] = batch
     return _mark(call, "method")
 
 
@@ -306,7 +316,10 @@ def _class_methods(cls: type, models: Collection[str]) -> tuple[MethodSpec, ...]
             _check_parameters(list(signature_of(function).parameters.values())[1:])
         except InvalidSpec as error:
             raise InvalidSpec(f"{name}: {error.message}") from None
-    return tuple(MethodSpec(name=name, kind=kind_of(function)) for name, function in methods.items())
+    return tuple(
+        MethodSpec(name=name, kind=kind_of(function), batch=vars(function).get(BATCH, msgspec.UNSET))
+        for name, function in methods.items()
+    )
 
 
 def _check_parameters(parameters: list[inspect.Parameter]) -> None:

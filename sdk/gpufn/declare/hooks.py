@@ -6,9 +6,13 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
+
 from gpufn.declare.type_hints import signature_of
+from gpufn_core.spec.function_spec import Batch
 
 HOOK = "__gpufn_hook__"
+BATCH = "__gpufn_batch__"  # of a @method; the class's if it is not set
 HOOKS_WITH_CAUSE = ("exit", "park", "resume")  # their methods may take the cause
 
 
@@ -25,6 +29,12 @@ def hooks(cls: type, hook: str) -> dict[str, Callable[..., Any]]:
             else:
                 methods.pop(name, None)
     return methods
+
+
+def batch_of(method: Callable[..., Any], default: Batch | None) -> Batch | None:
+    """Return the batch of a method, or of a function: its own, else that of `default`."""
+    own: Batch | msgspec.UnsetType | None = getattr(method, BATCH, msgspec.UNSET)
+    return default if own is msgspec.UNSET else own
 
 
 def with_cause(hook: Callable[..., Any]) -> Callable[[str], Any]:

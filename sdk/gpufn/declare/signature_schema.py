@@ -20,7 +20,7 @@ import msgspec
 
 from gpufn.call.remote import kind_of
 from gpufn.declare.hint_adapters import HintAdapter, adapt_hint
-from gpufn.declare.hooks import hooks
+from gpufn.declare.hooks import batch_of, hooks
 from gpufn.declare.tensor_hints import tensor_datatype
 from gpufn.declare.type_hints import resolve_hint, signature_of
 from gpufn_core.encoding.hint_normalisation import computed_fields_optional, flag_schemas
@@ -49,7 +49,9 @@ def methods_of(raw: Any, batch: Batch | None, models: Collection[str] = ()) -> t
     methods = []
     for name, function in hooks(raw, "method").items():
         try:
-            methods.append(_method_spec(name, function, skip=1, batched=batch is not None))
+            own = batch_of(function, batch)
+            method = _method_spec(name, function, skip=1, batched=own is not None)
+            methods.append(method if own == batch else msgspec.structs.replace(method, batch=own))
         except InvalidSpec as error:
             raise InvalidSpec(f"{name}: {error.message}") from error
     return tuple(methods)

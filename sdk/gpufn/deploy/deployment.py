@@ -269,11 +269,12 @@ def parallelism_warning(spec: FunctionSpec) -> str:
     >>> parallelism_warning(msgspec.structs.replace(spec, concurrency=200, batch=Batch(32)))[:70]
     'each worker of f runs up to 6,400 calls at the same time (concurrency='
     """
-    if spec.batch is None or spec.parallel_calls <= _MANY_PARALLEL_CALLS:
+    batch = spec.largest_batch
+    if batch is None or spec.parallel_calls <= _MANY_PARALLEL_CALLS:
         return ""
     return (
         f"each worker of {spec.name} runs up to {spec.parallel_calls:,} calls at the same time "
-        f"(concurrency={spec.concurrency} x max_size={spec.batch.max_size}): concurrency is the number of batches that "
+        f"(concurrency={spec.concurrency} x max_size={batch.max_size}): concurrency is the number of batches that "
         "run at the same time; lower it, unless the function has the memory and the threads for that many calls"
     )
 

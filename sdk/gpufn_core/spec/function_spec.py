@@ -92,25 +92,6 @@ class EntryPoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     packaging: Packaging = Packaging.SOURCE
 
 
-class MethodSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One callable of the function. A plain function has one, named ``""``; a class has one per ``@method``.
-
-    `parameters` is the JSON Schema (type object) of the keyword arguments, in signature order. `returns` is the JSON
-    Schema of the result. `raw_parameter` names the parameter that receives a body that is neither JSON nor msgpack.
-    """
-
-    name: str = ""
-    kind: CallKind = CallKind.SYNC
-    parameters: dict[str, Any] = {}
-    returns: dict[str, Any] = {}
-    raw_parameter: str | None = None
-    doc: str = ""
-
-
-# The only method of a web application: a call of it is a web session, whose events are the items of a stream.
-SESSIONS = (MethodSpec(kind=CallKind.ASYNC_GENERATOR),)
-
-
 class Batch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Batch calls: the function takes a list per parameter and returns a list of the same length.
 
@@ -138,6 +119,26 @@ class Batch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         check_fields(self, self.bounds)
         msgspec.structs.force_setattr(self, "max_wait_ms", float(self.max_wait_ms))
 
+
+class MethodSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One callable of the function. A plain function has one, named ``""``; a class has one per ``@method``.
+
+    `parameters` is the JSON Schema (type object) of the keyword arguments, in signature order. `returns` is the JSON
+    Schema of the result. `raw_parameter` names the parameter that receives a body that is neither JSON nor msgpack.
+    `batch` replaces the function's; None runs each call by itself.
+    """
+
+    name: str = ""
+    kind: CallKind = CallKind.SYNC
+    parameters: dict[str, Any] = {}
+    returns: dict[str, Any] = {}
+    raw_parameter: str | None = None
+    doc: str = ""
+    batch: Batch | msgspec.UnsetType | None = msgspec.UNSET
+
+
+# The only method of a web application: a call of it is a web session, whose events are the items of a stream.
+SESSIONS = (MethodSpec(kind=CallKind.ASYNC_GENERATOR),)
 
 # Users pass exception classes; `Retry` stores and sends their names.
 if TYPE_CHECKING:
@@ -282,14 +283,13 @@ class FunctionSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
             self._check_schedule(self.schedule)
         if self.webhook is not None:
             self._check_webhook(self.webhook)
-        if self.batch is not None:
-            for method in self.methods:
-                if method.kind.streams:
-                    where = f"{self.name}: {method.name}" if method.name else self.name
-                    raise InvalidSpec(
-                        f"{where}: batch=... and a generator contradict each other: return a list with one result per "
-                        "call, or remove batch"
-                    )
+        for method in self.methods:
+            if self.batch_of(method) is not None and method.kind.streams:
+                where = f"{self.name}: {method.name}" if method.name else self.name
+                raise InvalidSpec(
+                    f"{where}: batch=... and a generator contradict each other: return a list with one result per "
+                    "call, or remove batch"
+                )
         self._check_env()
         self._check_secrets()
         self._check_modules()
@@ -344,7 +344,7 @@ class FunctionSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
             "concurrency": "its ranks run the same calls in the same order, one at a time"
             if self.concurrency > 1
             else "",
-            "batch": "its ranks run the same calls in the same order, one at a time" if self.batch else "",
+            "batch": "its ranks run the same calls in the same order, one at a time" if self.largest_batch else "",
             "models": "its engines are for one device: load the model in the function" if self.models else "",
             "image": "other nodes cannot reach a container" if self.image else "",
             "isolation": "other nodes cannot reach a container" if self.in_container and not self.image else "",
@@ -477,15 +477,27 @@ class FunctionSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
         tier = {self.isolation.value} if self.isolation in AS_PROCESS else set()
         return frozenset(tier | ({Network.NONE.value} if self.network is Network.NONE else set()))
 
+    def batch_of(self, method: MethodSpec) -> Batch | None:
+        """Return how calls of a method are gathered; None if they are not."""
+        return self.batch if method.batch is msgspec.UNSET else method.batch
+
+    @property
+    def largest_batch(self) -> Batch | None:
+        """The batch of the method with the largest `max_size`; None if no method has one."""
+        batches = filter(None, map(self.batch_of, self.methods))
+        return max(batches, key=lambda batch: batch.max_size, default=None)
+
     @property
     def parallel_calls(self) -> int:
         """Calls that one worker runs at a time: `concurrency` runs of one call each or, with `batch`, of `max_size`."""
-        return self.concurrency if self.batch is None else self.concurrency * self.batch.max_size
+        batch = self.largest_batch
+        return self.concurrency if batch is None else self.concurrency * batch.max_size
 
     @property
     def slots(self) -> int:
         """Calls that one worker holds at a time: running calls and, with `batch`, one more batch that gathers."""
-        return self.parallel_calls if self.batch is None else self.parallel_calls + self.batch.max_size
+        batch = self.largest_batch
+        return self.parallel_calls if batch is None else self.parallel_calls + batch.max_size
 
     @property
     def calls_per_worker(self) -> int | None:

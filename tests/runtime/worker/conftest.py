@@ -225,6 +225,7 @@ def make_peer(folder: Path) -> Iterator[MakePeer]:
         models: tuple[str, ...] = (),
         raw: str | None = None,
         batch: Batch | None = None,
+        batches: dict[str, Batch] | None = None,
         concurrency: int = 1,
         cpu: float = 1.0,
         gpu: tuple[str, ...] = (),
@@ -249,7 +250,10 @@ def make_peer(folder: Path) -> Iterator[MakePeer]:
         spec = FunctionSpec(
             name="f",
             entry=EntryPoint("app", qualname, packaging),
-            methods=tuple(MethodSpec(name, CallKind(kind), raw_parameter=raw) for name, kind in names.items()),
+            methods=tuple(
+                MethodSpec(name, CallKind(kind), raw_parameter=raw, batch=(batches or {}).get(name, msgspec.UNSET))
+                for name, kind in names.items()
+            ),
             is_class=methods is not None,
             models=tuple(ModelSpec(parameter=name, files=(ModelFile("m.onnx", "0" * 64, 1),)) for name in models),
             concurrency=concurrency,

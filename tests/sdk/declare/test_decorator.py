@@ -8,6 +8,7 @@ import pytest
 
 from gpufn import Batch, Function, Retry, enter, exit, gpu_function, method, park, resume  # noqa: A004
 from gpufn.declare.options import Options, settings_from
+from gpufn.testing import run_locally
 from gpufn_core.domain.device import Share
 from gpufn_core.errors import InvalidSpec
 from gpufn_core.spec.function_spec import CallKind, FunctionSpec, ScalingPolicy, spec_from_json
@@ -298,6 +299,35 @@ def test_by_default_only_functions_with_a_gpu_are_parked(options: dict[str, Any]
 @pytest.mark.parametrize(("options", "expected"), [({}, False), ({"prewarm": True}, True)])
 def test_prewarming_is_off_by_default(options: dict[str, Any], expected: bool) -> None:
     assert _declared(**options).scaling.prewarm is expected
+
+
+def test_a_method_has_a_batch_of_its_own_or_none() -> None:
+    @gpu_function(batch=Batch(2))
+    class Mixed:
+        @method
+        def by_class(self, x: list[int]) -> list[int]:
+            return x
+
+        @method(batch=Batch(8))
+        def own(self, x: list[int]) -> list[int]:
+            return x
+
+        @method(batch=None)
+        def items(self, x: int) -> Iterator[int]:
+            yield x
+
+    mixed: Any = Mixed
+    spec = mixed.spec()
+    assert [spec.batch_of(each) for each in spec.methods] == [Batch(2), Batch(8), None]
+    assert [each.parameters["properties"]["x"]["type"] for each in spec.methods] == ["integer"] * 3
+    assert (spec.parallel_calls, spec.slots) == (8, 16)
+    with run_locally():
+        assert (mixed.own.remote(1), list(mixed.items.stream(2))) == (1, [2])
+
+
+def test_the_batch_of_a_method_is_checked() -> None:
+    with pytest.raises(InvalidSpec, match="batch is a Batch"):
+        method(batch=8)  # type: ignore[call-overload]
 
 
 def test_batch_and_a_generator_contradict_each_other() -> None:

@@ -24,7 +24,8 @@ class Capacity(Generic[W]):
         self.backlog = Backlog()
         self._warm_since = math.inf  # since then some worker has always been ready; unix seconds
         self._runs_per_worker = spec.concurrency
-        self._calls_per_run = spec.batch.max_size if spec.batch is not None else 1  # maximum; they share the run's time
+        batch = spec.largest_batch
+        self._calls_per_run = batch.max_size if batch is not None else 1  # maximum; they share the run's time
 
     @property
     def free(self) -> int:

@@ -74,6 +74,7 @@ class RevisionMachine(Generic[W]):
         self.started = self.ended = self.failed = 0
         self.run_seconds = self.gpu_seconds = 0.0
         self._spec = revision.spec
+        self._gathers = self._spec.largest_batch is not None
         self._methods = {method.name: method for method in revision.spec.methods}
         self._unbegun: dict[Attempt, None] = {}  # attempts that have a slot and have not begun, in order
         self._losses: dict[str, _Loss] = {}
@@ -471,7 +472,7 @@ class RevisionMachine(Generic[W]):
                 shared_body=shared_body,
                 runner_file=runner_file,
                 run_s=run.run_s,
-                gather_s=run.elapsed_s - run.run_s if self._spec.batch is not None else 0.0,
+                gather_s=run.elapsed_s - run.run_s if self._gathers else 0.0,
             )
         )
 
@@ -492,7 +493,7 @@ class RevisionMachine(Generic[W]):
         self._emit(actions.LogFailure(attempt.worker, outcome.error, attempt.message.id))
         run_s = min(self._now.monotonic, run.lost_at) - run.began
         # For a batch, only the worker knew which calls ran together.
-        charged_s = min(run_s, run.busy_s) if self._spec.batch is not None else run_s
+        charged_s = min(run_s, run.busy_s) if self._gathers else run_s
         gpu_s = attempt.gpu_s
         self.gpu_seconds += gpu_s
         self._emit(actions.Settle(attempt, outcome, SETTLEMENTS[ending], charged_s, gpu_s, run_s=run_s))

@@ -93,7 +93,7 @@ class Loaded:
         return reader.bind(media.JSON, msgspec.json.encode(self._parameters))[1]
 
     def _method(self, method: MethodSpec, call: Callable[..., Any]) -> Method:
-        batched = self._spec.batch is not None
+        batched = self._spec.batch_of(method) is not None
         provided = {} if self._spec.is_class else self.sessions
         parameters = Parameters(
             call,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from typing import Generic, TypeVar
 
 from gpufn_core.spec.function_spec import Batch
@@ -11,9 +12,10 @@ T = TypeVar("T")
 
 
 class Gathering(Generic[T]):
-    """Waiting calls by method, oldest first. At most `concurrency` batches run at once.
+    """Waiting calls by method, oldest first. `batches` are the rules of the methods. At most `concurrency` batches run
+    at once.
 
-    >>> gathering = Gathering(Batch(max_size=2, max_wait_ms=5), concurrency=1)
+    >>> gathering = Gathering({"": Batch(max_size=2, max_wait_ms=5)}, concurrency=1)
     >>> gathering.add("", "a", now=0.0); gathering.take(now=0.0)
     ['a']
     >>> for call in "bcd": gathering.add("", call, now=0.001)
@@ -23,8 +25,8 @@ class Gathering(Generic[T]):
     ['b', 'c']
     """
 
-    def __init__(self, policy: Batch, concurrency: int) -> None:
-        self._policy = policy
+    def __init__(self, batches: Mapping[str, Batch], concurrency: int) -> None:
+        self._batches = batches
         self._concurrency = concurrency
         self._waiting: dict[str, deque[tuple[float, T]]] = {}
         self._running = 0
@@ -43,20 +45,21 @@ class Gathering(Generic[T]):
         if self._running >= self._concurrency:
             return None
         is_immediate = self._running == 0 or self._has_ended
-        due = [queue for queue in self._waiting.values() if queue and (is_immediate or self._is_due(queue, now))]
+        waiting = [(queue, self._batches[name]) for name, queue in self._waiting.items() if queue]
+        due = [each for each in waiting if is_immediate or self._is_due(*each, now)]
         self._has_ended = False
         if not due:
             return None
-        queue = min(due, key=lambda queue: queue[0][0])
+        queue, batch = min(due, key=lambda each: each[0][0][0])
         self._running += 1
-        return [queue.popleft()[1] for _ in range(min(len(queue), self._policy.max_size))]
+        return [queue.popleft()[1] for _ in range(min(len(queue), batch.max_size))]
 
     def due_at(self) -> float | None:
         """Return when to call `take` again if nothing else happens, or None if only an arrival or an end matters."""
-        oldest = [queue[0][0] for queue in self._waiting.values() if queue]
-        if not oldest or self._running >= self._concurrency:
+        if self._running >= self._concurrency:
             return None
-        return min(oldest) + self._policy.max_wait_ms / 1000
+        due = (queue[0][0] + self._batches[name].max_wait_ms / 1000 for name, queue in self._waiting.items() if queue)
+        return min(due, default=None)
 
-    def _is_due(self, queue: deque[tuple[float, T]], now: float) -> bool:
-        return len(queue) >= self._policy.max_size or now >= queue[0][0] + self._policy.max_wait_ms / 1000
+    def _is_due(self, queue: deque[tuple[float, T]], batch: Batch, now: float) -> bool:
+        return len(queue) >= batch.max_size or now >= queue[0][0] + batch.max_wait_ms / 1000

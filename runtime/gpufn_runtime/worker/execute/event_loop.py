@@ -46,6 +46,19 @@ class EventLoop:
     def take(self, attempt: Attempt, method: Method) -> None:
         self._loop.call_soon_threadsafe(self._admit, attempt, method)
 
+    def run_call(self, attempt: Attempt, method: Method) -> None:
+        """Run a call and wait until it has ended. For a method without batches beside one that has them."""
+        ended = threading.Event()
+
+        def start() -> None:
+            if self._attempts.start(attempt):
+                self._start(attempt, method).add_done_callback(lambda _: ended.set())
+            else:
+                ended.set()
+
+        self._loop.call_soon_threadsafe(start)
+        ended.wait()
+
     def _run_forever(self) -> None:
         asyncio.set_event_loop(self._loop)
         while True:
@@ -64,7 +77,7 @@ class EventLoop:
                 continue
             self._start(attempt, method)
 
-    def _start(self, attempt: Attempt, method: Method) -> None:
+    def _start(self, attempt: Attempt, method: Method) -> asyncio.Task[None]:
         changed = asyncio.Event()
         task = self._loop.create_task(self._run_attempt(attempt, method, changed))
         self._tasks.add(task)
@@ -76,6 +89,7 @@ class EventLoop:
         attempt.on_change = on_change
         if attempt.cancel_requested:  # cancelled after the start, before `on_change` was set
             on_change()
+        return task
 
     def _done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpufn_core.errors import InvalidInput, ProtocolMismatch, RequestError
 from gpufn_core.protocol.frames import Run, RunnerFrame
-from gpufn_core.spec.function_spec import CallKind, FunctionSpec
+from gpufn_core.spec.function_spec import Batch, CallKind, FunctionSpec
 from gpufn_runtime.worker.arguments.loader import Method
 from gpufn_runtime.worker.context import current_attempt
 from gpufn_runtime.worker.execute.attempts import Attempt, Attempts
@@ -40,6 +40,7 @@ _SHORT_CALL_S = 0.0005
 _STALLED_S = 0.002
 
 _ASYNC = (CallKind.ASYNC, CallKind.ASYNC_GENERATOR)
+_ALONE = Batch(1)  # of a method without batches beside one that has them
 _GENERATOR = CallKind.GENERATOR  # each call needs it, and Python looks up a member of an enum slowly
 
 
@@ -68,12 +69,17 @@ class Executor:
         self._mean_call_s = 0.0  # exponentially weighted
         self._loop: EventLoop | None = None
         self._batch_runs = BatchRuns(attempts, results)
-        self._gathering = Gathering[Attempt](spec.batch, spec.concurrency) if spec.batch else None
+        self._spec = spec
+        self._gathering: Gathering[Attempt] | None = None  # if a method has batches; then it has the runs of all
         self._gathering_lock = threading.Lock()
 
     def serve(self, methods: dict[str, Method]) -> None:
         """Set the methods that `take` may run from now on."""
         self._methods = methods
+        if any(method.batched for method in methods.values()):
+            batches = {each.name: self._spec.batch_of(each) for each in self._spec.methods}
+            sizes = {name: batches[name] or _ALONE if method.batched else _ALONE for name, method in methods.items()}
+            self._gathering = Gathering(sizes, self._concurrency)
         if any(method.kind in _ASYNC for method in methods.values()):
             self._event_loop()
 
@@ -85,7 +91,7 @@ class Executor:
             methods = ", ".join(self._methods) or "none"
             error = InvalidInput(f"there is no method {attempt.run.method!r}; there is {methods}", field="method")
             self._results.rejected(attempt, error, time.perf_counter())
-        elif self._gathering is not None and method.batched:
+        elif self._gathering is not None:
             with self._gathering_lock:
                 self._gathering.add(attempt.run.method, attempt, time.monotonic())
             self._hand_over(self._next_batch)
@@ -248,14 +254,22 @@ class Executor:
         with self._gathering_lock:
             batch = gathering.take(time.monotonic())
         while batch is not None:
-            method = self._methods[batch[0].run.method]
-            call = functools.partial(self._run_async if method.kind in _ASYNC else self._call, method.call)
             try:
-                self._batch_runs.run(batch, method, call)
+                self._run_batch(batch, self._methods[batch[0].run.method])
             finally:
                 with self._gathering_lock:
                     gathering.ended()
                     batch = gathering.take(time.monotonic())
+
+    def _run_batch(self, batch: list[Attempt], method: Method) -> None:
+        is_async = method.kind in _ASYNC
+        if method.batched:
+            call = functools.partial(self._run_async if is_async else self._call, method.call)
+            self._batch_runs.run(batch, method, call)
+        elif is_async:
+            self._event_loop().run_call(batch[0], method)
+        else:
+            self._run(batch[0], method)
 
     def _batch_wait_s(self) -> float:
         """Return the seconds until a batch is due, at most LONGEST_SLEEP_S."""

@@ -50,7 +50,7 @@ def test_with_two_batches_at_a_time(script: str, batches: list[str]) -> None:
 
 
 def test_methods_do_not_mix() -> None:
-    gathering = Gathering[str](Batch(max_size=9), 1)
+    gathering = Gathering[str]({"m": Batch(max_size=9), "n": Batch(max_size=9)}, 1)
     gathering.add("m", "a", 0.0)
     assert gathering.take(0.0) == ["a"]
     for at, method, call in ((1.0, "n", "b"), (1.1, "m", "c"), (1.2, "n", "d")):
@@ -61,8 +61,18 @@ def test_methods_do_not_mix() -> None:
     assert gathering.take(2.0) == ["c"]
 
 
+def test_each_method_has_its_own_size_and_wait() -> None:
+    gathering = Gathering[str]({"big": Batch(max_size=4, max_wait_ms=5), "single": Batch(1)}, 2)
+    for method, call in (("big", "a"), ("big", "b"), ("single", "c"), ("single", "d")):
+        gathering.add(method, call, 0.0)
+    assert gathering.take(0.0) == ["a", "b"]
+    assert gathering.take(0.0) == ["c"]
+    gathering.ended()
+    assert gathering.take(0.001) == ["d"]
+
+
 def test_it_says_when_to_look_again() -> None:
-    gathering = Gathering[str](Batch(max_size=9, max_wait_ms=5), 2)
+    gathering = Gathering[str]({"": Batch(max_size=9, max_wait_ms=5)}, 2)
     assert gathering.due_at() is None
     gathering.add("", "a", 0.0)
     gathering.take(0.0)
@@ -73,7 +83,7 @@ def test_it_says_when_to_look_again() -> None:
 
 
 def _play(script: str, concurrency: int) -> list[str]:
-    gathering = Gathering[str](Batch(max_size=3, max_wait_ms=5), concurrency)
+    gathering = Gathering[str]({"": Batch(max_size=3, max_wait_ms=5)}, concurrency)
     now, batches = 0.0, []
     for step in script:
         if step == ".":
@@ -124,6 +134,34 @@ def test_calls_that_come_while_a_batch_runs_run_together(start: Start) -> None:
     worker = start(_HELD, batch=Batch(max_size=3))
     found = _gather(worker, *(b'{"x": %d}' % x for x in range(1, 6)))
     assert found == {0: b"[1,3]", 1: b"[2,3]", 2: b"[3,3]", 3: b"[4,2]", 4: b"[5,2]"}
+
+
+_MIXED = """
+    import gpufn.call.transport
+    from gpufn.call.transport_protocol import EncodedCall, Target
+    class C:
+        def many(self, x: list[int], hold: list[bool] = False):
+            if any(hold):
+                gpufn.call.transport.current().call(EncodedCall(Target("other"), "", b""))
+            return [[one, len(x)] for one in x]
+        def one(self, x: int): return x
+        async def soon(self, x: int): return x
+        def items(self, x: int): yield x
+        async def later(self, x: int): yield x
+    """
+_KINDS = {"many": "sync", "one": "sync", "soon": "async", "items": "generator", "later": "async_generator"}
+
+
+def test_methods_without_batches_take_turns_with_those_that_have_them(start: Start) -> None:
+    worker = start(_MIXED, "C", methods=_KINDS, batches={"many": Batch(3)})
+    worker.run(b'{"x": 0, "hold": true}', method="many")
+    call, _ = worker.next()
+    numbers = {worker.run(b'{"x": 1}', method=method): method for method in ("many", *_KINDS)}
+    worker.answer(call.call, "", b"")
+    worker.result()
+    found = [(numbers[result.attempt], body) for result, body in (worker.result() for _ in numbers)]
+    assert found[:2] == [("many", b"[1,2]"), ("many", b"[1,2]")]  # the oldest first, with the other call of its method
+    assert dict(found[2:]) == {"one": b"1", "soon": b"1", "items": b"[1]", "later": b"[1]"}
 
 
 def _charges(worker: Any, *bodies: bytes) -> list[tuple[float, float | None]]:
