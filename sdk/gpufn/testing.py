@@ -37,6 +37,7 @@ from gpufn_core.ids import new_invocation_id
 from gpufn_core.spec.function_spec import CallKind, Retry
 from gpufn_core.spec.names import function_name
 from gpufn_core.spec.variant_names import described, split
+from gpufn_core.spec.variant_options import MARK
 
 T = TypeVar("T")
 
@@ -144,8 +145,9 @@ class LocalTransport:
         is_pickled = call.content_type == media.PICKLED and _may_pickle(name)
         find = RecordClasses(lambda: _hints_of(name, method)).find
         args, kwargs = values.decode_call(call.body, allow_pickle=is_pickled, find=find)
-        parameters = msgspec.json.decode(unquote(selector)) if selector else {}
-        shown = described(name, parameters) if parameters else name
+        selected = msgspec.json.decode(unquote(selector)) if selector else {}
+        shown = described(name, selected) if selected else name
+        parameters = {key: value for key, value in selected.items() if not key.startswith(MARK)}
         self.calls.append(RemoteCall(f"{shown}.{method}" if method else shown, tuple(args), kwargs))
         replacement = self._replacements.get(name)
         if replacement is not None:

@@ -23,7 +23,7 @@ import os
 
 from gpufn import exit, gpu_function, method
 
-@gpu_function(max_variants=3, name="sized", cpu=0.25)
+@gpu_function(max_variants=4, name="sized", cpu=0.25)
 class Sized:
     def __init__(self, size: str = "base", scale: float = 1.0) -> None:
         if size == "broken":
@@ -83,6 +83,12 @@ def test_each_value_has_a_pool_of_its_own(app: Any, platform: Platform, tmp_path
     variant = next(each for each in functions(platform) if each["name"].startswith("sized="))
     assert variant["variant"]["parameters"] == {"size": "big"}
     assert platform.client.get("/v1/functions/sized(size=big)/why").json()["function"] == variant["name"]
+
+    larger = app.Sized.with_options(cpu=0.3)("big")
+    assert larger.where.with_options(timeout=30).remote(2)[2] != pid
+    with pytest.raises(InvalidInput) as refused:
+        app.Sized.with_options(colour="red")
+    assert refused.value.field == "colour"
 
     with pytest.raises(FunctionStartFailed, match="no such size"):
         app.Sized("broken").where.remote()

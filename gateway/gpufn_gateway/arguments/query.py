@@ -118,7 +118,7 @@ def _candidates(texts: Sequence[str]) -> Iterator[Any]:
     >>> list(_candidates(["0.9"])), list(_candidates(["a"]))
     ([0.9, '0.9', [0.9], ['0.9']], ['a', ['a']])
     """
-    parsed = [_read(text) for text in texts]
+    parsed = [read_value(text) for text in texts]
     is_text = parsed == list(texts)
     if len(texts) == 1:
         yield parsed[0]
@@ -129,7 +129,7 @@ def _candidates(texts: Sequence[str]) -> Iterator[Any]:
         yield list(texts)
 
 
-def _read(text: str) -> Any:
+def read_value(text: str) -> Any:
     """Parse as JSON. A JSON string stays text, with its quotes."""
     try:
         value = msgspec.json.decode(text)

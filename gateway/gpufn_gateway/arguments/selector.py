@@ -1,4 +1,4 @@
-"""The parameters of a variant from the selector of its name, in canonical form. Pure.
+"""The parameters and options of a variant from the selector of its name, in canonical form. Pure.
 
 `size=big&layers=2` has values without types, which are read like those of a query. `{"size": "big"}`, percent-encoded,
 has JSON. A parameter that has its default is left out, so that all spellings of a variant are the same one.
@@ -7,51 +7,67 @@ has JSON. A parameter that has its default is left out, so that all spellings of
 from __future__ import annotations
 
 import urllib.parse
-from collections.abc import Mapping
-from typing import Any, Final
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
 from gpufn_core.errors import InvalidInput
 from gpufn_core.spec.variant_names import MAX_SELECTOR_BYTES
+from gpufn_core.spec.variant_options import MARK, check_names
 from gpufn_gateway.arguments import query
 from gpufn_gateway.arguments.signature import Signature
 
 _JSON: Final = ("{", "%7B", "%7b")
 
 
-def parameters_of(selector: str, schema: Mapping[str, Any], function: str) -> dict[str, Any]:
-    """Return the parameters that a selector sets, without those that have their default. `schema` is the JSON Schema of
-    the constructor of `function`. Raises InvalidInput with the field."""
+class Selected(NamedTuple):
+    parameters: dict[str, Any]
+    options: dict[str, Any]
+
+
+def read(selector: str, schema: Mapping[str, Any], function: str) -> Selected:
+    """Return what a selector sets, without parameters that have their default. `schema` is the JSON Schema of the
+    constructor of `function`. Raises InvalidInput with the field."""
     if len(selector) > MAX_SELECTOR_BYTES:
         raise InvalidInput(f"the parameters of {function} exceed {MAX_SELECTOR_BYTES:,} bytes: pass a reference")
+    is_json = selector.startswith(_JSON)
+    given = _json_object(selector) if is_json else query.texts_by_name(selector.encode())
+    options = {name.removeprefix(MARK): given.pop(name) for name in [*given] if name.startswith(MARK)}
+    if not is_json:
+        options = {name: _option_of(texts) for name, texts in options.items()}
+    check_names(options)
     properties: Mapping[str, Any] = schema.get("properties", {})
-    if not properties and not schema.get("additionalProperties"):
+    if given and not properties and not schema.get("additionalProperties"):
         raise InvalidInput(f"{function} has no parameters: call it without parentheses")
-    signature = Signature(schema)
-    given = _from_json(selector, signature) if selector.startswith(_JSON) else _from_query(selector, signature)
+    if given:
+        given = _checked(given, Signature(schema), is_json=is_json)
     values = {name: _canonical(value, properties.get(name)) for name, value in given.items()}
-    return {name: value for name, value in values.items() if not _is_default(value, properties.get(name))}
+    values = {name: value for name, value in values.items() if not _is_default(value, properties.get(name))}
+    return Selected(values, options)
 
 
-def _from_json(selector: str, signature: Signature) -> dict[str, Any]:
-    text = urllib.parse.unquote(selector).encode()
+def _json_object(selector: str) -> dict[str, Any]:
     try:
-        given = msgspec.json.decode(text, type=dict[str, Any])
+        return msgspec.json.decode(urllib.parse.unquote(selector), type=dict[str, Any])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         raise InvalidInput("the text in parentheses is not a JSON object: write NAME=VALUE") from None
+
+
+def _checked(given: dict[str, Any], signature: Signature, *, is_json: bool) -> dict[str, Any]:
     for name in given:
         query.check_name(name, signature, signature.names, "the constructor")
-    signature.check(text)
-    return given
-
-
-def _from_query(selector: str, signature: Signature) -> dict[str, Any]:
-    texts = query.texts_by_name(selector.encode())
-    for name in texts:
-        query.check_name(name, signature, signature.names, "the constructor")
-    values = query.values(texts, signature, raw_names=())
+    if is_json:
+        signature.check(msgspec.json.encode(given))
+        return given
+    values = query.values(given, signature, raw_names=())
     return msgspec.json.decode(msgspec.json.encode(values), type=dict[str, Any])  # bytes as base64 text
+
+
+def _option_of(texts: Sequence[str]) -> Any:
+    """Return the value of an option: a number, a text, or with several values a list."""
+    values = [query.read_value(text) for text in texts]
+    return values[0] if len(values) == 1 else values
 
 
 def _canonical(value: Any, schema: Any) -> Any:

@@ -40,7 +40,9 @@ class VariantRequests:
     async def _answer(self, message: Message) -> None:
         try:
             request = _request.decode(message.payload)
-            name, revision = await self._variants.provide_for_function(request.function, request.selector)
+            name, revision = await self._variants.provide_for_function(
+                request.function, request.selector, request.caller
+            )
             reply = VariantReply(name, revision, _VALID_S)
         except DECODE_ERRORS as error:
             log.warning("cannot decode a request for a variant: %s", error)

@@ -17,11 +17,13 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from gpufn_core.domain.revision import Function, Lease, Revision, RevisionKey, Variant
-from gpufn_core.errors import FunctionNotFound, TooManyVariants
-from gpufn_core.spec import variant_names
-from gpufn_core.spec.names import shown
-from gpufn_gateway.arguments.selector import parameters_of
+from gpufn_core.errors import Forbidden, FunctionNotFound, TooManyVariants
+from gpufn_core.spec import variant_names, variant_options
+from gpufn_core.spec.names import home_of, shown
+from gpufn_core.spec.variant_options import marked
+from gpufn_gateway.arguments.selector import read
 from gpufn_gateway.auth.access import Principal
+from gpufn_gateway.auth.scopes import DEPLOY
 from gpufn_gateway.functions.deploys import Deploys
 from gpufn_gateway.functions.registry import Registry, Target
 from gpufn_platform.process.clock import Clock
@@ -32,11 +34,16 @@ _LEASE: Final = Lease("variant", TTL_S)
 
 
 class _Wanted(NamedTuple):
-    """A variant that a caller names. `name` is the function itself if no parameter differs from its default."""
+    """A variant that a caller names. `name` is the function itself if nothing differs from it."""
 
     name: str
     parameters: dict[str, Any]
+    options: dict[str, Any]
     function: Function
+
+    @property
+    def is_variant(self) -> bool:
+        return self.name != self.function.name
 
 
 class Variants:
@@ -62,13 +69,18 @@ class Variants:
         principal.require_invoke(full)
         wanted = self._stored(full) if variant_names.is_variant(full) else self._wanted(full, selection)
         self._registry.target(wanted.function.name, selection.method)  # raises for a method that does not exist
+        if wanted.options:  # they change what a deploy has set
+            principal.require_on(DEPLOY, full)
         await self._make_current(wanted)
         return self._registry.target(wanted.name, selection.method)
 
-    async def provide_for_function(self, full: str, selector: str) -> RevisionKey:
-        """Return the serving revision of the variant that a function calls, by the full name of the called function.
-        Make the variant, or renew it, if needed. Raises FunctionNotFound, InvalidInput, TooManyVariants."""
+    async def provide_for_function(self, full: str, selector: str, caller: str) -> RevisionKey:
+        """Return the serving revision of the variant that the function `caller` calls, by the full name of the called
+        function. Make the variant, or renew it, if needed. Raises FunctionNotFound, InvalidInput, TooManyVariants, and
+        Forbidden for options of a function of another app: a function has no scopes."""
         wanted = self._wanted(full, variant_names.Selection(full, selector, ""))
+        if wanted.options and home_of(caller) != home_of(full):
+            raise Forbidden(f"A function changes options only of functions of its own app, and {full} is of another.")
         await self._make_current(wanted)
         return wanted.name, self._registry.function(wanted.name).serving
 
@@ -81,9 +93,10 @@ class Variants:
     def _wanted(self, full: str, selection: variant_names.Selection) -> _Wanted:
         function = self._registry.function(full)
         schema = self._registry.serving(function).spec.constructor
-        parameters = parameters_of(selection.selector or "", {} if schema is msgspec.UNSET else schema, full)
-        name = variant_names.variant_name(full, parameters) if parameters else full
-        return _Wanted(name, parameters, function)
+        selected = read(selection.selector or "", {} if schema is msgspec.UNSET else schema, full)
+        values = selected.parameters | marked(selected.options)
+        name = variant_names.variant_name(full, values) if values else full
+        return _Wanted(name, *selected, function)
 
     def _stored(self, name: str) -> _Wanted:
         """Return an existing variant by its full name, with the parameters of its record."""
@@ -91,11 +104,11 @@ class Variants:
         if active is None or active.variant is None:
             raise FunctionNotFound(f"There is no function {shown(name)}.")
         function = self._registry.function(variant_names.function_of(name))
-        return _Wanted(name, active.variant.parameters, function)
+        return _Wanted(name, active.variant.parameters, active.variant.options, function)
 
     async def _make_current(self, wanted: _Wanted) -> None:
         """Make a variant that copies the serving revision, and renew its lease, if that is needed."""
-        if wanted.parameters and not self._is_current(wanted):
+        if wanted.is_variant and not self._is_current(wanted):
             async with self._locks.setdefault(wanted.function.name, asyncio.Lock()):
                 await self._make_or_renew(wanted)
 
@@ -118,15 +131,19 @@ class Variants:
             await self._deploys.renew(wanted.name, _LEASE)
 
     def _copy(self, wanted: _Wanted) -> Revision:
+        """Raises InvalidInput for options that contradict the spec."""
+        copied = self._registry.serving(wanted.function)
+        original = copied.spec if wanted.options and copied.signature is not None else None
         return msgspec.structs.replace(
-            self._registry.serving(wanted.function),
+            copied,
             function=wanted.name,
+            spec=variant_options.apply(copied.spec, wanted.options),
             number=0,
             created_at=self._clock.time(),
             check=None,
             deploy_id="",
             lease=_LEASE,
-            variant=Variant(wanted.function.serving, wanted.parameters),
+            variant=Variant(copied.number, wanted.parameters, wanted.options, original),
         )
 
     def _check_limit(self, wanted: _Wanted) -> None:
@@ -137,9 +154,10 @@ class Variants:
             return
         renewed_at = [each.lease.renewed_at for each in others if each.lease is not None]
         first_end = min(renewed_at, default=0.0) + TTL_S - self._clock.time()
+        function, values = wanted.function.name, wanted.parameters | marked(wanted.options)
         raise TooManyVariants(
-            f"{wanted.function.name} has {len(others)} variants in use, as many as its max_variants allows, so "
-            f"{variant_names.described(wanted.function.name, wanted.parameters)} cannot start. A variant ends after "
-            f"{TTL_S / 60:g} minutes without calls. Retry later, or raise max_variants.",
+            f"{function} has {len(others)} variants in use, as many as its max_variants allows, so "
+            f"{variant_names.described(function, values)} cannot start. A variant ends after {TTL_S / 60:g} minutes "
+            "without calls. Retry later, or raise max_variants.",
             retry_after_s=max(1.0, first_end),
         )

@@ -52,12 +52,12 @@ class Directory:
 
     async def serving(self, name: str, caller: str) -> Revision:
         """Return the serving revision of the function, or the variant, that `name` means to `caller`. Raises
-        FunctionNotFound, AmbiguousFunction, and for a variant InvalidInput, TooManyVariants, BusUnavailable."""
+        FunctionNotFound, AmbiguousFunction, and what `Variants.find` raises."""
         function, selector, _ = split(name)
         full = self.find(function, caller)
         if selector is None:
             return await self.revision(full, self._serving[full])
-        variant = await self._variants.find(full, selector)
+        variant = await self._variants.find(full, selector, caller)
         return await self.revision(variant.name, self._serving.get(variant.name, variant.revision))
 
     async def revision(self, function: str, number: int) -> Revision:

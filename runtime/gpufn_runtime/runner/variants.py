@@ -22,19 +22,20 @@ class Variants:
     def __init__(self, bus: Bus, clock: Clock) -> None:
         self._bus = bus
         self._clock = clock
-        self._known: dict[tuple[str, str], tuple[VariantReply, float]] = {}
+        self._known: dict[VariantRequest, tuple[VariantReply, float]] = {}
 
-    async def find(self, function: str, selector: str) -> VariantReply:
-        """Return the variant of a function, by its full name. Raises FunctionNotFound, InvalidInput, TooManyVariants,
-        BusUnavailable."""
-        reply, until = self._known.get((function, selector), (VariantReply(), 0.0))
+    async def find(self, function: str, selector: str, caller: str) -> VariantReply:
+        """Return the variant of a function that the function `caller` calls, by their full names. Raises
+        FunctionNotFound, Forbidden, InvalidInput, TooManyVariants, BusUnavailable."""
+        request = VariantRequest(function, selector, caller)
+        reply, until = self._known.get(request, (VariantReply(), 0.0))
         if self._clock.monotonic() < until:
             return reply
-        message = await self._bus.request(subjects.VARIANTS, encode(VariantRequest(function, selector)))
+        message = await self._bus.request(subjects.VARIANTS, encode(request))
         reply = _reply.decode(message.payload)
         if reply.error is not None:
             raise error_from(reply.error)
         if len(self._known) >= _MOST:
             self._known.clear()
-        self._known[function, selector] = reply, self._clock.monotonic() + reply.valid_s
+        self._known[request] = reply, self._clock.monotonic() + reply.valid_s
         return reply

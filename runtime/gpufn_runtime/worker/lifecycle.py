@@ -446,8 +446,8 @@ class Worker:
             self._executor.stop()
 
     def _exit(self, loaded: Loaded) -> None:
-        """Run the exit hooks. One that raises is logged, and the others run. If they take too long, exit without
-        them: a worker that nobody waits for would keep its GPU."""
+        """Run the exit hooks. An exception is logged, and the other hooks run. If they take too long, exit without
+        them: the process would keep its GPU."""
         if loaded.exit:
             limit = threading.Timer(EXIT_HOOKS_S, self._exit_without_hooks)
             limit.daemon = True

@@ -27,6 +27,7 @@ from gpufn.declare.did_you_mean import FUNCTION_HINTS, attribute_error
 from gpufn_core.errors import InvalidInput
 from gpufn_core.spec.function_spec import CallKind
 from gpufn_core.spec.priority import Priority, priority_of
+from gpufn_core.spec.variant_names import with_values
 
 if TYPE_CHECKING:
     from typing import Unpack
@@ -90,6 +91,25 @@ class Remote(Generic[P, R, V]):
             self._priority if priority is None else priority_of(priority),
             trusts=self.reader.trusts if trust_results is None else trust_results,
         )
+
+    def with_options(self, **options: Any) -> Remote[P, R, V]:
+        """Return the same function with other options: ``f.with_options(gpu="L4", max_workers=2).remote(x)``.
+
+        `timeout`, `priority` and `trust_results` are those of `options`. The others are options of `@gpu_function` that
+        a caller may change: `gpu`, `share`, `vram`, `sm`, `cpu`, `memory`, `max_workers`, `idle_timeout`,
+        `concurrency` and `retries`. They make a variant: a pool of workers of its own. A key needs the scope `deploy`
+        for that. Raises InvalidInput.
+        """
+        of_calls = {name: options.pop(name) for name in ("timeout", "priority", "trust_results") if name in options}
+        if not options:
+            return self.options(**of_calls)
+        from gpufn_core.spec import variant_options  # noqa: PLC0415
+
+        variant_options.check_names(options)
+        pool = with_values(self._function_name, variant_options.marked(options))
+        changed = ", ".join(f"{name}={value!r}" for name, value in options.items())
+        variant = _Variant(self, pool, f"{self!r}.with_options({changed})")
+        return variant.options(**of_calls) if of_calls else variant
 
     def remote(self, *args: P.args, **kwargs: P.kwargs) -> V:
         """Run on the platform and wait for the result. The items of a generator come as a list."""
@@ -233,6 +253,19 @@ class _WithOptions(Remote[P, R, V]):
 
     def __repr__(self) -> str:
         return self._repr
+
+
+class _Variant(_WithOptions[P, R, V]):
+    """A Remote whose calls go to a variant, by the name of its pool."""
+
+    def __init__(self, remote: Remote[P, R, V], pool: str, described: str) -> None:
+        super().__init__(remote, remote._timeout_s, remote._priority, trusts=remote.reader.trusts)
+        self._pool = pool
+        self._repr = described
+
+    @property
+    def _function_name(self) -> str:  # type: ignore[override]
+        return self._pool
 
 
 class AsyncRemote(Generic[P, R, V]):

@@ -24,6 +24,7 @@ from gpufn.declare.hooks import hooks, with_cause
 from gpufn.declare.type_hints import resolve_hint, signature_of
 from gpufn_core.domain.worker import Cause
 from gpufn_core.errors import InvalidInput, InvalidSpec
+from gpufn_core.spec import variant_options
 from gpufn_core.spec.function_spec import CallKind, EntryPoint, FunctionSpec, Packaging
 from gpufn_core.spec.image_spec import ImageSpec
 from gpufn_core.spec.model_spec import ModelSpec
@@ -203,6 +204,12 @@ class FunctionClass(_Declaration):
     def __call__(self, *args: Any, **kwargs: Any) -> Instance:
         return Instance(self, args, kwargs)
 
+    def with_options(self, **options: Any) -> ClassWithOptions:
+        """Return the class with other options: ``Clf.with_options(gpu="L4")("big").predict.remote(x)``. They make a
+        variant, as `Function.with_options` describes. Raises InvalidInput."""
+        variant_options.check_names(options)
+        return ClassWithOptions(self, options)
+
     def __getattr__(self, name: str) -> Any:
         # Python calls this only if the normal lookup fails. During unpickling, `raw` does not exist yet.
         if name == "raw" or (name.startswith("__") and name.endswith("__")):
@@ -219,12 +226,39 @@ class FunctionClass(_Declaration):
         return f"<FunctionClass {self.name}>"
 
 
+class ClassWithOptions:
+    """A FunctionClass whose calls go to a variant with other options."""
+
+    def __init__(self, declared: FunctionClass, options: dict[str, Any]) -> None:
+        self._declared = declared
+        self._options = options
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Instance:
+        return Instance(self._declared, args, kwargs, self._options)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self(), name)
+
+    def __repr__(self) -> str:
+        options = ", ".join(f"{name}={value!r}" for name, value in self._options.items())
+        return f"{self._declared!r}.with_options({options})"
+
+
 class Instance:
     """A local instance of a FunctionClass. Creates the user's object, and runs its `@enter` methods, on first use."""
 
-    def __init__(self, declared: FunctionClass, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        declared: FunctionClass,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        options: dict[str, Any] | None = None,
+    ) -> None:
         self._declared = declared
         self._arguments = args, kwargs
+        self._options = options or {}
         self._object: Any = None
 
     @functools.cached_property
@@ -317,7 +351,8 @@ class Method(Remote[P, R, V]):
     def _function_name(self) -> str:  # type: ignore[override]
         if self._instance is None:
             return self._declared.name
-        return with_selector(self._declared.name, self._instance.parameters)
+        values = self._instance.parameters | variant_options.marked(self._instance._options)
+        return with_selector(self._declared.name, values)
 
     def _signature(self) -> inspect.Signature:
         signature = _signature_of(self._raw)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import difflib
 import inspect
-import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, TypedDict, TypeVar
 
@@ -34,14 +33,13 @@ from gpufn_core.spec.isolation import Isolation, Network
 from gpufn_core.spec.model_spec import ModelSpec
 from gpufn_core.spec.names import DEFAULT, HOME, Home, check_group, full_name
 from gpufn_core.spec.priority import Priority
-from gpufn_core.spec.resources import Resources
+from gpufn_core.spec.resources import Resources, parse_gpu
 from gpufn_core.spec.schedule import Schedule
 from gpufn_core.spec.units import parse_bytes
 from gpufn_core.spec.web_spec import WebSpec
 from gpufn_core.spec.weights_spec import WeightsSpec
 
 _Choice = TypeVar("_Choice", Isolation, Network, Serves)
-_GPU = re.compile(r"(?P<name>[A-Za-z0-9][A-Za-z0-9 ._-]*)(?::(?P<count>\d{1,3}))?")
 # Planned options. They are refused with a reason, so that no program silently relies on them.
 _NOT_YET = {
     "volumes": "; use weights=Weights(...) for files that workers only read",
@@ -377,7 +375,7 @@ def _app(name: str | None) -> str:
 
 
 def _resources(options: Mapping[str, Any]) -> Resources:
-    names, count = _gpu(options.get("gpu"))
+    names, count = parse_gpu(options.get("gpu"))
     return Resources(
         gpu=names,
         gpu_count=count,
@@ -389,30 +387,6 @@ def _resources(options: Mapping[str, Any]) -> Resources:
         trust_domain=options.get("trust_domain") or "",
         nodes=options.get("nodes", Resources().nodes),
     )
-
-
-def _gpu(gpu: Any) -> tuple[tuple[str, ...], int]:
-    """Return the acceptable GPU names, and the number of GPUs of one worker."""
-    if gpu is None:
-        return (), 1
-    choices = (gpu,) if isinstance(gpu, str) else gpu
-    if not isinstance(choices, (list, tuple)) or not choices:
-        raise InvalidSpec(f"gpu is None, 'any', a name such as 'L4', or a list of names, not {gpu!r}")
-    names: list[str] = []
-    counts: set[int] = set()
-    for choice in choices:
-        match = _GPU.fullmatch(choice) if isinstance(choice, str) else None
-        if match is None:
-            raise InvalidSpec(f"gpu: {choice!r} is not the name of a GPU; write for example 'L4', 'any' or 'H100:2'")
-        if match["name"].lower() == "cpu":
-            raise InvalidSpec(f"gpu={choice!r} is not a GPU; leave gpu out to run on the CPU")
-        names.append(match["name"])
-        counts.add(int(match["count"] or 1))
-    if len(counts) > 1:
-        raise InvalidSpec(
-            f"gpu={gpu!r}: a worker has the same number of GPUs on every node; write the same number after each name"
-        )
-    return tuple(names), counts.pop()
 
 
 def _share(share: Any) -> Share:

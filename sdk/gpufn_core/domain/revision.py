@@ -73,11 +73,14 @@ class Lease(msgspec.Struct, frozen=True):
 
 
 class Variant(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What makes a revision one of a variant: the number of the function's revision that it copies, and the parameters
-    with which its workers create their instance."""
+    """What makes a revision one of a variant: the number of the function's revision that it copies, the parameters with
+    which its workers create their instance, and the options that its spec changes. `original` is the function's spec,
+    if that was signed and the options change it."""
 
     revision: int
     parameters: dict[str, Any] = {}
+    options: dict[str, Any] = {}
+    original: FunctionSpec | None = None
 
 
 class Revision(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,7 +95,7 @@ class Revision(msgspec.Struct, frozen=True, kw_only=True):
     the revisions of one deploy. `signature` is None for an unsigned deploy. `secret_scopes` has the widest scope that
     each secret may have (`gpufn_core.spec.secret_scopes`); a secret without one may have any.
     `lease` is what its function gets when the revision becomes active; None makes the function permanent. A revision of
-    a variant has the spec of its function; `spec.name` names the function.
+    a variant has the spec of its function, with the options of the variant; `spec.name` names the function.
     """
 
     function: str

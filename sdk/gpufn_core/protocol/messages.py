@@ -212,10 +212,12 @@ class LogLine(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class VariantRequest(msgspec.Struct, frozen=True):
-    """A runner's request for the variant of `function`, a full name, that its selector chooses."""
+    """A runner's request for the variant of `function` that its selector chooses, for a call by the function `caller`.
+    Both are full names."""
 
     function: str
     selector: str
+    caller: str
 
 
 class VariantReply(msgspec.Struct, frozen=True):

@@ -13,8 +13,10 @@ import msgspec
 from gpufn_core.domain.engine import Build
 from gpufn_core.domain.revision import Revision
 from gpufn_core.encoding.msgspec_errors import DECODE_ERRORS
-from gpufn_core.errors import UntrustedDeploy
+from gpufn_core.errors import InvalidInput, UntrustedDeploy
 from gpufn_core.signing.statement import DeploySignature, Statement, decode_statement, spec_digest
+from gpufn_core.spec import variant_options
+from gpufn_core.spec.function_spec import FunctionSpec
 from gpufn_core.spec.names import parts_of
 from gpufn_core.spec.patterns import matches
 from gpufn_core.spec.variant_names import function_of
@@ -54,12 +56,27 @@ def check_revision(trust: Trust, function: str, revision: Revision) -> None:
     statement = _verified(trust, function, revision.signature)
     if statement is None:
         return
-    actual = Statement.of(function, revision.spec, revision.bundle, statement.signed_at)
+    actual = Statement.of(function, _signed_spec(revision), revision.bundle, statement.signed_at)
     if different := actual.differences(statement):
         raise UntrustedDeploy(
             f"The signature of {function} is of another deploy: {', '.join(different)} differ from what was signed. "
             "Sign and deploy it again."
         )
+
+
+def _signed_spec(revision: Revision) -> FunctionSpec:
+    """Return the spec that was signed. A caller may change the resources of a variant, and nothing else. Raises
+    UntrustedDeploy."""
+    variant = revision.variant
+    if variant is None or variant.original is None:
+        return revision.spec
+    try:
+        is_changed_by_options = variant_options.apply(variant.original, variant.options) == revision.spec
+    except InvalidInput:
+        is_changed_by_options = False
+    if not is_changed_by_options:
+        raise UntrustedDeploy(f"The spec of {revision} differs from what was signed by more than its options.")
+    return variant.original
 
 
 def check_build(trust: Trust, build: Build) -> None:

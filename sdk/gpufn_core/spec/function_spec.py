@@ -32,7 +32,7 @@ LONGEST_METHOD_NAME = 100
 _MAX_ENV_BYTES = 32 << 10
 LONGEST_SECRET_NAME = 200
 MAX_SECRETS = 100  # of one function
-MAX_VARIANTS = 10  # of one function at a time; max_variants=... sets another limit
+MAX_VARIANTS = 10  # variants of a function at a time, unless it sets max_variants
 _PARKED_ON_A_GPU_S = 600.0
 _LONGEST_DELAY_S = 3600.0  # between two attempts
 RETENTION_S = 86400.0

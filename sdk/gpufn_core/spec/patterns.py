@@ -42,7 +42,7 @@ def check_pattern(text: str, field: str) -> None:
 
 
 def matches(pattern: str, function: str) -> bool:
-    """Return whether the full name `function` is one of those that `pattern` names. A variant counts as its function.
+    """Return whether `pattern` names the function with the full name `function`. A variant counts as its function.
 
     >>> matches("prod/*", "prod/search/predict"), matches("default/*", "predict"), matches("predict", "prod/a/predict")
     (True, True, False)

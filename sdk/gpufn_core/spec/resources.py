@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import msgspec
 
@@ -13,6 +13,7 @@ from gpufn_core.errors import InvalidSpec
 from gpufn_core.spec.units import MIN_PROCESS_BYTES, Bounds, check_fields, check_least_bytes, parse_bytes
 
 DOMAIN = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,38}[a-z0-9])?")
+_GPU = re.compile(r"(?P<name>[A-Za-z0-9][A-Za-z0-9 ._-]*)(?::(?P<count>\d{1,3}))?")
 _MOST_GPUS = 16
 _MOST_NODES = 64
 MIN_VRAM_BYTES = 64 << 20  # MPS limits are in whole MiB; a CUDA context alone uses more than this
@@ -73,3 +74,31 @@ class Resources(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if self.vram_bytes is None:
             raise InvalidSpec("share='mps' needs a limit of GPU memory: write for example vram='6Gi'")
         check_least_bytes("vram", parse_bytes(self.vram_bytes), MIN_VRAM_BYTES, "a CUDA context under MPS")
+
+
+def parse_gpu(gpu: Any) -> tuple[tuple[str, ...], int]:
+    """Return the acceptable GPU names, and the number of GPUs of one worker, of the option `gpu`. Raises InvalidSpec.
+
+    >>> parse_gpu(None), parse_gpu(["H100:2", "L4:2"])
+    (((), 1), (('H100', 'L4'), 2))
+    """
+    if gpu is None:
+        return (), 1
+    choices = (gpu,) if isinstance(gpu, str) else gpu
+    if not isinstance(choices, (list, tuple)) or not choices:
+        raise InvalidSpec(f"gpu is None, 'any', a name such as 'L4', or a list of names, not {gpu!r}")
+    names: list[str] = []
+    counts: set[int] = set()
+    for choice in choices:
+        match = _GPU.fullmatch(choice) if isinstance(choice, str) else None
+        if match is None:
+            raise InvalidSpec(f"gpu: {choice!r} is not the name of a GPU; write for example 'L4', 'any' or 'H100:2'")
+        if match["name"].lower() == "cpu":
+            raise InvalidSpec(f"gpu={choice!r} is not a GPU; leave gpu out to run on the CPU")
+        names.append(match["name"])
+        counts.add(int(match["count"] or 1))
+    if len(counts) > 1:
+        raise InvalidSpec(
+            f"gpu={gpu!r}: a worker has the same number of GPUs on every node; write the same number after each name"
+        )
+    return tuple(names), counts.pop()

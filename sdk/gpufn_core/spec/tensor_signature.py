@@ -21,4 +21,4 @@ def tensor_inputs(method: MethodSpec) -> dict[str, str]:
 
 def takes_tensors(spec: FunctionSpec, method: MethodSpec) -> bool:
     """Return whether the protocol can call the method. It has no streams, and a batch takes lists as arguments."""
-    return spec.batch is None and not method.kind.streams and bool(tensor_inputs(method))
+    return spec.batch_of(method) is None and not method.kind.streams and bool(tensor_inputs(method))

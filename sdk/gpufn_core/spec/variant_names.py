@@ -14,7 +14,7 @@ import hashlib
 import re
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 import msgspec
 
@@ -66,6 +66,29 @@ def with_selector(function: str, parameters: Mapping[str, Any]) -> str:
     if len(selector) > MAX_SELECTOR_BYTES:
         raise InvalidInput(f"the parameters of {function} exceed {MAX_SELECTOR_BYTES:,} bytes: pass a reference")
     return f"{function}({selector})"
+
+
+def with_values(name: str, values: Mapping[str, Any]) -> str:
+    """Return a caller's name of a function or a variant, without a method, with further values in its selector.
+
+    >>> with_values("clf(size=big)", {"@cpu": 2})
+    'clf(size=big&%40cpu=2)'
+    """
+    function, selector, _ = split(name)
+    if not selector:
+        return with_selector(function, values)
+    if selector.startswith("%7B"):
+        return with_selector(function, {**msgspec.json.decode(unquote(selector)), **values})
+    pairs = [selector]
+    for key, value in values.items():
+        texts = map(_text, value if isinstance(value, (list, tuple)) else [value])
+        pairs += [f"{quote(key, safe='')}={text}" for text in texts]
+    return f"{function}({'&'.join(pairs)})"
+
+
+def _text(value: Any) -> str:
+    """Return a value as it is written in a query string."""
+    return quote(value if isinstance(value, str) else _json(value), safe="").replace(".", "%2E")
 
 
 def in_path(name: str) -> str:

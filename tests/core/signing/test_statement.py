@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpufn_core.domain.engine import Build
-from gpufn_core.domain.revision import Revision
+from gpufn_core.domain.revision import Revision, Variant
 from gpufn_core.errors import UntrustedDeploy
 from gpufn_core.ids import Digest, digest_of
 from gpufn_core.protocol.codec import encode
@@ -31,6 +31,7 @@ from gpufn_core.spec.model_spec import ModelFile, ModelSpec
 from gpufn_core.spec.priority import Priority
 from gpufn_core.spec.resources import Resources
 from gpufn_core.spec.schedule import Schedule
+from gpufn_core.spec.variant_options import apply
 from gpufn_core.spec.web_spec import WebKind, WebSpec
 from gpufn_core.spec.weights_spec import WeightsFile, WeightsSpec
 
@@ -141,6 +142,18 @@ def test_a_signature_cannot_be_moved_to_another_spec(field: str) -> None:
 
 def test_a_variant_is_trusted_as_its_function() -> None:
     assert is_trusted(msgspec.structs.replace(revision(signed()), function=f"{NAME}=0123456789"))
+
+
+def test_a_variant_may_change_only_the_options_that_it_names() -> None:
+    options = {"cpu": 2}
+    variant = Variant(3, options=options, original=SPEC)
+    changed = msgspec.structs.replace(
+        revision(signed(), apply(SPEC, options)), function=f"{NAME}=0123456789", variant=variant
+    )
+    assert is_trusted(changed)
+    assert not is_trusted(msgspec.structs.replace(changed, variant=None))
+    other = msgspec.structs.replace(changed.spec, env={"A": "3"})
+    assert not is_trusted(msgspec.structs.replace(changed, spec=other))
 
 
 def test_a_signature_cannot_be_moved_to_another_bundle_or_function() -> None:

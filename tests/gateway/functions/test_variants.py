@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from gpufn_core.domain.revision import Revision
-from gpufn_core.errors import FunctionNotFound, InvalidInput, TooManyVariants
+from gpufn_core.errors import Forbidden, FunctionNotFound, InvalidInput, TooManyVariants
 from gpufn_core.protocol.reports import FunctionStatus, WorkerCounts
 from gpufn_core.spec.function_spec import EntryPoint, FunctionSpec, MethodSpec
 from gpufn_core.spec.variant_names import variant_name
@@ -87,7 +87,13 @@ async def test_keys_see_a_variant_as_its_function(nats: Any) -> None:
         await gateway.variants.provide("v-keys(size=big).predict", principal_with("a", ["invoke:v-keys"], None))
         with pytest.raises(FunctionNotFound):
             await gateway.variants.provide("v-keys(size=big).predict", principal_with("b", ["invoke:other"], None))
-        name = variant_name("v-keys", {"size": "big"})
+        path, name = "v-keys(size=big&@cpu=2).predict", variant_name("v-keys", {"size": "big"})
+        with pytest.raises(Forbidden):
+            await gateway.variants.provide(path, principal_with("a", ["invoke:v-keys"], None))
+        changed = await gateway.variants.provide(path, principal_with("d", ["invoke:v-keys", "deploy:v-keys"], None))
+        assert (changed.revision.spec.resources.cpu, changed.revision.spec.name) == (2.0, "v-keys")
+        with pytest.raises(Forbidden):
+            await gateway.variants.provide_for_function("v-keys", "@cpu=2", "prod/other/caller")
         assert principal_with("c", ["read:v-keys"], None).may_read(name)
         listed = (await gateway.http.get("/v1/apps")).json()["apps"]
         assert name not in [each for app in listed for each in app["functions"]]

@@ -120,7 +120,10 @@ def test_a_model_of_scikit_learn_is_sent_as_onnx_with_a_matrix_as_its_input(
     [
         ({"skl2onnx.py": "raise ImportError"}, "skl2onnx is not installed here: pip install scikit-learn skl2onnx"),
         ({"joblib.py": "load = lambda path: 3"}, "has a int, which is no model of scikit-learn"),
-        ({"joblib.py": _FOREST.replace("n_features_in_ = 4", "")}, "has a Forest that is not fitted, or takes no matrix"),
+        (
+            {"joblib.py": _FOREST.replace("n_features_in_ = 4", "")},
+            "has a Forest that is not fitted, or takes no matrix",
+        ),
         ({"joblib.py": "def load(path): raise EOFError('it is\\ncut')"}, "EOFError: it is"),
     ],
 )

@@ -208,7 +208,7 @@ class Workers:
         self.on_draining(link)
 
     def on_draining(self, link: WorkerLink) -> None:
-        """Drain a worker that was told to end, but not by the controller. One that asked for it knows the cause."""
+        """Drain a worker that asked for it. It knows the cause."""
         link.cause = None
         self._drain(link)
         self.on_change()

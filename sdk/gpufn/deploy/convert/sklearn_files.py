@@ -22,8 +22,8 @@ def convert(source: str, onnx: Path, options: ConvertOptions) -> None:
         raise InvalidSpec(f"{source} has a {type(model).__name__}, which is no model of scikit-learn")
     if columns is None:
         raise InvalidSpec(
-            f"{source} has a {type(model).__name__} that is not fitted, or takes no matrix of numbers: load such a model "
-            "in a class with @enter"
+            f"{source} has a {type(model).__name__} that is not fitted, or takes no matrix of numbers: load such a "
+            "model in a class with @enter"
         )
     types = skl2onnx.common.data_types
     is_classifier = hasattr(model, "classes_")
