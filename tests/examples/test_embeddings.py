@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 
+import openai
 import pytest
 
 from tests.conftest import Platform
@@ -31,6 +32,15 @@ def test_concurrent_calls_get_their_own_vectors(platform: Platform) -> None:
         answers = list(pool.map(lambda few: platform.invoke("embed", {"texts": few}), texts))
     assert [len(answer) for answer in answers] == [len(few) for few in texts]
     assert answers[5][0] == pytest.approx(alone, abs=1e-5)
+
+
+def test_openais_client_gets_the_same_vectors(platform: Platform) -> None:
+    texts = ["a cat", "a kitten"]
+    with openai.OpenAI(base_url=f"{platform.url}/openai/v1", api_key="any") as client:
+        vectors = client.embeddings.create(model="all-minilm-l6-v2", input=texts).data
+    assert [vector.embedding for vector in vectors] == [
+        pytest.approx(each, abs=1e-5) for each in platform.invoke("embed", {"texts": texts})
+    ]
 
 
 def _dot(a: list[float], b: list[float]) -> float:

@@ -1,4 +1,4 @@
-"""Files that clients of other platforms upload, and name in later calls. A file belongs to the API key that sent it.
+"""Files and batches of clients of other platforms. Each belongs to the API key that sent it.
 
 The description is in a bucket whose records expire. The bytes are beside the arguments of calls, and expire as well.
 """
@@ -6,7 +6,7 @@ The description is in a bucket whose records expire. The bytes are beside the ar
 from __future__ import annotations
 
 import contextlib
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -14,7 +14,7 @@ from gpufn_core.errors import Conflict
 from gpufn_core.ids import is_client_id, new_ulid
 from gpufn_core.protocol import subjects
 from gpufn_core.protocol.codec import encode
-from gpufn_core.protocol.records import CLIENT_FILES_RETENTION_S, ClientFile
+from gpufn_core.protocol.records import CLIENT_FILES_RETENTION_S, BodyReference, ClientBatch, ClientFile
 from gpufn_gateway.problems import RouteError
 from gpufn_platform.bus.connection import Bus
 from gpufn_platform.bus.storage.key_value import KeyValue
@@ -23,6 +23,8 @@ from gpufn_platform.queue import large_bodies
 
 MAX_OWNED_BYTES: Final = 2 << 30  # the files share their store with the arguments of all waiting calls
 _decode: Final = msgspec.msgpack.Decoder(ClientFile).decode
+_decode_batch: Final = msgspec.msgpack.Decoder(ClientBatch).decode
+_BATCH: Final = "batch"  # no key has this id
 
 
 class ClientFiles:
@@ -39,13 +41,7 @@ class ClientFiles:
                 f"This API key keeps {stored:,} bytes of files and may keep {MAX_OWNED_BYTES:,}: delete some. They "
                 f"expire after {CLIENT_FILES_RETENTION_S / 86400:g} days."
             )
-        reference = await large_bodies.store(
-            self._bus,
-            subjects.ARGUMENT_FILES,
-            data,
-            owner=large_bodies.expiring_owner(),
-            ttl_s=CLIENT_FILES_RETENTION_S,
-        )
+        reference = await self._store(data)
         now = self._clock.time()
         file = ClientFile(
             id=new_ulid(),
@@ -61,6 +57,12 @@ class ClientFiles:
         await self._bucket.create(f"{owner}.{file.id}", encode(file))
         return file
 
+    async def _store(self, data: bytes) -> BodyReference:
+        owner = large_bodies.expiring_owner()
+        return await large_bodies.store(
+            self._bus, subjects.ARGUMENT_FILES, data, owner=owner, ttl_s=CLIENT_FILES_RETENTION_S
+        )
+
     async def find(self, owner: str, id_: str) -> ClientFile:
         """Return a file of this owner. Raises RouteError 404, also for a file of another owner."""
         entry = await self._bucket.get(f"{owner}.{id_}") if is_client_id(id_) else None
@@ -74,8 +76,11 @@ class ClientFiles:
 
     async def read(self, file: ClientFile) -> bytes:
         """Return the bytes. Raises ArtifactUnavailable, BusUnavailable."""
+        return await self.read_bytes(file.reference)
+
+    async def read_bytes(self, reference: BodyReference) -> bytes:
         data = bytearray()
-        parts = large_bodies.read(self._bus, subjects.ARGUMENT_FILES, file.reference)
+        parts = large_bodies.read(self._bus, subjects.ARGUMENT_FILES, reference)
         async with contextlib.aclosing(parts):
             async for part in parts:
                 data += part
@@ -84,3 +89,45 @@ class ClientFiles:
     async def remove(self, file: ClientFile) -> None:
         await self._bucket.delete(f"{file.owner}.{file.id}")
         await large_bodies.remove(self._bus, subjects.ARGUMENT_FILES, file.reference)
+
+    # --- batches -----------------------------------------------------------------------------------------------------
+
+    async def create_batch(self, owner: str, calls: bytes, **fields: Any) -> ClientBatch:
+        """Store a batch. Raises CapacityError if the store is full, BusUnavailable."""
+        now = self._clock.time()
+        batch = ClientBatch(
+            id=new_ulid(),
+            owner=owner,
+            calls=await self._store(calls),
+            created_at=now,
+            expires_at=now + CLIENT_FILES_RETENTION_S,
+            **fields,
+        )
+        await self._bucket.create(_batch_key(owner, batch.id), encode(batch))
+        return batch
+
+    async def find_batch(self, owner: str, id_: str) -> ClientBatch:
+        """Return a batch of this owner. Raises RouteError 404, also for a batch of another owner."""
+        entry = await self._bucket.get(_batch_key(owner, id_)) if is_client_id(id_) else None
+        if entry is None:
+            raise RouteError(404, f"There is no batch {id_[:40]!r} of this API key; it may have expired.")
+        return _decode_batch(entry.value)
+
+    async def batches(self, owner: str) -> list[ClientBatch]:
+        """Return the batches of this owner, the newest change first."""
+        entries = await self._bucket.entries(_batch_key(owner, ""))
+        return [_decode_batch(entry.value) for entry in reversed(entries)]
+
+    async def change_batch(self, batch: ClientBatch, **changes: Any) -> ClientBatch:
+        """Change a batch, and return it. Raises Conflict if it was changed meanwhile."""
+        key = _batch_key(batch.owner, batch.id)
+        entry = await self._bucket.get(key)
+        changed = msgspec.structs.replace(batch, **changes)
+        if entry is None or _decode_batch(entry.value).is_ended:
+            raise Conflict(f"batch {batch.id} has ended meanwhile")
+        await self._bucket.update(key, encode(changed), entry.revision)
+        return changed
+
+
+def _batch_key(owner: str, id_: str) -> str:
+    return f"{_BATCH}.{owner}.{id_}"

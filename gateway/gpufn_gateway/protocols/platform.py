@@ -195,14 +195,20 @@ class Platform:
     ) -> tuple[dict[str, Any], Outcome | None]:
         """Wait up to `wait_s` for a submitted call. Return its status, and its result if it has succeeded. Raises as
         `status`."""
-        record, body = await self._submissions.result(invocation, principal_of(request), wait_s)
+        record, outcome = await self.outcome(invocation, request, wait_s)
         self._check_function(of, record.function, invocation, request)
-        view = await self._submissions.view(record, principal_of(request))
+        return await self._submissions.view(record, principal_of(request)), outcome
+
+    async def outcome(
+        self, invocation: str, request: Request, wait_s: float = 0.0
+    ) -> tuple[CallRecord, Outcome | None]:
+        """Like `result`, with the record of the call instead of its status, which may need requests to runners."""
+        record, body = await self._submissions.result(invocation, principal_of(request), wait_s)
         if record.state is not InvocationState.SUCCEEDED:
-            return view, None
+            return record, None
         capture = Capture()
         await self._submissions.send_outcome(record, body, capture.send, response_format=capture)
-        return view, capture.outcome()
+        return record, capture.outcome()
 
     async def recent(self, request: Request, limit: int) -> list[dict[str, Any]]:
         """Return the status of the newest submitted calls that the client may read."""

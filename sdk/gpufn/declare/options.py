@@ -183,7 +183,7 @@ class PlainOptions(TypedDict, total=False):
         "the `Weights`, or a list of them, that a node fetches before a worker starts",
     ]
     serves: Annotated[
-        Literal["openai-chat", "openai-embeddings"] | None,
+        Literal["openai-chat", "openai-embeddings", "openai-transcriptions", "openai-images"] | None,
         "the API of OpenAI through which clients may also use the function: its requests are the arguments",
     ]
     webhook: Annotated[str | None, "the URL that receives a request when a submitted call has ended"]

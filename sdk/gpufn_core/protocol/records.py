@@ -211,6 +211,27 @@ class ClientFile(msgspec.Struct, frozen=True, kw_only=True):
     reference: BodyReference
 
 
+class ClientBatch(msgspec.Struct, frozen=True, kw_only=True):
+    """Calls that a client of another platform has submitted as one file. `calls` is their list, in ARGUMENT_FILES.
+    `completed` and `failed` are counted at its end. `output_file` and `error_file` are ids of files."""
+
+    id: str
+    owner: str
+    endpoint: str
+    input_file: str
+    metadata: dict[str, str]
+    created_at: float
+    expires_at: float
+    calls: BodyReference
+    total: int
+    completed: int = 0
+    failed: int = 0
+    is_cancelled: bool = False
+    is_ended: bool = False
+    output_file: str = ""
+    error_file: str = ""
+
+
 class KeyLimits(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """The limits of an API key; None means no limit. `rate` is in calls per second. `burst` is how many calls may
     arrive at once (default: the calls of one second). `concurrency` limits calls whose callers wait, `queued` submitted

@@ -222,6 +222,8 @@ class Serves(enum.StrEnum):
 
     OPENAI_CHAT = "openai-chat"
     OPENAI_EMBEDDINGS = "openai-embeddings"
+    OPENAI_TRANSCRIPTIONS = "openai-transcriptions"
+    OPENAI_IMAGES = "openai-images"
 
 
 class FunctionSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

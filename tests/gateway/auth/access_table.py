@@ -270,10 +270,19 @@ _REPLICATE: Final = {
     "POST": (*("predictions", "models/{owner}/{name}/predictions", "deployments/{owner}/{name}/predictions", "files"),),
     "DELETE": ("files/{id}",),
 }
+_OPENAI: Final = {
+    "GET": ("models", "models/{model}", "files", "files/{id}", "files/{id}/content", "batches", "batches/{id}"),
+    "POST": (
+        *("responses", "audio/transcriptions", "images/generations", "files", "batches", "batches/{id}/cancel"),
+        *("chat/completions", "embeddings"),
+    ),
+    "DELETE": ("files/{id}",),
+}
 # Routes that name the function in the body or in their own way: tests/gateway/protocols has their access.
 IN_PROTOCOL_TESTS: Final = frozenset(
-    {"GET /openai/v1/models", "GET /system/functions", "POST /cloudevents/{fn}", "POST /mcp"}
-    | {f"POST {prefix}/v1/{path}" for prefix in ("", "/openai") for path in ("chat/completions", "embeddings")}
+    {"GET /system/functions", "POST /cloudevents/{fn}", "POST /mcp"}
+    | {"POST /v1/chat/completions", "POST /v1/embeddings"}
+    | {f"{method} /openai/v1/{path}" for method, paths in _OPENAI.items() for path in paths}
     | {f"{method} /replicate/v1/{path}" for method, paths in _REPLICATE.items() for path in paths}
 )
 # Extensions of the Open Inference Protocol, whose response is an error for every key.

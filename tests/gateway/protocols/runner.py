@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import msgspec
@@ -12,31 +12,47 @@ import msgspec
 from gpufn_core.domain.invocation import InvocationState
 from gpufn_core.errors import ErrorInfo
 from gpufn_core.protocol.messages import unpack_invocation
+from gpufn_core.spec.priority import Priority
 from gpufn_platform.queue import call_records, queued_calls
 from tests.gateway.whole import Whole
 from tests.taking import take
 
 
-async def _end_calls(gateway: Whole, function: str) -> None:
-    """Return the texts of each call; fail for the text `bad`."""
+def texts(arguments: dict[str, Any]) -> Any:
+    """Return the texts of a call. Raises ValueError for the text `bad`."""
+    if arguments["texts"] == ["bad"]:
+        raise ValueError("no such text")
+    return arguments["texts"]
+
+
+async def _end_calls(
+    gateway: Whole, function: str, answer: Callable[[dict[str, Any]], Any], priority: Priority
+) -> None:
     while True:
-        (delivery,) = await take(gateway.bus, function)
+        (delivery,) = await take(gateway.bus, function, priority=priority)
         _, body = unpack_invocation(delivery.payload)
-        texts = msgspec.json.decode(body)["texts"]
         found = await queued_calls.at(gateway.bus, delivery.seq)
         assert found is not None
         fields: dict[str, Any] = {"state": InvocationState.SUCCEEDED, "content_type": "application/json"}
-        if texts == ["bad"]:
-            error = ErrorInfo("function_raised", "no such text", error_type="ValueError")
-            fields = {"state": InvocationState.FAILED, "error": error}
+        result = b""
+        try:
+            result = msgspec.json.encode(answer(msgspec.json.decode(body)))
+        except ValueError as error:
+            info = ErrorInfo("function_raised", str(error), error_type="ValueError")
+            fields = {"state": InvocationState.FAILED, "error": info}
         record = msgspec.structs.replace(found, ended_at=1.0, queue_s=0.5, run_s=0.25, worker="w-1", **fields)
-        await call_records.end(gateway.bus, record, b"" if "error" in fields else msgspec.json.encode(texts))
+        await call_records.end(gateway.bus, record, result)
         delivery.ack()
 
 
 @contextlib.asynccontextmanager
-async def running(gateway: Whole, function: str) -> AsyncIterator[None]:
-    task = asyncio.create_task(_end_calls(gateway, function))
+async def running(
+    gateway: Whole,
+    function: str,
+    answer: Callable[[dict[str, Any]], Any] = texts,
+    priority: Priority = Priority.NORMAL,
+) -> AsyncIterator[None]:
+    task = asyncio.create_task(_end_calls(gateway, function, answer, priority))
     try:
         yield
     finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 from typing import Any
 
 import msgspec
@@ -30,9 +31,27 @@ INPUT = {
 HELLO: Any = [{"role": "user", "content": "hello"}]
 
 
+SOUND = {
+    "type": "object",
+    "properties": {
+        "file": {"type": "string", "contentEncoding": "base64"},
+        "filename": {"type": "string"},
+        "temperature": {"anyOf": [{"type": "number"}, {"type": "null"}]},
+    },
+    "required": ["file"],
+    "additionalProperties": False,
+}
+PICTURE = {"type": "object", "properties": {"prompt": {"type": "string"}, "n": {"type": "integer"}}}
+
+
 def answer(call: Any) -> None:
     fields = msgspec.json.decode(call.fields["body"])
-    if "input" in fields:
+    if "file" in fields:
+        sound = base64.b64decode(fields["file"]).decode()
+        call.reply(msgspec.json.encode(f"{sound} {fields['filename']} {fields.get('temperature')}"))
+    elif "prompt" in fields:
+        call.reply(msgspec.json.encode([fields["prompt"].encode()] * fields["n"]))
+    elif "input" in fields:
         call.reply(msgspec.json.encode([[len(text), 0.5] for text in fields["input"]]))
     else:
         call.reply(msgspec.json.encode("".join(each["content"] for each in fields["messages"])))
@@ -40,7 +59,12 @@ def answer(call: Any) -> None:
 
 @pytest.fixture(name="models")
 def models_on_a_gateway(gateway: Any, make: Any) -> Any:
-    for name, serves, parameters in (("toy", Serves.OPENAI_CHAT, CHAT), ("vec", Serves.OPENAI_EMBEDDINGS, INPUT)):
+    for name, serves, parameters in (
+        ("toy", Serves.OPENAI_CHAT, CHAT),
+        ("vec", Serves.OPENAI_EMBEDDINGS, INPUT),
+        ("ear", Serves.OPENAI_TRANSCRIPTIONS, SOUND),
+        ("brush", Serves.OPENAI_IMAGES, PICTURE),
+    ):
         gateway.deploy(make.spec(name, MethodSpec(parameters=parameters), serves=serves))
         gateway.report(make.status(name), partial=True)
     gateway.queue.answer = answer
@@ -60,6 +84,23 @@ def talk(url: str) -> dict[str, Any]:
         for form in forms:
             vectors = client.embeddings.create(model="vec", input=["a", "bc"], **form)
             got[f"embeddings {form}"] = [each.embedding for each in vectors.data]
+        got["model"] = client.models.retrieve("toy").id
+        got["response"] = client.responses.create(
+            model="toy", instructions="be ", input="kind", store=False
+        ).output_text
+        parts: Any = [{"role": "user", "content": [{"type": "input_text", "text": "hello"}]}]
+        events = client.responses.create(model="toy", input=parts, stream=True)
+        got["events"] = [event.type for event in events]
+        with client.responses.stream(model="toy", input="hello") as stream:
+            got["streamed"] = stream.get_final_response().output_text
+        sound = ("a.wav", b"ping")
+        got["heard"] = client.audio.transcriptions.create(model="ear", file=sound, temperature=0.5).text
+        text = client.audio.transcriptions.create(model="ear", file=sound, response_format="text")
+        got["text"] = text
+        deltas = client.audio.transcriptions.create(model="ear", file=sound, stream=True)
+        got["deltas"] = [event.type for event in deltas]
+        images = client.images.generate(model="brush", prompt="a cat", n=2)
+        got["images"] = [base64.b64decode(image.b64_json or "") for image in images.data or []]
         refusals: tuple[tuple[str, type[openai.APIStatusError], dict[str, Any]], ...] = (
             ("unknown", openai.NotFoundError, {"model": "none"}),
             ("other", openai.NotFoundError, {"model": "vec"}),
@@ -81,7 +122,15 @@ async def test_openai_works_unmodified(models: Any) -> None:
             vectors = await client.embeddings.create(model="vec", input="abc")
     assert (chat.choices[0].message.content, vectors.data[0].embedding) == ("hello", [3, 0.5])
     assert got == {
-        "models": ["toy", "vec"], "chat": "hello", "stream": [("hello", None), (None, "stop")],
+        "model": "toy", "response": "be kind", "streamed": "hello", "heard": "ping a.wav 0.5",
+        "text": "ping a.wav None\n", "deltas": ["transcript.text.delta", "transcript.text.done"],
+        "images": [b"a cat", b"a cat"],
+        "events": [
+            "response.created", "response.output_item.added", "response.content_part.added",
+            "response.output_text.delta", "response.output_text.done", "response.content_part.done",
+            "response.output_item.done", "response.completed",
+        ],
+        "models": ["brush", "ear", "toy", "vec"], "chat": "hello", "stream": [("hello", None), (None, "stop")],
         "embeddings {}": [[1, 0.5], [2, 0.5]], "embeddings {'encoding_format': 'float'}": [[1, 0.5], [2, 0.5]],
         "unknown": ("model_not_found", None), "other": ("model_not_found", None),
         "extra": ("invalid_input", "seed"), "wrong": ("invalid_input", "temperature"),
@@ -119,3 +168,39 @@ async def test_a_key_reaches_the_models_that_it_may_call(models: Any) -> None:
         "invoke:vec": (["vec"], [404, 200, 404, 200]),
         "read": ([], [403, 403, 403, 403]),
     }
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "field"),
+    [
+        ("responses", b'{"model":"toy"}', "input"),
+        ("responses", b'{"model":"toy","input":[{"role":"user"}]}', "input"),
+        ("responses", b'{"model":"toy","input":[{"type":"function_call_output","output":"x"}]}', "input"),
+        ("responses", b'{"model":"toy","input":"x","previous_response_id":"r"}', "previous_response_id"),
+        ("responses", b'{"model":"toy","input":[{"role":"user","content":[{"type":"input_image"}]}]}', "input"),
+        ("images/generations", b'{"model":"brush","prompt":"x","n":1,"response_format":"url"}', "response_format"),
+        ("images/generations", b'{"model":"brush","prompt":1}', "prompt"),
+    ],
+)
+async def test_a_request_that_does_not_fit_is_a_400(models: Any, path: str, body: bytes, field: str) -> None:
+    refused = await models.post(f"/openai/v1/{path}", body)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, field)
+
+
+@pytest.mark.parametrize(
+    ("fields", "files", "status", "param"),
+    [
+        ({"model": "ear"}, {}, 400, None),
+        ({"model": "ear", "temperature": "hot"}, {"file": b"x"}, 400, "temperature"),
+        ({"model": "ear", "response_format": "srt"}, {"file": b"x"}, 400, "response_format"),
+        ({"model": "ear", "language": "en"}, {"file": b"x"}, 400, "language"),
+        ({"model": "toy"}, {"file": b"x"}, 404, None),
+        ({}, {"file": b"x"}, 404, None),
+    ],
+)
+async def test_a_form_that_does_not_fit_is_refused(
+    models: Any, fields: dict[str, str], files: Any, status: int, param: str | None
+) -> None:
+    async with models.client() as client:
+        refused = await client.post("/openai/v1/audio/transcriptions", data=fields, files=files or None)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (status, param)

@@ -1,8 +1,9 @@
-"""OpenAI's paths: chat completions, embeddings and models, at `/openai/v1` and, except for models, at `/v1`."""
+"""OpenAI's paths, at `/openai/v1`. Chat completions and embeddings are also at `/v1`."""
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Final
+import time
+from typing import Final
 
 import msgspec
 from starlette.requests import Request
@@ -10,66 +11,35 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from gpufn_core.errors import FunctionNotFound
+from gpufn_core.errors import FunctionNotFound, InvalidInput
 from gpufn_core.spec.function_spec import Serves
 from gpufn_core.spec.names import shown
-from gpufn_gateway.http.sse import Events
-from gpufn_gateway.problems import Problem
-from gpufn_gateway.protocols.adapter import Adapter, JsonErrors
-from gpufn_gateway.protocols.openai import bodies
-from gpufn_gateway.protocols.platform import json_of
+from gpufn_gateway.protocols.adapter import Adapter
+from gpufn_gateway.protocols.multipart import form_parts
+from gpufn_gateway.protocols.openai import bodies, responses
+from gpufn_gateway.protocols.openai.batches import BatchRoutes
+from gpufn_gateway.protocols.openai.errors import OpenAIErrors
+from gpufn_gateway.protocols.openai.files import FileRoutes
+from gpufn_gateway.protocols.openai.models import named
+from gpufn_gateway.protocols.openai.streams import ChatChunks, TranscriptEvents
+from gpufn_gateway.protocols.platform import Platform, json_of
 from gpufn_gateway.routes.requests import json_response, route
 
 _PREFIX: Final = "/openai/v1"
 _CHAT: Final = "/chat/completions"
 _EMBEDDINGS: Final = "/embeddings"
 _SHARED: Final = (f"/v1{_CHAT}", f"/v1{_EMBEDDINGS}")
-_ID: Final = "chatcmpl-gpufn"
-_TYPES: Final = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
-
-
-def _error(problem: Problem) -> dict[str, Any]:
-    info = problem.info
-    kind = _TYPES.get(problem.status, "server_error" if problem.status >= 500 else "invalid_request_error")
-    code = "model_not_found" if info.code == FunctionNotFound.code else info.code
-    return {"error": {"message": info.message, "type": kind, "param": info.field, "code": code}}
-
-
-class _OpenAIErrors(JsonErrors):
-    """Errors as OpenAI's error objects. Arguments that do not fit are a 400."""
-
-    statuses: ClassVar = {422: 400}
-
-    def body(self, problem: Problem) -> object:
-        return _error(problem)
-
-
-class _Chunks:
-    """A stream of chat completion chunks: one per item of the generator."""
-
-    content_type = Events.content_type
-    heartbeat = Events.heartbeat
-
-    def __init__(self, model: str) -> None:
-        self._model = model
-
-    def item(self, number: int, content_type: str, body: bytes) -> bytes:
-        return self._chunk({"role": "assistant", "content": bodies.message(msgspec.json.decode(body))}, None)
-
-    def end(self, items: int) -> bytes:
-        return self._chunk({}, "stop") + b"data: [DONE]\n\n"
-
-    def error(self, problem: Problem) -> bytes:
-        return b"data: %b\n\n" % msgspec.json.encode(_error(problem))
-
-    def _chunk(self, delta: dict[str, str], finish_reason: str | None) -> bytes:
-        choice = {"index": 0, "delta": delta, "finish_reason": finish_reason}
-        fields = {"id": _ID, "object": "chat.completion.chunk", "created": 0, "model": self._model, "choices": [choice]}
-        return b"data: %b\n\n" % msgspec.json.encode(fields)
+_TRANSCRIPTS: Final = ("json", "text")  # forms of a transcription
 
 
 class OpenAI(Adapter):
-    errors = _OpenAIErrors()
+    errors = OpenAIErrors()
+    audited = frozenset({f"{_PREFIX}/files", f"{_PREFIX}/files/{{id}}"})  # uploads
+
+    def __init__(self, platform: Platform) -> None:
+        super().__init__(platform)
+        self._files = FileRoutes(platform, _PREFIX)
+        self._batches = BatchRoutes(platform, self._files, _PREFIX)
 
     def owns(self, path: str) -> bool:
         return path.startswith(f"{_PREFIX}/") or path in _SHARED
@@ -77,41 +47,81 @@ class OpenAI(Adapter):
     def routes(self) -> list[Route]:
         return [
             route("GET", f"{_PREFIX}/models", self.models),
+            route("GET", f"{_PREFIX}/models/{{model:path}}", self.model),
             *(route("POST", f"{prefix}{_CHAT}", self.chat) for prefix in (_PREFIX, "/v1")),
             *(route("POST", f"{prefix}{_EMBEDDINGS}", self.embeddings) for prefix in (_PREFIX, "/v1")),
+            route("POST", f"{_PREFIX}/responses", self.responses),
+            route("POST", f"{_PREFIX}/audio/transcriptions", self.transcriptions),
+            route("POST", f"{_PREFIX}/images/generations", self.images),
+            *self._files.routes(),
+            *self._batches.routes(),
         ]
+
+    # --- models ------------------------------------------------------------------------------------------------------
 
     async def models(self, request: Request) -> Response:
         names = [target.path for target in self.platform.functions(request) if target.revision.spec.serves]
-        data = [{"id": name, "object": "model", "created": 0, "owned_by": "gpufn"} for name in names]
-        return json_response({"object": "list", "data": data})
+        return json_response({"object": "list", "data": [_model(name) for name in names]})
+
+    async def model(self, request: Request) -> Response:
+        target = self.platform.resolve(request.path_params["model"], request)
+        if not target.revision.spec.serves:
+            raise FunctionNotFound(f"{shown(target.path)} does not declare serves=...")
+        return json_response(_model(target.path))
+
+    # --- calls -------------------------------------------------------------------------------------------------------
 
     async def chat(self, request: Request) -> ASGIApp:
         fields = bodies.parse(await self.platform.body(request))
-        model, arguments = self._named(fields["model"], Serves.OPENAI_CHAT, request), bodies.arguments(fields)
+        model = named(self.platform, fields["model"], Serves.OPENAI_CHAT, request).path
         if fields.get("stream"):
-            return await self.platform.stream(model, arguments, request, _Chunks(model))
-        outcome = await self.platform.invoke(model, arguments, request)
-        text = bodies.message(msgspec.json.decode(json_of(outcome)))
-        message = {"role": "assistant", "content": text}
-        choice = {"index": 0, "message": message, "finish_reason": "stop"}
-        return json_response(
-            {"id": _ID, "object": "chat.completion", "created": 0, "model": model, "choices": [choice]}
-        )
+            return await self.platform.stream(model, bodies.arguments(fields), request, ChatChunks(fields["model"]))
+        text = await self._text(model, bodies.arguments(fields), request)
+        return json_response(bodies.completion(text, fields["model"]))
+
+    async def responses(self, request: Request) -> ASGIApp:
+        fields = bodies.parse(await self.platform.body(request))
+        model = named(self.platform, fields["model"], Serves.OPENAI_CHAT, request).path
+        arguments = bodies.arguments(responses.messages(fields), bodies.RESPONSES_OWN)
+        if fields.get("stream"):
+            return await self.platform.stream(model, arguments, request, responses.ResponseEvents(fields))
+        return json_response(responses.response(fields, await self._text(model, arguments, request)))
 
     async def embeddings(self, request: Request) -> Response:
-        fields = bodies.parse(await self.platform.body(request))
-        model = self._named(fields["model"], Serves.OPENAI_EMBEDDINGS, request)
-        if isinstance(fields.get("input"), str):
-            fields["input"] = [fields["input"]]
+        fields = bodies.embedding_fields(bodies.parse(await self.platform.body(request)))
+        model = named(self.platform, fields["model"], Serves.OPENAI_EMBEDDINGS, request).path
         outcome = await self.platform.invoke(model, bodies.arguments(fields), request)
         result = msgspec.json.decode(json_of(outcome))
         is_base64 = fields.get("encoding_format") == "base64"
-        return json_response(bodies.embeddings(result, model, is_base64=is_base64))
+        return json_response(bodies.embeddings(result, fields["model"], is_base64=is_base64))
 
-    def _named(self, model: str, serves: Serves, request: Request) -> str:
-        """Return the model if its function serves this API. Raises FunctionNotFound, Forbidden."""
-        target = self.platform.resolve(model, request)
-        if target.revision.spec.serves is not serves:
-            raise FunctionNotFound(f"{shown(model)} does not declare serves={serves.value!r}.")
-        return model
+    async def transcriptions(self, request: Request) -> ASGIApp:
+        form = await form_parts(request, await self.platform.body(request))
+        target = named(self.platform, form.text("model"), Serves.OPENAI_TRANSCRIPTIONS, request)
+        response_format = form.text("response_format", _TRANSCRIPTS[0])
+        if response_format not in _TRANSCRIPTS:
+            raise InvalidInput(f"response_format must be {' or '.join(_TRANSCRIPTS)}", field="response_format")
+        arguments = msgspec.json.encode(bodies.transcription_arguments(form, target.method.parameters))
+        if form.text("stream") == "true":
+            return await self.platform.stream(target.path, arguments, request, TranscriptEvents())
+        text = await self._text(target.path, arguments, request)
+        if response_format == "text":
+            return Response(f"{text}\n", media_type="text/plain")
+        return json_response({"text": text})
+
+    async def images(self, request: Request) -> Response:
+        fields = bodies.parse(await self.platform.body(request))
+        if fields.get("response_format", "b64_json") != "b64_json":
+            raise InvalidInput("response_format must be b64_json: gpufn keeps no images", field="response_format")
+        model = named(self.platform, fields["model"], Serves.OPENAI_IMAGES, request).path
+        outcome = await self.platform.invoke(model, bodies.arguments(fields, bodies.IMAGES_OWN), request)
+        data = bodies.images(msgspec.json.decode(json_of(outcome)))
+        return json_response({"created": int(time.time()), "data": data})
+
+    async def _text(self, model: str, arguments: bytes, request: Request) -> str:
+        outcome = await self.platform.invoke(model, arguments, request)
+        return bodies.message(msgspec.json.decode(json_of(outcome)))
+
+
+def _model(name: str) -> dict[str, object]:
+    return {"id": name, "object": "model", "created": 0, "owned_by": "gpufn"}
