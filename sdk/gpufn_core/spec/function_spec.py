@@ -486,8 +486,12 @@ class FunctionSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     @property
     def largest_batch(self) -> Batch | None:
         """The batch of the method with the largest `max_size`; None if no method has one."""
-        batches = filter(None, map(self.batch_of, self.methods))
-        return max(batches, key=lambda batch: batch.max_size, default=None)
+        largest = None
+        for method in self.methods:  # without further function calls: each step of the controller needs it
+            batch = self.batch if method.batch is msgspec.UNSET else method.batch
+            if batch is not None and (largest is None or batch.max_size > largest.max_size):
+                largest = batch
+        return largest
 
     @property
     def parallel_calls(self) -> int:

@@ -60,9 +60,9 @@ def python_calls(world: World) -> tuple[int, dict[str, FunctionStatus]]:
 @pytest.mark.parametrize(
     ("wants", "per_function"),
     [
-        ([Resources(gpu=("B200",))], 300),
-        ([Resources(gpu=("B200",), memory_bytes=GIB + mib) for mib in range(FUNCTIONS)], 300),
-        ([Resources(memory_bytes=600 * GIB + mib) for mib in range(8)], 300),
+        ([Resources(gpu=("B200",))], 320),
+        ([Resources(gpu=("B200",), memory_bytes=GIB + mib) for mib in range(FUNCTIONS)], 320),
+        ([Resources(memory_bytes=600 * GIB + mib) for mib in range(8)], 320),
     ],
 )
 def test_a_step_looks_at_the_nodes_once_per_kind_of_request(wants: list[Resources], per_function: int) -> None:
