@@ -173,3 +173,13 @@ def test_a_response_that_is_cut(web: Platform, case: str) -> None:
     with pytest.raises(httpx.RemoteProtocolError):
         web.client.get(f"{BROKEN}/{case}")
     assert web.client.get(f"{BROKEN}/ok").text == "part"  # another worker starts for the next request
+
+
+def test_a_websocket_whose_session_ends(web: Platform) -> None:
+    code, reason = close_of(dial(web, f"{BROKEN}/dies"))
+    assert (code, reason.partition(":")[0]) == (1011, "worker_lost")
+    code, reason = close_of(dial(web, f"{BROKEN}/sleeps"))
+    assert (code, reason.partition(":")[0]) == (1011, "invocation_timed_out")
+    with pytest.raises(InvalidStatus) as refused:
+        dial(web, f"{BROKEN}/never")
+    assert refused.value.response.status_code == 504

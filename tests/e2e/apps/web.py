@@ -103,12 +103,14 @@ def broken() -> Any:
             "half": [start, part],
             "ok": [start, {**part, "more_body": False}],
             "never": [],
+            "sleeps": [start],
             "dies": [start, part],
         }
         case = scope["path"].removeprefix(scope["root_path"]).strip("/")
-        for event in events[case]:
+        sent = events[case] if scope["type"] == "http" else [{"type": "websocket.accept"}] * len(events[case][:1])
+        for event in sent:
             await send(event)
-        if case == "never":
+        if case in ("never", "sleeps"):
             await asyncio.sleep(60)
         if case == "dies":
             await asyncio.sleep(0.05)  # until the part is sent

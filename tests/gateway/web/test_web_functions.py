@@ -1,0 +1,183 @@
+"""Web functions at a gateway with a stub of the queue: access, endpoints, and what applications may send."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from gpufn_core.errors import FunctionRaised
+from gpufn_core.protocol import web_session
+from gpufn_core.protocol.codec import pack
+from gpufn_core.protocol.web_session import BodyPart, ResponseStart, WebRequest
+from gpufn_core.spec.function_spec import SESSIONS, MethodSpec
+from gpufn_core.spec.web_spec import WebKind, WebSpec
+from gpufn_gateway.auth.access import new_key
+from gpufn_gateway.web.headers import to_application, to_client
+
+AREA = MethodSpec(
+    parameters={
+        "type": "object",
+        "properties": {"width": {"type": "number"}, "label": {"type": "string"}},
+        "required": ["width"],
+    }
+)
+OK = [pack(ResponseStart(200, ((b"cache-control", b"max-age=9"), (b"connection", b"close")), False), b"hi")]
+
+
+class Session:
+    """A session in the stub of the queue, whose worker sends `payloads`."""
+
+    has_begun = True
+
+    def __init__(self, call: Any, payloads: list[bytes]) -> None:
+        self._call = call
+        self._payloads = payloads
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._call, name)
+
+    def send_now(self, payload: bytes) -> None: ...
+
+    async def payloads(self) -> Any:
+        for payload in self._payloads:
+            yield payload
+
+
+@pytest.fixture
+def deploy(gateway: Any, make: Any) -> Callable[..., None]:
+    def deploy(name: str, kind: WebKind, *, public: bool = False, methods: tuple[str, ...] = ()) -> None:
+        method = AREA if kind is WebKind.ENDPOINT else SESSIONS[0]
+        gateway.deploy(make.spec(name, method, web=WebSpec(kind, public, methods)))
+        gateway.report(make.status(name), make.status())
+
+    return deploy
+
+
+@pytest.fixture
+def answers(gateway: Any) -> Callable[[list[bytes]], None]:
+    """Let the worker of each session send these events."""
+
+    def answers(payloads: list[bytes]) -> None:
+        gateway.queue.open_session = lambda request: Session(gateway.queue.invoke(request), payloads)
+
+    return answers
+
+
+def give_key(gateway: Any, *scopes: str) -> str:
+    key, secret = new_key("test", scopes, 0.0)
+    gateway.access.put(key)
+    return f"Bearer {secret}"
+
+
+def request_of(gateway: Any) -> WebRequest:
+    request, _ = web_session.unpack_request(gateway.queue.calls[-1].fields["body"])
+    return request
+
+
+async def test_a_public_function_needs_no_key_and_another_one_does(gateway: Any, deploy: Any, answers: Any) -> None:
+    deploy("open", WebKind.ASGI, public=True)
+    deploy("closed", WebKind.ASGI)
+    answers(OK)
+    key = give_key(gateway, "invoke:closed")
+    statuses = {
+        (name, sends_key): (
+            await gateway.get(f"/web/default/default/{name}/a", **({"authorization": key} if sends_key else {}))
+        ).status_code
+        for name in ("open", "closed", "missing", "embed")
+        for sends_key in (False, True)
+    }
+    assert statuses == {
+        ("open", False): 200, ("open", True): 200,
+        ("closed", False): 401, ("closed", True): 200,
+        ("missing", False): 401, ("missing", True): 404,
+        ("embed", False): 401, ("embed", True): 404,  # for this key it does not exist
+    }  # fmt: skip
+    assert (await gateway.get("/v1/functions")).status_code == 401  # nothing else is open
+
+
+async def test_what_an_application_receives(gateway: Any, deploy: Any, answers: Any) -> None:
+    deploy("site", WebKind.ASGI)
+    answers(OK)
+    response = await gateway.get("/web/-/-/site/a%20b?q=1", range="bytes=0-9", te="trailers")
+    assert (response.status_code, response.text, response.headers["cache-control"]) == (200, "hi", "max-age=9")
+    assert "connection" not in response.headers
+    request = request_of(gateway)
+    assert (request.root_path, request.path, request.query) == ("/web/-/-/site", "/web/-/-/site/a b", b"q=1")
+    assert dict(request.headers)[b"range"] == b"bytes=0-9"
+    assert b"te" not in dict(request.headers)
+
+
+async def test_without_keys_pages_use_web_functions_only(gateway: Any, deploy: Any, answers: Any) -> None:
+    deploy("site", WebKind.ASGI)
+    answers(OK)
+    own = {"origin": "http://127.0.0.1:8090", "sec-fetch-site": "same-origin"}
+    assert (await gateway.get("/web/-/-/site/", **own)).status_code == 200
+    assert (await gateway.get("/v1/functions", **own)).status_code == 403
+    for headers in ({"origin": "http://evil.example"}, {"sec-fetch-site": "cross-site"}, {"host": "evil.example"}):
+        assert (await gateway.get("/web/-/-/site/", **headers)).status_code == 403, headers
+
+
+async def test_a_public_function_of_a_gateway_without_keys_is_for_this_machine(
+    gateway: Any, deploy: Any, answers: Any
+) -> None:
+    deploy("open", WebKind.ASGI, public=True)
+    answers(OK)
+    assert (await gateway.get("/web/-/-/open/", origin="http://other.example")).status_code == 200
+    assert (await gateway.get("/web/-/-/open/", host="evil.example")).status_code == 403
+
+
+@pytest.mark.parametrize(
+    ("payloads", "status"),
+    [
+        ([], 500),
+        ([pack(BodyPart(False), b"a")], 500),
+        ([pack(ResponseStart(101, (), False))], 500),
+        ([pack(ResponseStart(200, ((b"a", b"b\r\nc: d"),), False))], 500),
+        ([pack(ResponseStart(204, (), False))], 204),
+    ],
+)
+async def test_what_an_application_may_respond(
+    gateway: Any, deploy: Any, answers: Any, payloads: list[bytes], status: int
+) -> None:
+    deploy("site", WebKind.ASGI)
+    answers(payloads)
+    assert (await gateway.get("/web/-/-/site/")).status_code == status
+
+
+async def test_arguments_of_an_endpoint(gateway: Any, deploy: Any, problem: Any) -> None:
+    deploy("area", WebKind.ENDPOINT, methods=("GET", "PUT"))
+    path = "/web/-/-/area/"
+    assert (await gateway.get(f"{path}?width=2&label=3")).json() == {"width": 2, "label": "3"}
+    async with gateway.client() as client:
+        assert (await client.put(f"{path}?label=a", json={"width": 1})).json() == {"width": 1, "label": "a"}
+        assert problem(await client.put(f"{path}?width=1", json={"width": 1})) == (422, "invalid_input")
+        assert problem(await client.put(f"{path}?width=1", json=[])) == (422, "invalid_input")
+        refused = await client.post(f"{path}?width=1")
+    assert (refused.status_code, refused.headers["allow"]) == (405, "GET, HEAD, PUT")
+    assert problem(await gateway.get(f"{path}?wide=1")) == (422, "invalid_input")
+    assert problem(await gateway.get(f"{path}below?width=1")) == (404, "bad_request")
+
+
+async def test_the_document_has_web_functions(gateway: Any, deploy: Any) -> None:
+    deploy("area", WebKind.ENDPOINT, methods=("GET", "PUT"))
+    deploy("site", WebKind.ASGI, public=True)
+    paths = (await gateway.get("/openapi.json")).json()["paths"]
+    assert set(paths["/web/default/default/area/"]) == {"get", "put"}
+    assert paths["/web/default/default/site/{path}"]["get"]["security"] == []
+    assert "/v1/functions/site/invoke" not in paths
+
+
+def test_a_key_is_not_shown_and_another_credential_is() -> None:
+    ours, other = (b"authorization", b"bearer gpufn_a_b"), (b"authorization", b"Basic YTpi")
+    assert to_application([ours], is_public=True) == to_application([other], is_public=False) == ()
+    assert to_application([other], is_public=True) == (other,)
+
+
+def test_fields_of_a_response() -> None:
+    fields = [(b"Set-Cookie", b"a"), (b"Service-Worker-Allowed", b"/"), (b"Transfer-Encoding", b"chunked")]
+    assert to_client(fields) == [(b"set-cookie", b"a")]
+    assert to_client([(b"sec-websocket-accept", b"a")], is_socket=True) == []
+    with pytest.raises(FunctionRaised):
+        to_client([(b"a b", b"c")])
