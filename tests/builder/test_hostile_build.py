@@ -52,6 +52,7 @@ async def test_a_hostile_build_reaches_nothing_of_the_platform(
         **{f"read {path.name}": f"Path('{path}').read_text()" for path in (*secrets, Path("/etc/shadow"))},
         "list another build's files": f"os.listdir('{home.builds / 'other'}')",
         "signal the builder": f"os.kill({me}, 0)",
+        "limit the builder": f"resource.prlimit({me}, resource.RLIMIT_CPU)",
         "trace the builder": f"ptrace({me})",
         "read the builder's variables": f"Path('/proc/{me}/environ').read_bytes()",
         "read the builder's memory": f"open('/proc/{me}/mem')",

@@ -128,6 +128,20 @@ def test_another_worker_cannot_be_signalled_or_read(platform_: Platform, code: s
     assert attack(platform_, code.format(pid=pid)) == "PermissionError"
 
 
+@pytest.mark.parametrize(
+    "code",
+    [
+        "resource.prlimit({pid}, resource.RLIMIT_CPU)",  # with a limit it would kill the process
+        "os.setpriority(os.PRIO_PROCESS, {pid}, 0)",
+        "os.sched_setscheduler({pid}, os.SCHED_OTHER, os.sched_param(0))",
+    ],
+)
+def test_limits_and_priority_of_another_worker_cannot_be_changed(platform_: Platform, code: str) -> None:
+    """Regression: `prlimit` needs only the same user, so a worker could kill any process of the platform by a limit."""
+    _, pid = folder_of_victim(platform_)
+    assert attack(platform_, code.format(pid=pid)) == "PermissionError"
+
+
 def test_sockets_outside_the_sandbox_cannot_be_reached_by_an_abstract_name(platform_: Platform) -> None:
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(f"\0gpufn-test-{os.getpid()}")

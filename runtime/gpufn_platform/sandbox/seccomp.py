@@ -1,5 +1,7 @@
 """The seccomp filter: a BPF program that allows the system calls of Docker's default profile. Pure.
 
+Calls that change another process are refused too. A container has a PID namespace, and a sandbox has none.
+
 Refused calls fail with EPERM. Calls that are newer than the table fail with ENOSYS, so that programs use older ones.
 The data is in `system_calls.txt`.
 """
@@ -28,13 +30,24 @@ _SETUP_CALLS_OF_BOTH: Final = (428, 429, 442)  # open_tree, move_mount, mount_se
 _NAMESPACES: Final = 0x7E020000  # CLONE_NEW*
 _PERSONALITIES: Final = (0, 8, 0x20000, 0x20008, 0xFFFFFFFF)
 _REFUSED_FAMILIES: Final = (38, 40)  # AF_ALG, AF_VSOCK
+# Calls that change limits or priority of a process, with the first arguments that mean the caller itself. The kernel
+# only compares users. `sched_setaffinity` is not in the table: the C library calls it with the id of a thread.
+_OF_ITSELF: Final = {
+    "prlimit64": (0,),
+    "sched_setattr": (0,),
+    "sched_setparam": (0,),
+    "sched_setscheduler": (0,),
+    "setpriority": (0, 0),  # PRIO_PROCESS
+    "ioprio_set": (1, 0),  # IOPRIO_WHO_PROCESS
+}
 
 _EPERM, _ENOSYS = 1, 38
 _ALLOW: Final = 0x7FFF0000
 _ERRNO: Final = 0x00050000
 _LOAD, _AND, _RETURN = 0x20, 0x54, 0x06
 _JUMP_EQUAL, _JUMP_GREATER, _JUMP_GREATER_OR_EQUAL = 0x15, 0x25, 0x35
-_NUMBER, _ARCHITECTURE, _FIRST_ARGUMENT = 0, 4, 16  # offsets in struct seccomp_data; both are little-endian
+# Offsets in struct seccomp_data. Both architectures are little-endian.
+_NUMBER, _ARCHITECTURE, _FIRST_ARGUMENT, _ARGUMENT_BYTES = 0, 4, 16, 8
 
 _Step = tuple[int, int, int, int]  # code, steps to skip if true, if false, operand
 
@@ -86,6 +99,8 @@ def program(machine: str, *, may_set_up: bool) -> bytes:
             ],
         ),
     ]
+    for name, arguments in _OF_ITSELF.items():
+        steps += _if_equal(allowed_calls(machine)[name], list(_allow_with(arguments)))
     for first, last in _ranges(numbers):
         steps += [
             (_JUMP_GREATER_OR_EQUAL, 1, 0, first),
@@ -108,6 +123,15 @@ def allowed_calls(machine: str) -> dict[str, int]:
 
 def _error(number: int) -> _Step:
     return _RETURN, 0, 0, _ERRNO | number
+
+
+def _allow_with(arguments: Iterable[int]) -> Iterator[_Step]:
+    """Allow the call with these first arguments only."""
+    for place, value in enumerate(arguments):
+        yield _LOAD, 0, 0, _FIRST_ARGUMENT + place * _ARGUMENT_BYTES
+        yield _JUMP_EQUAL, 1, 0, value
+        yield _error(_EPERM)
+    yield _RETURN, 0, 0, _ALLOW
 
 
 def _if_equal(operand: int, steps: list[_Step]) -> list[_Step]:

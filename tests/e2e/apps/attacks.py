@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import resource  # noqa: F401  (attacks use it)
 import socket
 from pathlib import Path
 

@@ -9,6 +9,7 @@ from gpufn_platform.sandbox import seccomp
 ALLOWED, EPERM, ENOSYS = 0x7FFF0000, 0x00050001, 0x00050026
 X86_64, I386 = 0xC000003E, 0x40000003
 CLONE, CLONE3, SOCKET, UNSHARE, MOUNT, BPF, READ, OPENAT = 56, 435, 41, 272, 165, 321, 0, 257
+PRLIMIT, SETPRIORITY, IOPRIO_SET, SCHED_SETSCHEDULER, SCHED_SETAFFINITY = 302, 141, 251, 144, 203
 
 
 def run(program: bytes, number: int, *arguments: int, architecture: int = X86_64) -> int:
@@ -44,6 +45,16 @@ def run(program: bytes, number: int, *arguments: int, architecture: int = X86_64
         (SOCKET, (2,), ALLOWED),
         (SOCKET, (38,), EPERM),  # AF_ALG
         (SOCKET, (40,), EPERM),  # AF_VSOCK
+        (PRLIMIT, (0, 7, 1), ALLOWED),
+        (PRLIMIT, (4321, 7, 1), EPERM),
+        (SETPRIORITY, (0, 0, 19), ALLOWED),
+        (SETPRIORITY, (0, 4321, 19), EPERM),
+        (SETPRIORITY, (2, 0, 19), EPERM),  # all processes of the user
+        (IOPRIO_SET, (1, 0, 0), ALLOWED),
+        (IOPRIO_SET, (1, 4321, 0), EPERM),
+        (IOPRIO_SET, (3, 0, 0), EPERM),
+        (SCHED_SETSCHEDULER, (4321, 5), EPERM),
+        (SCHED_SETAFFINITY, (4321, 8), ALLOWED),  # the C library names the thread
         (9_999, (), ENOSYS),
         (0x40000000, (), ENOSYS),  # `read` of the x32 ABI
     ],
@@ -66,5 +77,9 @@ def test_each_call_of_the_list_is_allowed_and_the_program_is_short_enough(machin
     program = seccomp.program(machine, may_set_up=False)
     architecture = {"x86_64": X86_64, "aarch64": 0xC00000B7}[machine]
     numbers = seccomp.allowed_calls(machine)
-    assert {run(program, number, architecture=architecture) for number in numbers.values()} == {ALLOWED}
+    of_itself = {"ioprio_set": 1}  # IOPRIO_WHO_PROCESS
+    results = {
+        run(program, number, of_itself.get(name, 0), architecture=architecture) for name, number in numbers.items()
+    }
+    assert results == {ALLOWED}
     assert len(program) // 8 <= 4096  # BPF_MAXINSNS
