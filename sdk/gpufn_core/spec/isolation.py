@@ -15,7 +15,7 @@ class Isolation(enum.StrEnum):
 
 class Network(enum.StrEnum):
     FULL = "full"  # the network of the node
-    EGRESS = "egress"  # other machines, but not the node itself
+    EGRESS = "egress"  # other machines, but no loopback address of the node
     NONE = "none"
 
 
