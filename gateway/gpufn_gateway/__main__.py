@@ -414,7 +414,7 @@ class _Gateway:
             "leases",
             LeaseExpiry(registry, self._deploys, self._audit, clock, leads=leads, in_use=collection.in_use).run(),
         )
-        yield "schedules", ScheduleRuns(services.schedules, registry, clock, self._disk, leads=leads).run()
+        yield "schedules", ScheduleRuns(services.schedules, registry, clock, self._disk, quotas, leads=leads).run()
         sender = WebhookSender(self._addresses)
         payloads = self._protocols.webhook_payloads()
         yield (

@@ -2,8 +2,9 @@
 
 At the start of each second:
 1. align the records with the schedules that functions declare
-2. submit each schedule that is due, unless it was paused since the watch last reported it. The invocation's id is
-   derived from the schedule and the time, so that a new leader, or two that both believe to lead, submit it once
+2. submit each schedule that is due, unless it was paused since the watch last reported it. One whose team may queue no
+   further call is tried again each second. The invocation's id is derived from the schedule and the time, so that a new
+   leader, or two that both believe to lead, submit it once
 3. with `GPUFN_SYNC=always`, sync the submitted calls to disk
 4. record the run; remove a schedule that runs once
 """
@@ -21,8 +22,10 @@ import msgspec
 from gpufn_core.errors import GpufnError, IdempotencyMismatch, ScheduleNotFound
 from gpufn_core.protocol.records import ScheduleRecord
 from gpufn_core.spec.schedule import Schedule, due, next_time
+from gpufn_gateway.auth.quota_sync import QuotaSync
 from gpufn_gateway.background_loop import log_failures
 from gpufn_gateway.functions.registry import Registry
+from gpufn_gateway.problems import KeyLimitExceeded
 from gpufn_gateway.schedules.declared import changes
 from gpufn_gateway.schedules.store import Schedules
 from gpufn_gateway.store_sync import StoreSync
@@ -38,12 +41,20 @@ _APART_S: Final = 60.0  # clock skew between leaders; a later `done_until` was w
 
 class ScheduleRuns:
     def __init__(
-        self, schedules: Schedules, registry: Registry, clock: Clock, disk: StoreSync, *, leads: Callable[[], bool]
+        self,
+        schedules: Schedules,
+        registry: Registry,
+        clock: Clock,
+        disk: StoreSync,
+        quotas: QuotaSync,
+        *,
+        leads: Callable[[], bool],
     ) -> None:
         self._schedules = schedules
         self._registry = registry
         self._clock = clock
         self._disk = disk
+        self._quotas = quotas
         self._leads = leads
         self._next: dict[str, tuple[ScheduleRecord, float]] = {}  # when it is due; computed once per change
         self._logged: dict[str, str] = {}  # schedule -> the last logged reason why it waits
@@ -59,15 +70,20 @@ class ScheduleRuns:
     async def step(self) -> None:
         now = self._clock.time()
         await self._declare(now)
-        known = self._schedules.known
+        known, teams = self._schedules.known, self._registry.teams
+        full: set[str] = set()  # teams that may queue no further call
         for record in list(known.values()):
             if record.paused or (record.done_until <= now + _APART_S and self._due_at(record) > now):
+                continue
+            if full and teams.name_of(record.function) in full:
                 continue
             try:
                 with contextlib.suppress(ScheduleNotFound):  # removed in the meantime
                     await self._run(record.id, now)
                 self._logged.pop(record.id, None)
             except GpufnError as error:
+                if isinstance(error, KeyLimitExceeded):
+                    full.add(teams.name_of(record.function))
                 if self._logged.get(record.id) != error.message:
                     log.warning("schedule %s could not be submitted and is retried each second: %s", record.id, error)
                 self._logged[record.id] = error.message
@@ -98,6 +114,14 @@ class ScheduleRuns:
             entry = self._next[record.id] = record, at
         return entry[1]
 
+    async def _submit(self, record: ScheduleRecord, at: float) -> str:
+        """Submit one call; return its id. Raises KeyLimitExceeded if the function's team may queue no further one."""
+        account = self._registry.target(record.function, record.schedule.method).team
+        if account is None:
+            return (await self._schedules.submit(record, at)).id
+        async with self._quotas.queueing(account, _TICK_S, 1):
+            return (await self._schedules.submit(record, at)).id
+
     async def _run(self, id_: str, now: float) -> None:
         """Submit what is due of a schedule, by its stored record. Raises ScheduleNotFound."""
         record = await self._schedules.stored(id_)
@@ -111,7 +135,7 @@ class ScheduleRuns:
         times = due(record.schedule, record.done_until, now)
         for at in times:
             with contextlib.suppress(IdempotencyMismatch):  # submitted already, with the schedule as it was then
-                invocation = (await self._schedules.submit(record, at)).id
+                invocation = await self._submit(record, at)
         if times:
             await self._disk.sync_calls()
         if record.schedule.at is not None:

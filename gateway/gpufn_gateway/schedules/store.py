@@ -21,6 +21,7 @@ from gpufn_platform.queue import call_records
 from gpufn_platform.queue.call_request import CallRequest
 
 _MAX_SCHEDULES: Final = 10_000  # the leader checks all of them each second
+_MAX_OF_TEAM: Final = 2_000
 
 _record = msgspec.msgpack.Decoder(ScheduleRecord)
 _encode = msgspec.msgpack.Encoder().encode
@@ -62,10 +63,20 @@ class Schedules:
             raise CapacityError(
                 f"There are {_MAX_SCHEDULES:,} schedules already: remove some with `gpufn schedules rm`."
             )
+        self._check_team(target.name)
         id_ = f"{target.name}.{new_ulid()[-8:]}"
         record = ScheduleRecord(id=id_, function=target.name, schedule=schedule, done_until=now, created_at=now)
         await self._bucket.create(id_, _encode(record))
         return record
+
+    def _check_team(self, function: str) -> None:
+        """Raise CapacityError if the team of a function has so many schedules that there would be none for others."""
+        teams = self._registry.teams
+        team = teams.name_of(function)
+        if len(teams) and sum(teams.name_of(each.function) == team for each in self.known.values()) >= _MAX_OF_TEAM:
+            raise CapacityError(
+                f"Its team has {_MAX_OF_TEAM:,} schedules already: remove some with `gpufn schedules rm`."
+            )
 
     async def pause(self, id: str, paused: bool) -> ScheduleRecord:  # noqa: A002
         """Pause or resume a schedule. Missed runs are not made up for. Raises ScheduleNotFound."""

@@ -16,12 +16,14 @@ from gpufn_core.protocol.records import ScheduleRecord
 from gpufn_core.spec.function_spec import MethodSpec
 from gpufn_core.spec.schedule import Schedule
 from gpufn_gateway.functions.deploys import DeployOptions
+from gpufn_gateway.schedules import store
 from gpufn_gateway.schedules.runs import ScheduleRuns
 from gpufn_gateway.schedules.store import Schedules
 from gpufn_gateway.store_sync import StoreSync
 from gpufn_platform.bus.storage import streams
 from gpufn_platform.queue import call_records
 from tests.gateway.whole import DIGEST, Whole, gateway_on
+from tests.waiting import until_async
 
 NO_DISK = StoreSync(None, waits=False)
 MINUTELY = Schedule("* * * * *", arguments={"texts": ["x"]})
@@ -34,7 +36,7 @@ class Led:
         self.now = now
         self.registry = gateway.registry
         self.schedules = Schedules(gateway.bus, gateway.buckets.schedules, gateway.registry, self)
-        self.runs = ScheduleRuns(self.schedules, gateway.registry, self, NO_DISK, leads=lambda: True)
+        self.runs = ScheduleRuns(self.schedules, gateway.registry, self, NO_DISK, gateway.quotas, leads=lambda: True)
 
     @classmethod
     async def from_now(cls, gateway: Whole, now: float) -> Led:
@@ -343,7 +345,7 @@ async def test_a_schedule_that_is_not_there_or_is_declared_cannot_be_removed(
         assert problem(await gateway.http.delete("/v1/schedules/none")) == (404, "schedule_not_found")
         assert problem(await gateway.http.post("/v1/schedules/none/run")) == (404, "schedule_not_found")
         await gateway.deploys.deploy(make.spec("own", schedule=MINUTELY), DIGEST)
-        runs = ScheduleRuns(gateway.schedules, gateway.registry, gateway.clock, NO_DISK, leads=lambda: True)
+        runs = (await Led.from_now(gateway, gateway.clock.time())).runs
         await runs.step()
         refused = await gateway.http.delete("/v1/schedules/own")
         assert problem(refused) == (409, "conflict")
@@ -391,3 +393,45 @@ async def test_a_call_is_on_the_disk_before_its_schedule_says_that_it_was_made(
         assert await calls_and_time() == (1, NOON)
         await led.at(NOON + 61)
         assert await calls_and_time() == (1, NOON + 61)
+
+
+async def test_the_schedules_of_a_team_wait_while_it_may_queue_no_further_call(nats: Any, make: Any) -> None:
+    """Regression: a team exceeded --queued by schedules."""
+    async with empty(nats) as gateway:
+        for name in ("prod/cron/one", "prod/cron/two", "free"):
+            await gateway.deploys.deploy(make.spec(name, schedule=MINUTELY), DIGEST)
+        await gateway.http.put("/v1/teams/cron", json={"owns": ["prod/cron/*"], "limits": {"queued": 1}})
+        led = await Led.from_now(gateway, NOON)
+        for second in (0, 60, 61):
+            await led.at(NOON + second)
+        calls = [len(await queued(gateway, name)) for name in ("prod/cron/one", "prod/cron/two", "free")]
+        assert (sorted(calls[:2]), calls[2]) == ([0, 1], 1)
+        await gateway.http.delete("/v1/teams/cron")
+        await until_async(lambda: not len(gateway.registry.teams))
+        await led.at(NOON + 62)
+        assert [len(await queued(gateway, name)) for name in ("prod/cron/one", "prod/cron/two")] == [1, 1]
+        for name in ("prod/cron/one", "prod/cron/two", "free"):
+            await gateway.http.delete(f"/v1/functions/{name}")
+
+
+async def test_a_team_leaves_schedules_for_others(
+    nats: Any, make: Any, monkeypatch: pytest.MonkeyPatch, problem: Any
+) -> None:
+    """Regression: one team could use up the schedules of all."""
+    monkeypatch.setattr(store, "_MAX_OF_TEAM", 1)
+    async with empty(nats) as gateway:
+        for name in ("prod/cron/f", "free"):
+            await gateway.deploys.deploy(make.spec(name), DIGEST)
+        await gateway.http.put("/v1/teams/cron", json={"owns": ["prod/cron/*"]})
+
+        async def add(name: str) -> Any:
+            body = {"function": name, "cron": "0 6 * * *", "arguments": {"texts": []}}
+            return await gateway.http.post("/v1/schedules", json=body)
+
+        assert (await add("prod/cron/f")).status_code == 201
+        await until_async(lambda: bool(gateway.schedules.known))
+        assert problem(await add("prod/cron/f")) == (503, "capacity")
+        assert (await add("free")).status_code == 201
+        await gateway.http.delete("/v1/teams/cron")
+        for name in ("prod/cron/f", "free"):
+            await gateway.http.delete(f"/v1/functions/{name}")
