@@ -341,6 +341,7 @@ COMMANDS: Final[dict[str, tuple[str, ...]]] = {
         f"POST {_ONE}/invoke",
         f"POST {_ONE}/lease",
         f"DELETE {_ONE}",
+        "GET /v1/auth/me",
     ),
     "serve": (
         "GET /healthz",
@@ -374,9 +375,10 @@ COMMANDS: Final[dict[str, tuple[str, ...]]] = {
         "GET /v1/builds/{id}/report",
         "GET /v1/builds/{id}/report.html",
     ),
-    "invoke": (f"POST {_ONE}/invoke", f"GET {_ONE}", f"GET {_ONE}/why"),
+    "invoke": (f"POST {_ONE}/invoke", "GET /v1/auth/me", f"GET {_ONE}", f"GET {_ONE}/why"),
     "submit": (f"POST {_ONE}/submit", f"PUT {_ONE}/invocations/{{id}}"),
     "map": (
+        "GET /v1/auth/me",
         f"GET {_ONE}",
         f"PUT {_ONE}/maps/{{id}}/items/{{first}}",
         "GET /v1/maps/{id}/outcomes",

@@ -181,7 +181,20 @@ def test_invoke_refuses_arguments_that_are_no_object() -> None:
     assert (result.exit_code, "JSON object" in result.stderr) == (2, True)
 
 
-def test_a_key_that_may_only_invoke_can_invoke(gateway: StubGateway) -> None:
+@pytest.mark.parametrize(
+    ("scopes", "paths"),
+    [
+        (["invoke:*"], ["/v1/auth/me", "/v1/functions/f/invoke"]),
+        (["invoke:f", "read:g"], ["/v1/auth/me", "/v1/functions/f", "/v1/functions/f/invoke"]),
+    ],
+)
+def test_a_key_that_may_only_invoke_can_invoke(
+    gateway: StubGateway, monkeypatch: pytest.MonkeyPatch, scopes: list[str], paths: list[str]
+) -> None:
+    """A refused request would be in the audit log."""
+    monkeypatch.setenv("GPUFN_API_KEY", "gpufn_key_secret")
+    gateway.on("GET /v1/auth/me", {"id": "key", "scopes": scopes})
     gateway.on("GET /v1/functions/f", {"code": "forbidden"}, status=403)
     gateway.on("POST /v1/functions/f/invoke", 5)
     assert command("invoke", "f").stdout == "5\n"
+    assert [request.path for request in gateway.requests] == paths

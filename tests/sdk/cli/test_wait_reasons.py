@@ -35,6 +35,15 @@ def test_at_a_terminal_a_call_that_waits_says_why(gateway: StubGateway, monkeypa
     assert reasons[:2] == [_DETAIL, "running"]
 
 
+def test_a_key_that_may_only_invoke_does_not_ask(gateway: StubGateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    gateway.on("GET /v1/auth/me", {"id": "key", "scopes": ["invoke:f"]})
+    with Client(api_key="gpufn_key_secret") as client, report_waits(client, "f", pytest.fail):
+        while not gateway.requests:
+            pass
+    assert [request.path for request in gateway.requests] == ["/v1/auth/me"]
+
+
 def test_a_key_that_may_not_ask_is_no_matter(gateway: StubGateway, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     gateway.on("GET /v1/functions/f/why", {"code": "forbidden"}, status=403)

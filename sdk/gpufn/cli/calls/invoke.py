@@ -11,6 +11,7 @@ import click
 import msgspec
 
 from gpufn.cli.calls.arguments import body_of, body_options, check_output, output_option, priority_option, show
+from gpufn.cli.calls.may_read import may_read
 from gpufn.cli.calls.wait_reasons import report_waits
 from gpufn.cli.terminal.command import Command, FloatRange, connect, json_option
 from gpufn.cli.terminal.name_completion import callable_name
@@ -77,9 +78,11 @@ def _waited_for(name: str) -> str:
 
 def _streams(client: Client, name: str) -> bool:
     function, _, method = split(name)
+    if not may_read(client):
+        return False
     try:
         spec: FunctionSpec = spec_from_json(client.function(function).spec)
-    except Forbidden:  # a key that may only invoke
+    except Forbidden:  # the key may read other functions
         return False
     method_spec = spec.method(method)
     return method_spec is not None and method_spec.kind.streams

@@ -12,6 +12,7 @@ import click
 import msgspec
 
 from gpufn.cli.calls.arguments import priority_option
+from gpufn.cli.calls.may_read import may_read
 from gpufn.cli.terminal.command import Command, FloatRange, IntRange, connect, json_option
 from gpufn.cli.terminal.name_completion import callable_name
 from gpufn.cli.terminal.output import WrongUsage, print_json_line, say
@@ -72,8 +73,8 @@ def map_(
     lines, total = _lines(data)
     failed = 0
     with connect() as client:
-        if id is None:
-            with contextlib.suppress(Forbidden):  # a key that may only invoke
+        if id is None and may_read(client):
+            with contextlib.suppress(Forbidden):  # the key may read other functions
                 client.function(function)  # fail at once for a wrong name: a map would retry for minutes
         platform_map = PlatformMap(_json_transport(client), id or new_map_id(), options)
         with contextlib.ExitStack() as stack:

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Final
 
+from gpufn.cli.calls.may_read import may_read
 from gpufn.cli.terminal.output import is_animated, say
 from gpufn_core.errors import GpufnError
 
@@ -30,11 +31,14 @@ def report_waits(client: Client, function: str, show: Callable[[str], None], *, 
     ended = threading.Event()
 
     def poll() -> None:
-        last = None
+        last = may_ask = None
         while not ended.wait(_POLL_S):
             try:
+                may_ask = may_ask or may_read(client)
+                if not may_ask:
+                    return
                 waiting = client.why(function).waiting
-            except GpufnError:  # the key may only invoke, or the call itself will report the fault
+            except GpufnError:  # the key may read other functions, or the call itself will report the fault
                 return
             if has_spinner:
                 show(waiting.detail if waiting else "running")
