@@ -205,7 +205,8 @@ class Workers:
         self.output.publish(link, "", "error", f"not parked: {error.traceback or error.message}".encode())
         failure = StartFailure("park", error)
         self.agent_events.event(link, WorkerEventKind.NOT_PARKED, failure=failure, needs_bytes=needs_bytes)
-        self.on_draining(link)
+        self._drain(link)
+        self.on_change()
 
     def on_draining(self, link: WorkerLink) -> None:
         """Drain a worker that asked for it. It knows the cause."""
