@@ -14,7 +14,7 @@ _INSTALL = "torch onnx onnxscript"
 
 
 def exported_program(source: str, onnx: Path, _: ConvertOptions) -> None:
-    """Write an exported program. It keeps the shapes of the export: a dimension is dynamic only if the export made it so."""
+    """Write an exported program. A dimension is dynamic only if the export made it so."""
     torch = required("torch", _INSTALL)
     required("onnxscript", _INSTALL)
     program = torch.export.load(source)
