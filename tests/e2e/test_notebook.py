@@ -97,6 +97,7 @@ def test_functions_of_cells_are_deployed_called_and_redefined(
     (raised,) = outputs(6)
     assert raised.ename == "FunctionRaised"
     assert "    return scaled(10 // x) + 1" in raised.evalue + "".join(raised.traceback)  # the line of the cell
+    assert not any("invoke_raw" in frame for frame in raised.traceback)  # inside the client
     (refused,) = outputs(7)
     assert refused.ename == "InvalidBundle"
     assert "variable lock" in refused.evalue

@@ -11,9 +11,12 @@ from gpufn.call.transport_protocol import EncodedCall
 from gpufn.client.http_transport import HttpTransport
 from gpufn.declare.declarations import was_declared_again
 from gpufn.notebook.waits import waits_shown
-from gpufn_core.errors import DeployedCodeDiffers
+from gpufn_core.errors import CapacityError, DeployedCodeDiffers, FunctionRaised, InvocationEnded, RequestError
 
 _CALLER_LEVEL = 3  # stack level of the `f.remote(x)` line: above this method and the Remote
+
+# A notebook shows each frame with its source: these are raised without the frames of the client.
+_ABOUT_THE_CALL = (RequestError, FunctionRaised, CapacityError, InvocationEnded)
 
 
 class NotebookTransport(HttpTransport):
@@ -27,9 +30,15 @@ class NotebookTransport(HttpTransport):
                 DeployedCodeDiffers,
                 stacklevel=_CALLER_LEVEL,
             )
-        with waits_shown(function, lambda: self.client.why(function).waiting):
-            return super().call(call)
+        try:
+            with waits_shown(function, lambda: self.client.why(function).waiting):
+                return super().call(call)
+        except _ABOUT_THE_CALL as error:
+            raise error.with_traceback(None) from error.__cause__
 
     def result(self, invocation: str, *, timeout_s: float | None = None) -> tuple[str, bytes]:
-        with waits_shown(invocation, lambda: self.client.invocation(invocation).waiting):
-            return super().result(invocation, timeout_s=timeout_s)
+        try:
+            with waits_shown(invocation, lambda: self.client.invocation(invocation).waiting):
+                return super().result(invocation, timeout_s=timeout_s)
+        except _ABOUT_THE_CALL as error:
+            raise error.with_traceback(None) from error.__cause__
