@@ -42,6 +42,7 @@ def asgi_app(target: Any = None, /, *, public: bool = False, **options: Any) -> 
     >>> @asgi_app(public=True)
     ... def site():
     ...     async def app(scope, receive, send): ...
+    ...
     ...     return app
     >>> site.name, callable(site())
     ('site', True)
@@ -61,6 +62,7 @@ def wsgi_app(target: Any = None, /, *, public: bool = False, **options: Any) -> 
     >>> @wsgi_app
     ... def site():
     ...     def app(environ, start_response): ...
+    ...
     ...     return app
     >>> site
     <Function site>
