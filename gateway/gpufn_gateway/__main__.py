@@ -361,7 +361,7 @@ class _Gateway:
             *SigningRoutes(TrustedKeys(buckets.signing, services.signatures, registry, clock), bodies).routes(),
             *ScheduleRoutes(services.schedules, self._calls, bodies).routes(),
             *EngineRoutes(Engines(bus, buckets, registry, clock), bodies).routes(),
-            *OipRoutes(registry, self._telemetry, self._why_not_ready).routes(),
+            *OipRoutes(registry, self._telemetry, self._why_not_ready, deploys=self._deploys, bodies=bodies).routes(),
             *AuditRoutes(self._audit).routes(),
             *UsageRoutes(buckets.usage, registry, clock).routes(),
             *OperationRoutes(

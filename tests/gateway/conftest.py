@@ -181,6 +181,7 @@ class Gateway:
         self.telemetry = Telemetry(lambda: self.queue.pending, self.registry.live_runners, self.registry.live_nodes)
         self.registry.on_runner_report = self.telemetry.attempts.add_report
         self.reason: str | None = None
+        self.scaled: list[tuple[str, Any]] = []  # by `load` and `unload`
         self.took: dict[str, dict[str, Usage]] = {}  # by day and key
         self.stored: dict[str, int] = {}  # submitted calls that have not ended, by key
         bodies = BodyReader(limit_bytes, 30, what="a call's arguments", budget=BodyBudget(1 << 30))
@@ -222,10 +223,13 @@ class Gateway:
             clock=clock,
             why_not_ready=lambda: self.reason,
         )
+        stub_deploys: Any = self
         routes = [
             *functions.routes(),
             *InvocationRoutes(submissions, self.registry).routes(),
-            *OipRoutes(self.registry, self.telemetry, lambda: self.reason).routes(),
+            *OipRoutes(
+                self.registry, self.telemetry, lambda: self.reason, deploys=stub_deploys, bodies=bodies
+            ).routes(),
             *operations.routes(),
         ]
         self.app = App(
@@ -241,6 +245,11 @@ class Gateway:
             ),
             web=WebApps(self.calls, self.invoke),
         )
+
+    async def scale(self, name: str, least: Any, most: Any) -> Function:
+        """Record the scaling of a model that a client loads or unloads."""
+        self.scaled.append((name, least))
+        return self.registry.function(name)
 
     async def spent(self, day: str) -> dict[str, Usage]:
         return self.took.get(day, {})

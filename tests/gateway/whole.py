@@ -199,7 +199,9 @@ class Whole:
             *ArtifactRoutes(self.artifacts, ARTIFACT_LIMIT).routes(),
             *BuildRoutes(bus=bus, builds=self.builds, artifacts=self.artifacts, bodies=bodies).routes(),
             *EngineRoutes(Engines(bus, buckets, self.registry, self.clock), bodies).routes(),
-            *OipRoutes(self.registry, telemetry, self.registry.why_not_ready).routes(),
+            *OipRoutes(
+                self.registry, telemetry, self.registry.why_not_ready, deploys=self.deploys, bodies=bodies
+            ).routes(),
             *AuditRoutes(self.audit).routes(),
             *UsageRoutes(buckets.usage, self.registry, clock).routes(),
             *OperationRoutes(

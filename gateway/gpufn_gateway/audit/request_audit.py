@@ -34,13 +34,14 @@ _CALLS: Final = frozenset(
         "/v1/maps/{id}",
     }
 )
+_MODEL_CHANGES: Final = "/v2/repository/models/"
 _RENEWALS: Final = "/v1/functions/{fn}/lease"  # a client sends one every few seconds
 
 
 def is_audited(method: str, template: str) -> bool:
     """Return whether a request to the native route `template` is audited."""
     is_change = method not in _READING and template not in _CALLS and template != _RENEWALS
-    return is_change and not template.startswith("/v2")
+    return is_change and (not template.startswith("/v2") or template.startswith(_MODEL_CHANGES))
 
 
 def add_details(scope: Scope, **details: object) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Final
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -12,18 +14,24 @@ from starlette.routing import Route
 import gpufn
 from gpufn_core.domain.engine import EngineManifest
 from gpufn_core.domain.revision import Revision, RevisionState
-from gpufn_core.errors import CapacityError, FunctionNotFound, GpufnError
+from gpufn_core.errors import CapacityError, FunctionNotFound, GpufnError, InvalidInput
 from gpufn_core.spec.function_spec import Packaging
 from gpufn_gateway.auth.access import Principal
+from gpufn_gateway.auth.scopes import DEPLOY
 from gpufn_gateway.calls import admission
+from gpufn_gateway.functions.deploys import Deploys
 from gpufn_gateway.functions.registry import Registry, Target
+from gpufn_gateway.http.body_reader import BodyReader
 from gpufn_gateway.oip import views
 from gpufn_gateway.oip.inference import ModelNotReady, check_is_model, is_model, model_error
 from gpufn_gateway.problems import RouteError
-from gpufn_gateway.routes.requests import json_response, principal_of, route
+from gpufn_gateway.routes.requests import json_response, principal_of, read_json, route
 from gpufn_gateway.telemetry import Telemetry
 
-# Triton extensions that its clients call. `/v2/repository/models` has its own error.
+_LOAD_TIMEOUT_S: Final = 55.0  # below the 60 s after which tritonclient gives up
+_LOAD_POLL_S: Final = 0.05
+_NO_EFFECT: Final = frozenset({"unload_dependents"})  # parameters: no model depends on another
+# Triton extensions that its clients call.
 _UNSUPPORTED = (
     "/v2/logging",
     "/v2/trace/{rest:path}",
@@ -39,13 +47,29 @@ _UNSUPPORTED = (
 _EXTENSIONS = ("binary_tensor_data", "model_configuration", "model_repository", "statistics")
 
 
+class _Change(msgspec.Struct):
+    """The body of load and unload."""
+
+    parameters: dict[str, Any] = {}
+
+
 class OipRoutes:
     """Routes of the protocol. `why_not_ready` returns the reason why calls cannot be served yet, or None."""
 
-    def __init__(self, registry: Registry, counters: Telemetry, why_not_ready: Callable[[], str | None]) -> None:
+    def __init__(
+        self,
+        registry: Registry,
+        counters: Telemetry,
+        why_not_ready: Callable[[], str | None],
+        *,
+        deploys: Deploys,
+        bodies: BodyReader,
+    ) -> None:
         self._registry = registry
         self._telemetry = counters
         self._why_not_ready = why_not_ready
+        self._deploys = deploys
+        self._bodies = bodies
 
     def routes(self) -> list[Route]:
         routes = [
@@ -54,7 +78,8 @@ class OipRoutes:
             route("GET", "/v2/health/ready", self.ready),
             route("GET", "/v2/models/stats", self.all_statistics),
             route("POST", "/v2/repository/index", self.index),
-            route("POST", "/v2/repository/models/{model:name}/{change}", self.change),
+            route("POST", "/v2/repository/models/{model:name}/load", self.load, DEPLOY, of_functions=True),
+            route("POST", "/v2/repository/models/{model:name}/unload", self.unload, DEPLOY, of_functions=True),
         ]
         for one in ("/v2/models/{model:name}", "/v2/models/{model:name}/versions/{version}"):
             routes += [
@@ -120,8 +145,34 @@ class OipRoutes:
                     models.append({"name": name, "version": str(number), **state})
         return json_response(models)
 
-    async def change(self, request: Request) -> Response:
-        raise RouteError(400, "Models cannot be loaded or unloaded; deploy and delete them with gpufn.")
+    async def load(self, request: Request) -> Response:
+        """Set a minimum of one worker, and wait until a worker is ready. Raises ModelNotReady."""
+        target = await self._changed_target(request)
+        least = max(1, target.revision.spec.scaling.min_workers, target.function.min_workers or 0)
+        function = await self._deploys.scale(target.name, least, msgspec.UNSET)
+        for _ in range(int(_LOAD_TIMEOUT_S / _LOAD_POLL_S)):
+            if self._registry.ready_workers(function):
+                return json_response({})
+            await asyncio.sleep(_LOAD_POLL_S)
+        raise ModelNotReady(
+            f"{target.path} has no worker after {_LOAD_TIMEOUT_S:g} s; `gpufn why {target.name}` shows the reason."
+        )
+
+    async def unload(self, request: Request) -> Response:
+        """Set a minimum of no workers: they end when they are idle. The next call starts one."""
+        target = await self._changed_target(request)
+        await self._deploys.scale(target.name, 0, msgspec.UNSET)
+        return json_response({})
+
+    async def _changed_target(self, request: Request) -> Target:
+        """Return the model to load or unload. Raises Forbidden, and InvalidInput for parameters with an effect, such as
+        another configuration."""
+        parameters = (await read_json(request, _Change, self._bodies)).parameters
+        if unknown := parameters.keys() - _NO_EFFECT:
+            raise InvalidInput(f"the parameter {min(unknown)[:100]!r} is not supported", field="parameters")
+        target = self._target(request)
+        principal_of(request).require_on(DEPLOY, target.name)
+        return target
 
     async def unsupported(self, request: Request) -> Response:
         extension = request.url.path.split("/")[-1 if "model" in request.path_params else 2]

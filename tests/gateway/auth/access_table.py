@@ -222,6 +222,8 @@ ROUTES: Final[dict[str, str]] = {
     "GET /v2/health/ready": "open",
     "GET /v2/models/stats": "invoke or read, listed",
     "POST /v2/repository/index": "invoke or read, listed",
+    "POST /v2/repository/models/{model}/load": "deploy",
+    "POST /v2/repository/models/{model}/unload": "deploy",
     f"POST {_MODEL}/infer": "invoke",
     f"POST {_VERSION}/infer": "invoke",
     f"GET {_MODEL}": "invoke or read",
@@ -287,7 +289,6 @@ IN_PROTOCOL_TESTS: Final = frozenset(
 )
 # Extensions of the Open Inference Protocol, whose response is an error for every key.
 UNSUPPORTED: Final = (
-    "POST /v2/repository/models/{model}/{change}",
     *(
         f"{method} {path}"
         for method in ("GET", "POST")

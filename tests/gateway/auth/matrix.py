@@ -93,6 +93,8 @@ class Matrix:
 
     async def prepare(self) -> None:
         gateway = self.gateway
+        # The load of a model waits for a worker.
+        gateway.registry.ready_workers = lambda function: 1  # type: ignore[method-assign]
         await gateway.artifacts.put(digest_of(_ONNX), len(_ONNX), _parts(_ONNX))
         for side in self.sides.values():
             await self._add_function(side)
@@ -214,7 +216,7 @@ class Matrix:
         values = {
             "fn": side.doomed if route == "DELETE /v1/functions/{fn}" else side.function,
             "model": side.model, "env": env, "app": app_, "number": "1", "version": "1", "first": "0",
-            "change": "load", "rest": "x", "name": _SIGNER if "signing" in path else _SECRET, "team": _TEAM,
+            "rest": "x", "name": _SIGNER if "signing" in path else _SECRET, "team": _TEAM,
             "id": self._id(route, side, principal),
             "digest": digest_of(_ONNX) if "artifacts" in path else DIGEST,
         }  # fmt: skip

@@ -31,6 +31,7 @@ from gpufn_core.spec.function_spec import Batch, EntryPoint, FunctionSpec, Metho
 from gpufn_core.spec.model_spec import DATATYPES, ModelFile, ModelSpec, Precision, TensorSpec
 from gpufn_gateway.auth.access import new_key
 from gpufn_gateway.oip import inference as gateway_oip
+from gpufn_gateway.routes import oip as oip_routes
 from gpufn_platform.bus.storage.key_value import Entry
 from gpufn_runtime.worker.engines import oip
 from tests.gateway.listening import serving
@@ -276,9 +277,25 @@ async def test_statistics_tell_how_long_failures_took_apart_from_successes(model
     )
 
 
-async def test_models_are_not_loaded_by_the_protocol(models: Any) -> None:
-    for change in ("load", "unload"):
-        assert error(await models.post(f"/v2/repository/models/same/{change}"))[0] == 400
+async def test_a_model_is_loaded_and_unloaded_by_its_minimum_of_workers(models: Any) -> None:
+    path = "/v2/repository/models"
+    kept = b'{"parameters": {"unload_dependents": true}}'
+    answers = [await models.post(f"{path}/same/{change}", kept) for change in ("load", "unload")]
+    assert [(answer.status_code, answer.json()) for answer in answers] == [(200, {})] * 2
+    assert models.scaled == [("same", 1), ("same", 0)]
+    config = b'{"parameters": {"config": "{}"}}'
+    assert error(await models.post(f"{path}/same/load", config))[0] == 422
+    assert error(await models.post(f"{path}/none/load"))[0] == 404
+    assert error(await models.post(f"{path}/same/reload"))[0] == 404
+    assert len(models.scaled) == 2
+
+
+async def test_a_load_ends_with_the_reason_if_no_worker_starts(
+    models: Any, make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(oip_routes, "_LOAD_TIMEOUT_S", 0.0)
+    models.report(make.status("same", ready=0), partial=True)
+    assert error(await models.post("/v2/repository/models/same/load"))[0] == 503
 
 
 async def test_openapi_describes_inference_with_what_is_deployed(models: Any) -> None:
@@ -355,11 +372,13 @@ def talk(url: str) -> dict[str, Any]:
         got["values"] = (answer.as_numpy("int64_out").tolist(), answer.as_numpy("fp32_out").tolist())
         got["stats"] = client.get_inference_statistics("same")["model_stats"][0]["inference_count"]
         got["index"] = client.get_model_repository_index()[0]["state"]
+        client.load_model("same")
+        client.unload_model("same", unload_dependents=True)
         stranger = triton.InferInput("other", [1], "FP32")
         stranger.set_data_from_numpy(np.zeros(1, np.float32))
         asked: dict[str, Callable[[], Any]] = {
             "unknown": lambda: client.get_model_metadata("none"),
-            "load": lambda: client.load_model("same"),
+            "load": lambda: client.load_model("same", config="{}"),
             "wrong": lambda: client.infer("same", [stranger]),
         }
         for name, ask in asked.items():
@@ -384,7 +403,7 @@ async def test_tritonclient_works_unmodified(models: Any) -> None:
         "stats": len(ARRAYS) + 1,
         "index": "READY",
         "unknown": "404",
-        "load": "400",
+        "load": "422",
         "wrong": "422",
     }
 
