@@ -158,8 +158,11 @@ def _with_constraints(hint: Any, described: cog.InputField) -> Any:
 def _of_kind(raw: Callable[..., Any], call: Callable[..., Any], parameters: Parameters) -> Callable[..., Any]:
     """Return a function of the kind that `predict` has. A function that returns an iterator is a generator."""
     origin = get_origin(parameters.signature.return_annotation)
+    signature = parameters.signature
+    defaults = {each.name: each.default for each in signature.parameters.values() if each.default is not each.empty}
 
     def begin(given: dict[str, Any]) -> Any:
+        given = defaults | given  # the function's own defaults are the descriptions of its inputs
         for name, allowed in parameters.choices.items():
             if name in given and given[name] is not None and given[name] not in allowed:
                 raise InvalidInput(f"{name}: must be one of {', '.join(map(repr, allowed))}", field=name)

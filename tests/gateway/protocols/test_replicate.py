@@ -15,14 +15,15 @@ from replicate.helpers import FileOutput
 from replicate.webhook import Webhooks
 
 from gpufn_core.domain.invocation import InvocationState
+from gpufn_core.domain.revision import Revision
 from gpufn_core.errors import InvalidInput
 from gpufn_core.protocol.messages import Progress
 from gpufn_core.protocol.records import CallRecord
 from gpufn_core.spec.function_spec import CallKind, MethodSpec
 from gpufn_gateway.protocols.captured import Outcome
-from gpufn_gateway.protocols.replicate import predictions
+from gpufn_gateway.protocols.replicate import models, predictions
 from gpufn_gateway.submitted import call_views
-from tests.gateway.conftest import ARGUMENTS
+from tests.gateway.conftest import ARGUMENTS, spec_of
 from tests.gateway.listening import serving
 from tests.gateway.protocols.delivering import delivering
 from tests.gateway.protocols.keys import with_key, without_keys
@@ -168,6 +169,15 @@ def test_progress_is_a_line_that_the_client_parses() -> None:
     parsed = replicate.prediction.Prediction.Progress.parse(predictions.prediction(view)["logs"])
     assert parsed is not None
     assert (parsed.current, parsed.total) == (50, 100)
+
+
+def test_the_output_of_a_generator_is_an_iterator_of_its_items() -> None:
+    texts = {"type": "array", "items": {"type": "string"}}
+    revision = Revision(function="f", number=1, spec=spec_of("f"), bundle=DIGEST, created_at=0.0)
+    for returns, items in ((texts, {"type": "string"}), ({}, {})):
+        method = MethodSpec(kind=CallKind.GENERATOR, returns=returns)
+        output = models.version("f", method, revision)["openapi_schema"]["components"]["schemas"]["Output"]
+        assert output == {"title": "Output", "type": "array", "items": items, "x-cog-array-type": "iterator"}
 
 
 @pytest.mark.parametrize("body", [b"{", b"[]", b'{"input": []}', b'{"input": {}, "more": 1}', b'{"stream": "yes"}'])

@@ -77,6 +77,10 @@ def test_a_call_gets_files_and_setup_has_run() -> None:
     assert result == {"count": 3, "texts": ["a", "b"], "ready": True}
 
 
+def test_a_parameter_that_a_caller_leaves_out_has_the_default_of_its_input() -> None:
+    assert cog_predictor.serve(Full, "m")(prompt="a")["count"] == 2
+
+
 def test_streams_and_coroutines() -> None:
     assert list(cog_predictor.serve(Streaming, "m")(n=2)) == ["0", "1"]
 

@@ -98,7 +98,7 @@ def _openapi(method: MethodSpec) -> dict[str, Any]:
     ordered = {name: {**schema, "x-order": at} for at, (name, schema) in enumerate(properties.items())}
     output: dict[str, Any] = {"title": "Output", **method.returns}
     if method.kind.streams:
-        output = {"title": "Output", "type": "array", "items": method.returns, "x-cog-array-type": "iterator"}
+        output = {"type": "array", "items": {}, **output, "x-cog-array-type": "iterator"}
     schemas = {"Input": {**method.parameters, "title": "Input", "properties": ordered}, "Output": output}
     info = {"title": "Cog", "version": "0.1.0"}
     return {"openapi": "3.0.2", "info": info, "paths": {}, "components": {"schemas": schemas}}
