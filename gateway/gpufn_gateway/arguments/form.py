@@ -6,7 +6,7 @@ query string.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from python_multipart import MultipartParser
 from python_multipart.exceptions import FormParserError
@@ -19,6 +19,15 @@ from gpufn_gateway.arguments.signature import Signature
 _PLAIN_ENCODINGS: Final = ("", "7bit", "8bit", "binary")  # values of Content-Transfer-Encoding
 
 
+class Part(NamedTuple):
+    """One part of a form. `filename` is "" unless the part is a file."""
+
+    name: str
+    filename: str
+    content_type: str
+    data: bytearray
+
+
 class Form:
     """The parts of one body, written in pieces. `content_type` is the Content-Type of the request.
 
@@ -26,7 +35,7 @@ class Form:
     """
 
     def __init__(self, content_type: str) -> None:
-        self._parts: list[tuple[str, bytearray]] = []
+        self._parts: list[Part] = []
         self._headers: dict[str, str] = {}
         self._header_name = bytearray()
         self._header_value = bytearray()
@@ -57,13 +66,17 @@ class Form:
         except FormParserError as error:
             raise _not_valid(error, self._part_name) from None
 
-    def arguments(self, signature: Signature) -> dict[str, Any]:
-        """Return the arguments of a complete body."""
+    def parts(self) -> list[Part]:
+        """Return the parts of a complete body, in order."""
         if not self._complete:
             raise _not_valid("it ends before its closing boundary", self._part_name)
+        return self._parts
+
+    def arguments(self, signature: Signature) -> dict[str, Any]:
+        """Return the arguments of a complete body."""
         bytes_by_name: dict[str, bytearray] = {}
         texts: dict[str, list[str]] = {}
-        for name, data in self._parts:
+        for name, _, _, data in self.parts():
             check_name(name, signature, signature.names, "the form")
             if name not in signature.bytes_names:
                 texts.setdefault(name, []).append(_text(name, data))
@@ -75,7 +88,7 @@ class Form:
 
     @property
     def _part_name(self) -> str | None:
-        return self._parts[-1][0] if self._parts else None
+        return self._parts[-1].name if self._parts else None
 
     def _begin_part(self) -> None:
         self._headers.clear()
@@ -103,10 +116,11 @@ class Form:
         encoding = self._headers.get("content-transfer-encoding", "")
         if encoding.lower() not in _PLAIN_ENCODINGS:
             raise InvalidInput(f"{name}: send the part unencoded, without Content-Transfer-Encoding", field=name)
-        self._parts.append((name, bytearray()))
+        filename = options.get(b"filename", b"").decode(errors="replace")
+        self._parts.append(Part(name, filename, self._headers.get("content-type", ""), bytearray()))
 
     def _on_data(self, data: bytes, start: int, end: int) -> None:
-        self._parts[-1][1].extend(memoryview(data)[start:end])
+        self._parts[-1].data.extend(memoryview(data)[start:end])
 
     def _end(self) -> None:
         self._complete = True

@@ -1,14 +1,13 @@
-"""Forms with files, as clients of other platforms upload them."""
+"""Forms with files, as clients of other platforms upload them. Pure."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
-
-from starlette.datastructures import UploadFile
-from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from typing import NamedTuple
 
 from gpufn_core.errors import InvalidInput
+from gpufn_gateway.arguments.form import Form
+
+_BYTES = "application/octet-stream"
 
 
 class Upload(NamedTuple):
@@ -34,24 +33,17 @@ class FormParts(NamedTuple):
         return self.fields.get(name, [default])[0]
 
 
-async def form_parts(request: Request, body: bytes) -> FormParts:
-    """Parse `body`, which was read from the request. Raises InvalidInput."""
-
-    async def receive() -> dict[str, Any]:
-        return {"type": "http.request", "body": body, "more_body": False}
-
-    if not request.headers.get("content-type", "").startswith("multipart/form-data"):
+def form_parts(content_type: str, body: bytes) -> FormParts:
+    """Parse the body of a form. Raises InvalidInput."""
+    if not content_type.lower().startswith("multipart/form-data"):
         raise InvalidInput("send the file as multipart/form-data")
-    parts = FormParts({}, {})
-    try:
-        async with Request(request.scope, receive).form(max_part_size=len(body) + 1) as form:
-            for name, value in form.multi_items():
-                if isinstance(value, UploadFile):
-                    content_type = value.content_type or "application/octet-stream"
-                    upload = Upload(value.filename or name, content_type, await value.read())
-                    parts.files.setdefault(name, []).append(upload)
-                else:
-                    parts.fields.setdefault(name, []).append(value)
-    except HTTPException as error:
-        raise InvalidInput(f"the form is not valid: {error.detail}") from None
-    return parts
+    form = Form(content_type)
+    form.write(body)
+    found = FormParts({}, {})
+    for part in form.parts():
+        if part.filename:
+            upload = Upload(part.filename, part.content_type or _BYTES, bytes(part.data))
+            found.files.setdefault(part.name, []).append(upload)
+        else:
+            found.fields.setdefault(part.name, []).append(part.data.decode(errors="replace"))
+    return found

@@ -26,6 +26,7 @@ from gpufn_gateway.http.sse import CallStream, StreamEncoding
 from gpufn_gateway.openapi.request_bounds import MAX_LISTED
 from gpufn_gateway.protocols.captured import Capture, Outcome
 from gpufn_gateway.protocols.client_files import ClientFiles
+from gpufn_gateway.protocols.multipart import FormParts, form_parts
 from gpufn_gateway.routes.invoke import Invoke
 from gpufn_gateway.routes.requests import headers_of, principal_of
 from gpufn_gateway.submitted.dead_letters import DeadLetters
@@ -131,6 +132,10 @@ class Platform:
     async def body(self, request: Request) -> bytes:
         """Read the body of a request, within the limit for arguments."""
         return await self._calls.bodies.read(headers_of(request), request.receive, may_share=False)
+
+    async def form(self, request: Request) -> FormParts:
+        """Read the body of a request as a form. Raises InvalidInput."""
+        return form_parts(request.headers.get("content-type", ""), await self.body(request))
 
     async def invoke(self, name: str, arguments: bytes, request: Request, options: CallOptions = DEFAULTS) -> Outcome:
         """Call a function and wait. The call is cancelled if the client disconnects. Raises CallFailed."""

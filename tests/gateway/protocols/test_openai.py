@@ -204,3 +204,22 @@ async def test_a_form_that_does_not_fit_is_refused(
     async with models.client() as client:
         refused = await client.post("/openai/v1/audio/transcriptions", data=fields, files=files or None)
     assert (refused.status_code, refused.json()["error"]["param"]) == (status, param)
+
+
+@pytest.mark.parametrize(
+    ("content_type", "body"),
+    [
+        ("application/json", b"{}"),
+        ("multipart/form-data", b""),
+        ("multipart/form-data; boundary=x", b"no form"),
+        ("multipart/form-data; boundary=x", b"--x--\r\n"),
+        (
+            "multipart/form-data; boundary=x",
+            b'--x\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\nab',
+        ),
+    ],
+)
+async def test_what_is_no_form_is_a_400(models: Any, content_type: str, body: bytes) -> None:
+    for path in ("/openai/v1/files", "/replicate/v1/files"):
+        refused = await models.post(path, body, content_type=content_type)
+        assert refused.status_code == (400 if "openai" in path else 422)

@@ -15,7 +15,6 @@ from gpufn_core.errors import FunctionNotFound, InvalidInput
 from gpufn_core.spec.function_spec import Serves
 from gpufn_core.spec.names import shown
 from gpufn_gateway.protocols.adapter import Adapter
-from gpufn_gateway.protocols.multipart import form_parts
 from gpufn_gateway.protocols.openai import bodies, responses
 from gpufn_gateway.protocols.openai.batches import BatchRoutes
 from gpufn_gateway.protocols.openai.errors import OpenAIErrors
@@ -96,7 +95,7 @@ class OpenAI(Adapter):
         return json_response(bodies.embeddings(result, fields["model"], is_base64=is_base64))
 
     async def transcriptions(self, request: Request) -> ASGIApp:
-        form = await form_parts(request, await self.platform.body(request))
+        form = await self.platform.form(request)
         target = named(self.platform, form.text("model"), Serves.OPENAI_TRANSCRIPTIONS, request)
         response_format = form.text("response_format", _TRANSCRIPTS[0])
         if response_format not in _TRANSCRIPTS:

@@ -12,7 +12,6 @@ from gpufn_core.errors import InvalidInput
 from gpufn_core.protocol.records import ClientFile
 from gpufn_gateway.http import negotiation
 from gpufn_gateway.http.responses import USER_CONTENT
-from gpufn_gateway.protocols.multipart import form_parts
 from gpufn_gateway.protocols.platform import Platform
 from gpufn_gateway.routes.requests import json_response, principal_of, route
 
@@ -49,7 +48,7 @@ class FileRoutes:
         ]
 
     async def create(self, request: Request) -> Response:
-        form = await form_parts(request, await self._platform.body(request))
+        form = await self._platform.form(request)
         upload, purpose = form.file("file"), form.text("purpose")
         if purpose not in _PURPOSES:
             raise InvalidInput(f"purpose must be one of {', '.join(_PURPOSES)}", field="purpose")

@@ -18,7 +18,6 @@ from gpufn_gateway.http.responses import GPUFN_FORMAT
 from gpufn_gateway.http.sse import EVENT_HEADERS, Events
 from gpufn_gateway.openapi.request_bounds import MAX_LISTED
 from gpufn_gateway.protocols.adapter import Adapter
-from gpufn_gateway.protocols.multipart import form_parts
 from gpufn_gateway.protocols.replicate import files, models, predictions
 from gpufn_gateway.protocols.replicate.predictions import FORM, PREFIX
 from gpufn_gateway.routes.requests import StreamedResponse, json_response, principal_of, route
@@ -168,7 +167,7 @@ class Replicate(Adapter):
     # --- files -------------------------------------------------------------------------------------------------------
 
     async def add_file(self, request: Request) -> Response:
-        upload = (await form_parts(request, await self.platform.body(request))).file("content")
+        upload = (await self.platform.form(request)).file("content")
         owner = principal_of(request).owner
         file = await self.platform.files.create(owner, upload.name, upload.content_type, upload.data)
         return json_response(files.view(file, _base(request)), 201)
