@@ -41,7 +41,7 @@ from pathlib import Path
 
 from gpufn.hosted import runpod_handler
 
-function = runpod_handler.serve(Path(__file__).with_name("{file}"), __name__)
+function = runpod_handler.serve(Path(__file__).parent / {file!r}, __name__)
 '''
 
 

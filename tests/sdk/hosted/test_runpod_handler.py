@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import io
+import runpy
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +60,17 @@ def test_a_deploy_reads_a_guarded_start_and_missing_packages(tmp_path: Path) -> 
     assert (spec.name, spec.methods[0].kind, spec.entry.module) == ("my-handler", CallKind.GENERATOR, "gpufn_entry")
     assert "runpod" not in spec.modules
     assert len(hosted.notes) == 2
+
+
+def test_the_entry_of_a_handler_in_a_package_runs_it(tmp_path: Path) -> None:
+    package = tmp_path / "bots"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    hosted = deploying.runpod(written(package, PLAIN + START), "", {}, (), HOME)
+    with zipfile.ZipFile(io.BytesIO(hosted.deployable.data)) as archive:
+        archive.extractall(tmp_path / "bundle")
+    entry = runpy.run_path(str(tmp_path / "bundle" / "gpufn_entry.py"))
+    assert entry["function"](a=1) == {"got": {"a": 1}}
 
 
 @pytest.mark.parametrize(
