@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import datetime
 from typing import Any
 
@@ -68,6 +69,14 @@ async def test_a_function_may_take_the_whole_event(functions: Any, structured: b
     seen = seen["data"]["event"] if structured else seen["event"]
     assert (seen["subject"], seen["more"], seen["data_base64"]) == ("Größe 5", "x", "aGk=")
     assert seen["time"].startswith("2026-01-02T00:00:00")
+
+
+async def test_data_without_a_content_type_reach_the_function(functions: Any) -> None:
+    message = to_binary_event(CloudEvent(dict(ATTRIBUTES), {"texts": ["a"]}))
+    assert "content-type" not in message.headers
+    assert (await sent(functions, "/cloudevents/embed", message)).json() == {"texts": ["a"]}
+    whole = (await sent(functions, "/cloudevents/whole", message)).json()["event"]
+    assert base64.b64decode(whole["data_base64"]) == message.body
 
 
 @pytest.mark.parametrize(

@@ -96,9 +96,10 @@ def _check(attributes: Mapping[str, str]) -> None:
 def as_object(event: Event) -> dict[str, Any]:
     """Return an event as the object of structured mode."""
     fields: dict[str, Any] = dict(event.attributes)
-    if not event.content_type:
+    if event.content_type:
+        fields["datacontenttype"] = event.content_type
+    elif not event.data:
         return fields
-    fields["datacontenttype"] = event.content_type
     if is_json(event.content_type):
         return {**fields, "data": msgspec.Raw(event.data)}
     return {**fields, "data_base64": base64.b64encode(event.data).decode()}
