@@ -65,6 +65,7 @@ from gpufn_gateway.http.connection.server import Server, listen
 from gpufn_gateway.maps.maps import Maps
 from gpufn_gateway.oip.inference import Inference
 from gpufn_gateway.protocols.client_files import ClientFiles
+from gpufn_gateway.protocols.live_items import LiveItems
 from gpufn_gateway.protocols.platform import Platform
 from gpufn_gateway.protocols.registration import installed
 from gpufn_gateway.routes.apps import AppRoutes
@@ -310,6 +311,7 @@ class _Gateway:
                 self._letters,
                 webhook_secrets=self._webhook_secrets,
                 files=ClientFiles(bus, services.buckets.client_files, services.clock),
+                live=LiveItems(bus),
             )
         )
         self._audit = AuditLog(bus, services.clock)

@@ -11,6 +11,7 @@ from replicate.client import Client
 from replicate.exceptions import ReplicateError
 
 from tests.conftest import Platform
+from tests.waiting import until
 
 APPS = Path(__file__).parent / "apps"
 
@@ -32,6 +33,27 @@ def test_a_cog_project_runs_behind_replicates_client(platform: Platform) -> None
         assert refused == [422] * 4
     finally:
         client._client.close()
+
+
+def test_items_of_a_generator_arrive_before_its_end(platform: Platform, tmp_path: Path) -> None:
+    platform.gpufn("deploy", str(APPS / "gated.py"))
+    client = Client(api_token="any", base_url=f"{platform.url}/replicate")
+    try:
+        events = client.stream("default/gated", input={"gate": str(tmp_path / "one")})
+        assert next(events).data == "first"
+        (tmp_path / "one").touch()
+        assert [event.data for event in events] == ["second", "{}"]
+    finally:
+        client._client.close()
+    job = platform.client.post("/v2/gated/run", json={"input": {"gate": str(tmp_path / "two")}}).json()["id"]
+
+    def stream() -> list[str]:
+        return [each["output"] for each in platform.client.get(f"/v2/gated/stream/{job}").json()["stream"]]
+
+    assert until(stream) == ["first"]
+    (tmp_path / "two").touch()
+    assert until(stream) == ["second"]
+    assert stream() == []
 
 
 def test_a_runpod_handler_runs_behind_runpods_api(platform: Platform) -> None:

@@ -241,7 +241,9 @@ class Gateway:
             audit=self.audit,
             address_rate=address_rate,
             protocols=installed(
-                Platform(self.calls, self.invoke, submissions, nothing, webhook_secrets=nothing, files=nothing)
+                Platform(
+                    self.calls, self.invoke, submissions, nothing, webhook_secrets=nothing, files=nothing, live=nothing
+                )
             ),
             web=WebApps(self.calls, self.invoke),
         )

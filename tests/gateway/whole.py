@@ -42,6 +42,7 @@ from gpufn_gateway.http.body_reader import BodyBudget, BodyReader
 from gpufn_gateway.maps.maps import Maps
 from gpufn_gateway.oip.inference import Inference
 from gpufn_gateway.protocols.client_files import ClientFiles
+from gpufn_gateway.protocols.live_items import LiveItems
 from gpufn_gateway.protocols.platform import Platform
 from gpufn_gateway.protocols.registration import installed
 from gpufn_gateway.routes.apps import AppRoutes
@@ -226,6 +227,7 @@ class Whole:
                 letters,
                 webhook_secrets=self.webhook_secrets,
                 files=ClientFiles(bus, buckets.client_files, clock),
+                live=LiveItems(bus),
             )
         )
         web = WebApps(calls, invoke)

@@ -17,6 +17,7 @@ from gpufn_core.domain.invocation import InvocationState, OutcomeKind
 from gpufn_core.domain.revision import Revision
 from gpufn_core.encoding import media
 from gpufn_core.errors import InvocationNotFound
+from gpufn_core.ids import new_invocation_id
 from gpufn_core.protocol.records import CallRecord
 from gpufn_core.spec import variant_names
 from gpufn_gateway.calls.prepare import Arguments, Calls, PreparedCall, ReadArguments
@@ -26,6 +27,7 @@ from gpufn_gateway.http.sse import CallStream, StreamEncoding
 from gpufn_gateway.openapi.request_bounds import MAX_LISTED
 from gpufn_gateway.protocols.captured import Capture, Outcome
 from gpufn_gateway.protocols.client_files import ClientFiles
+from gpufn_gateway.protocols.live_items import LiveItems
 from gpufn_gateway.protocols.multipart import FormParts, form_parts
 from gpufn_gateway.routes.invoke import Invoke
 from gpufn_gateway.routes.requests import headers_of, principal_of
@@ -37,13 +39,14 @@ from gpufn_gateway.webhooks.secrets import WebhookSecrets
 class CallOptions(NamedTuple):
     """Options of one call. None leaves the choice to the function. `priority` is hi, normal or low. `webhook` is a URL
     for the end of a submitted call, and `webhook_form` one of `Adapter.webhooks`. A submitted call with the same `key`
-    is the same call."""
+    is the same call. `is_live`: the items of a submitted generator call can be read as they come (`live`)."""
 
     timeout_s: float | None = None
     priority: str | None = None
     webhook: str | None = None
     webhook_form: str = ""
     key: str | None = None
+    is_live: bool = False
 
     def headers(self) -> dict[bytes, bytes]:
         given = {
@@ -80,6 +83,7 @@ class Platform:
         *,
         webhook_secrets: WebhookSecrets,
         files: ClientFiles,
+        live: LiveItems,
     ) -> None:
         self._calls = calls
         self._invoke = invoke
@@ -87,6 +91,7 @@ class Platform:
         self._letters = letters
         self._webhook_secrets = webhook_secrets
         self.files = files
+        self.live = live
 
     # --- functions ---------------------------------------------------------------------------------------------------
 
@@ -183,9 +188,26 @@ class Platform:
         """Store a call that runs later."""
         read = self._reader(arguments, is_queued=True)
         headers = _call_headers(request, options)
-        _, record = await self._submissions.accept(
-            name, headers, request.receive, read=read, webhook_form=options.webhook_form
-        )
+        if not options.is_live:
+            _, record = await self._submissions.accept(
+                name, headers, request.receive, read=read, webhook_form=options.webhook_form
+            )
+            return record
+        invocation = new_invocation_id()  # needed first, to miss no item
+        self.live.follow(invocation)
+        try:
+            _, record = await self._submissions.accept(
+                name,
+                headers,
+                request.receive,
+                read=read,
+                webhook_form=options.webhook_form,
+                invocation=invocation,
+                is_live=True,
+            )
+        except BaseException:
+            self.live.forget(invocation)
+            raise
         return record
 
     async def status(self, invocation: str, request: Request, *, of: str | None = None) -> dict[str, Any]:

@@ -86,24 +86,32 @@ class Submissions:
         query: bytes = b"",
         read: ReadArguments | None = None,
         webhook_form: str = "",
+        is_live: bool = False,
     ) -> tuple[PreparedCall, CallRecord]:
-        """Store a call. Respond to the client after `StoreSync.sync_calls`. `webhook_form` is as in `Webhook`."""
+        """Store a call. Respond to the client after `StoreSync.sync_calls`. `webhook_form` is as in `Webhook`;
+        `is_live` as in `CallRequest`."""
         call = await self._calls.prepare(name, headers, receive, waiting=False, is_queued=True, query=query, read=read)
         try:
             key = headers.get(b"idempotency-key")
             client_id = invocation or id_of_key(call.target.name, call.principal, key)
             webhook = webhook_of(headers.get(WEBHOOK), call.principal.owner, self._addresses, webhook_form)
-            return call, await self._submit(call, client_id, call.submit_deadline, webhook)
+            return call, await self._submit(call, client_id, call.submit_deadline, webhook, is_live=is_live)
         finally:
             self._calls.discard(call)
 
     async def _submit(
-        self, call: PreparedCall, invocation: str | None, deadline: float, webhook: Webhook | None = None
+        self,
+        call: PreparedCall,
+        invocation: str | None,
+        deadline: float,
+        webhook: Webhook | None = None,
+        *,
+        is_live: bool = False,
     ) -> CallRecord:
         self._disk.check_room()
         try:
             async with self._calls.queueing(call.principal, call.target):
-                return await self._store(call, invocation, deadline, webhook)
+                return await self._store(call, invocation, deadline, webhook, is_live=is_live)
         except KeyLimitExceeded as error:
             if invocation is not None and await call_records.read(self._bus, invocation) is not None:
                 return await self._store(call, invocation, deadline, webhook)  # a repeat: it is already in the queue
@@ -111,7 +119,13 @@ class Submissions:
             raise
 
     async def _store(
-        self, call: PreparedCall, invocation: str | None, deadline: float, webhook: Webhook | None
+        self,
+        call: PreparedCall,
+        invocation: str | None,
+        deadline: float,
+        webhook: Webhook | None,
+        *,
+        is_live: bool = False,
     ) -> CallRecord:
         if call.body.exceeds_message:
             invocation = invocation or new_invocation_id()  # needed first: the stored body belongs to this id
@@ -119,7 +133,7 @@ class Submissions:
         try:
             return await call_records.submit(
                 self._bus,
-                call.request(deadline),
+                call.request(deadline)._replace(is_live=is_live),
                 now=call.now,
                 invocation=invocation,
                 webhook=webhook,

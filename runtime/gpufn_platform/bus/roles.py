@@ -167,6 +167,7 @@ _PERMISSIONS = {
             subjects.kill("*"),
             subjects.logs("*"),
             subjects.progress("*"),
+            subjects.live_items("*"),
             subjects.call_started("*"),
             subjects.runner_inbox("*"),
             subjects.on_node("runner", "*"),

@@ -16,6 +16,7 @@ class CallRequest(NamedTuple):
 
     `shared_body` is a file name in the caller's folder (`gpufn_platform.shared_bodies.bodies`), if a caller waits and
     `body` is empty. `reference` locates a body that is too large for a message. `owner` is the id of the API key.
+    `is_live`: the items of a submitted generator call are published as they come.
     """
 
     revision: Revision
@@ -30,6 +31,7 @@ class CallRequest(NamedTuple):
     priority: Priority | None = None  # None: the function's
     owner: str = subjects.PLATFORM
     reference: BodyReference | None = None
+    is_live: bool = False
 
     def message(self, invocation: str, now: float, **fields: Any) -> InvocationMessage:
         """Return the call's message. `fields` are those that only submitted or only awaited calls have."""
@@ -47,6 +49,7 @@ class CallRequest(NamedTuple):
             priority=self.revision.spec.priority if self.priority is None else self.priority,
             owner=self.owner,
             reference=self.reference,
+            is_live=self.is_live,
             **fields,
         )
 

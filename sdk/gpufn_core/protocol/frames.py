@@ -44,7 +44,7 @@ class Run(Frame, tag=1, frozen=True, array_like=True, gc=False):
     `shared_body` is the file name of the input in the worker's folder of shared bodies, if the input is not the frame's
     body. `takes_shared_body` allows the result to be such a file. `deadline` is when the runner ends the attempt, in
     unix seconds. `trace` is the caller's traceparent. `delivery` is where the attempt's delivery is acknowledged, for
-    the next runner; if empty, that runner cannot adopt the attempt.
+    the next runner; if empty, that runner cannot adopt the attempt. `is_live` requests LiveItems besides the result.
     """
 
     attempt: int
@@ -60,6 +60,7 @@ class Run(Frame, tag=1, frozen=True, array_like=True, gc=False):
     deadline: float = 0.0
     trace: str = ""
     delivery: str = ""
+    is_live: bool = False
 
 
 class Cancel(Frame, tag=2, frozen=True, array_like=True, gc=False):
@@ -269,6 +270,14 @@ class InputTaken(Frame, tag=23, frozen=True, array_like=True, gc=False):
     waits: bool = False
 
 
+class LiveItem(Frame, tag=24, frozen=True, array_like=True, gc=False):
+    """Item `number` (from 0) of a generator, as a preview: the Result has it too."""
+
+    attempt: int
+    number: int
+    content_type: str
+
+
 WorkerFrame = (
     Hello
     | Ready
@@ -284,6 +293,7 @@ WorkerFrame = (
     | Progress
     | NotParked
     | InputTaken
+    | LiveItem
 )
 
 

@@ -60,6 +60,7 @@ class InvocationMessage(msgspec.Struct, frozen=True, array_like=True, gc=False):
     may_have_begun: bool = False  # on the fast path, by a runner that has disconnected
     retried: int | None = None  # retries used of the function's policy; None in messages of older versions
     reference: BodyReference | None = None
+    is_live: bool = False  # the items of a generator are also published as they come
 
     @property
     def retries_used(self) -> int:

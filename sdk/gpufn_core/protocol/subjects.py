@@ -170,6 +170,11 @@ def progress(invocation: str) -> str:
     return f"{PREFIX}.prg.{invocation}"
 
 
+def live_items(invocation: str) -> str:
+    """Subject on which the items of a submitted generator call are published as they come (core NATS)."""
+    return f"{PREFIX}.itm.{invocation}"
+
+
 def dead_letter(function: str, invocation: str) -> str:
     return f"{PREFIX}.dlq.{function}.{invocation}"
 

@@ -235,9 +235,11 @@ class Node:
         while any(known.worker == worker for known in (await self.reports.get()).workers):
             pass
 
-    async def submit(self, revision: Revision, body: bytes = b"{}", invocation: str = "") -> CallRecord:
+    async def submit(
+        self, revision: Revision, body: bytes = b"{}", invocation: str = "", *, is_live: bool = False
+    ) -> CallRecord:
         """Publish a call like a gateway."""
-        request = self.request(revision, body)._replace(deadline=0.0)
+        request = self.request(revision, body)._replace(deadline=0.0, is_live=is_live)
         return await call_records.submit(
             self.bus, request, now=self.clock.time(), invocation=invocation or new_invocation_id()
         )

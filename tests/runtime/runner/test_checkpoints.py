@@ -11,8 +11,10 @@ import pytest
 from gpufn_core.domain.invocation import InvocationState, OutcomeKind
 from gpufn_core.errors import BusUnavailable
 from gpufn_core.protocol import frames, subjects
+from gpufn_core.protocol.codec import Unpacker
 from gpufn_core.protocol.limits import CHECKPOINT_BYTES
-from gpufn_core.protocol.messages import Progress
+from gpufn_core.protocol.messages import ItemReply, Progress
+from gpufn_core.spec.function_spec import CallKind
 from gpufn_platform.queue import call_records, checkpoints
 from tests.runtime.runner.node import RETRY_AT_ONCE, FakeWorker, Node, on_node
 
@@ -225,6 +227,25 @@ def test_progress_is_told_to_who_listens_and_to_who_asks(
         held = await call_records.locate(node.bus, invocation)
         assert held is not None
         assert held.progress == told
+
+    on_node(url, tmp_path, test)
+
+
+def test_previews_of_items_are_published_in_order(url: str, tmp_path: Path) -> None:
+    async def test(node: Node) -> None:
+        revision = await node.deploy(kind=CallKind.GENERATOR)
+        worker = await node.worker(revision)
+        invocation = (await node.submit(revision, is_live=True)).id
+        run, _ = await worker.run()
+        assert (run.is_live, run.stream) == (True, False)
+        heard: asyncio.Queue[bytes] = asyncio.Queue()
+        node.bus.subscribe(subjects.live_items(invocation), lambda message: heard.put_nowait(message.payload))
+        await node.bus.flush()
+        for number, body in enumerate((b"1", b"2")):
+            worker.send(frames.LiveItem(run.attempt, number, "application/json"), body)
+        unpack: Unpacker[ItemReply] = Unpacker(ItemReply)
+        got = [unpack(await heard.get()) for _ in range(2)]
+        assert [(item.number, bytes(body)) for item, body in got] == [(0, b"1"), (1, b"2")]
 
     on_node(url, tmp_path, test)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any, ClassVar, Final
 
@@ -18,6 +19,7 @@ from gpufn_gateway.http.responses import GPUFN_FORMAT
 from gpufn_gateway.http.sse import EVENT_HEADERS, Events
 from gpufn_gateway.openapi.request_bounds import MAX_LISTED
 from gpufn_gateway.protocols.adapter import Adapter
+from gpufn_gateway.protocols.captured import Outcome
 from gpufn_gateway.protocols.replicate import files, models, predictions
 from gpufn_gateway.protocols.replicate.predictions import FORM, PREFIX
 from gpufn_gateway.routes.requests import StreamedResponse, json_response, principal_of, route
@@ -101,12 +103,31 @@ class Replicate(Adapter):
         return StreamedResponse(EVENT_HEADERS, self._events(view["id"], request), Events.heartbeat)
 
     async def _events(self, invocation: str, request: Request) -> AsyncIterator[bytes]:
-        """Yield the events of a prediction once it has ended."""
+        """Yield the items of a generator as they come, if this gateway follows them; then the rest, and the end."""
+        live, sent = self.platform.live, 0
+        ended = asyncio.ensure_future(self._ended(invocation, request))
+        more: asyncio.Future[None] | None = None
+        try:
+            while not ended.done():
+                more = asyncio.ensure_future(live.wait(invocation, sent))
+                await asyncio.wait({ended, more}, return_when=asyncio.FIRST_COMPLETED)
+                more.cancel()
+                for item in live.after(invocation, sent):
+                    yield predictions.item_event(sent, item.content_type, item.body)
+                    sent += 1
+            view, outcome = await ended
+            live.forget(invocation)
+            yield predictions.events(view, outcome, streams=self._streams(view["function"], request), sent=sent)
+        finally:
+            for task in (ended, more):
+                if task is not None:
+                    task.cancel()
+
+    async def _ended(self, invocation: str, request: Request) -> tuple[dict[str, Any], Outcome | None]:
         while True:
             view, outcome = await self.platform.result(invocation, request, _POLL_S)
             if view["state"].ended:
-                yield predictions.events(view, outcome, streams=self._streams(view["function"], request))
-                return
+                return view, outcome
 
     def _streams(self, function: str, request: Request) -> bool:
         try:

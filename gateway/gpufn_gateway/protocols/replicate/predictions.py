@@ -52,7 +52,7 @@ class NewPrediction(msgspec.Struct, forbid_unknown_fields=True):
                 field="webhook_events_filter",
             )
         url = self.webhook_completed or (self.webhook if "completed" in events else None)
-        return CallOptions(webhook=url, webhook_form=FORM)
+        return CallOptions(webhook=url, webhook_form=FORM, is_live=bool(self.stream))
 
 
 def new_prediction(body: bytes) -> NewPrediction:
@@ -148,16 +148,24 @@ def _progress_bar(progress: Any) -> str:
 # --- server-sent events -----------------------------------------------------------------------------------------------
 
 
-def events(view: dict[str, Any], outcome: Outcome | None, *, streams: bool) -> bytes:
-    """Return the events of a prediction that has ended: its output, for a generator one per item, and `done`."""
+def item_event(number: int, content_type: str, body: bytes) -> bytes:
+    """Return the event for an item of a generator."""
+    return _event("output", number, _text(msgspec.json.decode(output(Outcome(content_type, body, [])))))
+
+
+def events(view: dict[str, Any], outcome: Outcome | None, *, streams: bool, sent: int = 0) -> bytes:
+    """Return the events of a prediction that has ended: its output, for a generator one per item after the first
+    `sent`, and `done`."""
     written: list[bytes] = []
     if outcome is not None:
         value = msgspec.json.decode(output(outcome))
-        written += [_event("output", number, _text(item)) for number, item in enumerate(value if streams else [value])]
+        items = list(enumerate(value if streams else [value]))[sent:]
+        written += [_event("output", number, _text(item)) for number, item in items]
     end = {"canceled": '{"reason":"canceled"}', "failed": '{"reason":"error"}'}.get(status(view["state"]), "{}")
+    number = sent + len(written)
     if view["error"] is not None and status(view["state"]) == "failed":
-        written.append(_event("error", len(written), view["error"].message))
-    return b"".join([*written, _event("done", len(written), end)])
+        written.append(_event("error", number, view["error"].message))
+    return b"".join([*written, _event("done", number + 1, end)])
 
 
 def _text(value: object) -> str:

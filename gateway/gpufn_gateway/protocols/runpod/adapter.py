@@ -15,6 +15,7 @@ from starlette.routing import Route
 from gpufn_core.spec.names import IN_PATH, RESERVED_NAMES
 from gpufn_gateway.problems import Problem
 from gpufn_gateway.protocols.adapter import Adapter, JsonErrors
+from gpufn_gateway.protocols.captured import Outcome
 from gpufn_gateway.protocols.platform import Platform, json_of
 from gpufn_gateway.protocols.runpod import jobs
 from gpufn_gateway.routes.requests import json_response, number, route
@@ -45,7 +46,7 @@ class RunPod(Adapter):
 
     def __init__(self, platform: Platform) -> None:
         super().__init__(platform)
-        self._streamed: OrderedDict[str, None] = OrderedDict()
+        self._streamed: OrderedDict[str, int] = OrderedDict()
 
     def owns(self, path: str) -> bool:
         return path.startswith(f"{_PREFIX}/") or _OWN.fullmatch(path) is not None
@@ -73,7 +74,9 @@ class RunPod(Adapter):
 
     async def run(self, request: Request) -> Response:
         job = jobs.new_job(await self.platform.body(request))
-        record = await self.platform.submit(_function(request), job.arguments, request, job.options())
+        streams = self.platform.resolve(_function(request), request).method.kind.streams
+        options = job.options()._replace(is_live=streams)
+        record = await self.platform.submit(_function(request), job.arguments, request, options)
         return json_response({"id": record.id, "status": jobs.state(record.state)})
 
     async def runsync(self, request: Request) -> Response:
@@ -87,13 +90,19 @@ class RunPod(Adapter):
         return json_response(await self._job(request, _id(request)))
 
     async def stream(self, request: Request) -> Response:
-        """Return the items of an ended job once. Later responses are empty, which ends the client's loop."""
+        """Return the items that this gateway has not returned yet: as they come if it follows the job, else at its end.
+        An empty response of an ended job ends the client's loop."""
         job = await self._job(request, _id(request))
-        items: list[Any] = []
-        if job["status"] == "COMPLETED" and job["id"] not in self._streamed:
+        sent = self._streamed.get(job["id"], 0)
+        if job["status"] == "COMPLETED":
             output = msgspec.json.decode(job["output"])
-            items = output if isinstance(output, list) else [output]
-            self._streamed[job["id"]] = None
+            items = (output if isinstance(output, list) else [output])[sent:]
+            self.platform.live.forget(job["id"])
+        else:
+            live = self.platform.live.after(job["id"], sent)
+            items = [msgspec.json.decode(json_of(Outcome(item.content_type, item.body, []))) for item in live]
+        if items:
+            self._streamed[job["id"]] = sent + len(items)
             if len(self._streamed) > _MAX_STREAMED:
                 self._streamed.popitem(last=False)
         # The client loops until it sees a status that it takes as final, which CANCELLED is not.

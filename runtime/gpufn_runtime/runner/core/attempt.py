@@ -71,6 +71,7 @@ class Execution(msgspec.Struct, kw_only=True, eq=False):
     busy_s: float = 0.0  # the worker's time, set when BusyTime stops counting
     items: int = 0  # sent to the reader of its stream
     granted: int = 0  # number of items that it may send in total
+    live_bytes: int = 0  # of published previews of items
     calls: set[int] = msgspec.field(default_factory=set)  # open nested calls
     own_calls: int = 0  # how many of them call its own function
     progress: Progress | None = None  # as last reported

@@ -333,7 +333,7 @@ class RevisionMachine(Generic[W]):
         run = frames.Run(
             attempt.number, message.id, message.method, message.content_type, message.accept, message.attempt,
             granted > 0, granted, attempt.shared_body, takes_shared_body, now.unix + timeout_s, message.trace,
-            attempt.delivery.settled_at,
+            attempt.delivery.settled_at, message.is_live and attempt.method.kind.streams,
         )  # fmt: skip
         body, attempt.body = attempt.body, b""
         self._emit(actions.SendRun(attempt, run, b"" if attempt.shared_body else body))

@@ -11,7 +11,7 @@ from typing import ClassVar
 from gpufn_core.errors import GpufnError, ProtocolMismatch
 from gpufn_core.protocol import frames, subjects
 from gpufn_core.protocol.codec import encode, pack
-from gpufn_core.protocol.limits import PROGRESS_CHARS
+from gpufn_core.protocol.limits import LIVE_BYTES, LIVE_OVERHEAD_BYTES, PROGRESS_CHARS
 from gpufn_core.protocol.messages import InputCredit, ItemReply, Progress
 from gpufn_platform.bus.connection import Bus
 from gpufn_runtime.runner.core.attempt import Attempt
@@ -62,6 +62,20 @@ class Relay:
             with contextlib.suppress(GpufnError):
                 self.bus.publish(attempt.message.reply, pack(credit))
 
+    def _on_live_item(self, link: WorkerLink, item: frames.LiveItem, body: bytes) -> None:
+        """Publish an item for followers. It is ignored if the attempt has already been given up. Raises
+        ProtocolMismatch for more than a worker may send."""
+        attempt = link.attempts.get(item.attempt)
+        if attempt is None:
+            return
+        run = attempt.run
+        run.live_bytes += LIVE_OVERHEAD_BYTES + len(body)
+        if not attempt.message.is_live or run.live_bytes > LIVE_BYTES:
+            raise ProtocolMismatch("previews of items that were not requested, or too many")
+        reply = ItemReply(attempt.message.id, item.number, item.content_type, "")
+        with contextlib.suppress(GpufnError):  # the result has it
+            self.bus.publish(subjects.live_items(attempt.message.id), pack(reply, body))
+
     def _on_log(self, link: WorkerLink, line: frames.Log, text: bytes) -> None:
         attempt = link.attempts.get(line.attempt)
         self.output.publish(link, attempt.message.id if attempt else "", line.stream, text)
@@ -85,6 +99,7 @@ class Relay:
 
     _HANDLERS: ClassVar[dict[type, Callable[..., None]]] = {
         frames.Item: _on_item,
+        frames.LiveItem: _on_live_item,
         frames.InputTaken: _on_input_taken,
         frames.Log: _on_log,
         frames.Progress: _on_progress,

@@ -51,6 +51,7 @@ class Attempt(msgspec.Struct, eq=False):
     on_input: Callable[[int, bytes], None] | None = None  # of a web session: called with each event of its input
     context: Context | None = None  # returned by `gpufn.current()`
     on_begin: OnBegin | None = None
+    live_bytes: int = 0  # sent as LiveItems
 
     def take_body(self) -> bytes | memoryview:
         """Return the input; call once. Raises InvalidInput if it was a shared body that no longer exists."""

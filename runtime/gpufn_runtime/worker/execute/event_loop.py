@@ -131,6 +131,8 @@ class EventLoop:
                 self._link.exit_if_forked()
                 if not attempt.run.stream:
                     collected.append(item)
+                    if attempt.run.is_live:
+                        self._results.live_item(attempt, len(collected) - 1, item)
                     continue
                 while attempt.credits <= sent:
                     changed.clear()

@@ -230,6 +230,8 @@ class Executor:
                 self._link.exit_if_forked()
                 if not attempt.run.stream:
                     collected.append(item)
+                    if attempt.run.is_live:
+                        self._results.live_item(attempt, len(collected) - 1, item)
                 while attempt.run.stream and attempt.credits <= sent and not attempt.cancel_requested:
                     changed.wait()
                     changed.clear()

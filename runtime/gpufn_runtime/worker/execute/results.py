@@ -11,8 +11,8 @@ from gpufn_core.domain.invocation import OutcomeKind
 from gpufn_core.encoding import values
 from gpufn_core.errors import BusUnavailable, CapacityError, DeviceFailed, ErrorInfo, GpufnError, ResultNotEncodable
 from gpufn_core.protocol import frames
-from gpufn_core.protocol.frames import Item, Result
-from gpufn_core.protocol.limits import INLINE_BYTES, LARGE_BODY_BYTES
+from gpufn_core.protocol.frames import Item, LiveItem, Result
+from gpufn_core.protocol.limits import INLINE_BYTES, LARGE_BODY_BYTES, LIVE_BYTES, LIVE_OVERHEAD_BYTES
 from gpufn_platform.shared_bodies.bodies import MIN_SHARED_BYTES, SharedBodies
 from gpufn_runtime.worker.execute.attempts import Attempt, Attempts
 from gpufn_runtime.worker.execute.error_report import Rejected, bounded, describe, unchanged
@@ -84,6 +84,19 @@ class Results:
         """Send one item of a stream. Raises ResultNotEncodable."""
         content_type, body = values.encode_result(value, attempt.run.accept, what="item", may_pickle=self._may_pickle)
         self._link.send(Item(attempt.run.attempt, content_type), body, link=attempt.link)
+
+    def live_item(self, attempt: Attempt, number: int, value: Any) -> None:
+        """Send a preview of item `number`, up to a limit: previews have no credits, and the result has all items."""
+        if attempt.live_bytes > LIVE_BYTES:
+            return
+        try:
+            content_type, body = values.encode_result(value, attempt.run.accept, what="item", may_pickle=False)
+        except Exception:  # also of the value's code; the end of the call reports it
+            attempt.live_bytes = LIVE_BYTES + 1
+            return
+        attempt.live_bytes += LIVE_OVERHEAD_BYTES + len(body)
+        if attempt.live_bytes <= LIVE_BYTES:
+            self._link.send(LiveItem(attempt.run.attempt, number, content_type), body, link=attempt.link)
 
     def raised(self, attempt: Attempt, error: BaseException, started: float, *, charged_s: float | None = None) -> None:
         if isinstance(error, Rejected):

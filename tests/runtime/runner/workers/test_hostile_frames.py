@@ -39,6 +39,7 @@ def new_socket() -> tuple[WorkerSocket, WorkerLink]:
     attempt = Mock(number=link.next_attempt_number())
     attempt.message.id, attempt.message.reply = "i", "reply"
     attempt.run.items, attempt.run.granted = 0, 2
+    attempt.run.live_bytes = 0
     link.slots.take()
     link.attempts[attempt.number] = attempt
     return peer, link

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
+
 from gpufn_core.domain.invocation import OutcomeKind
 from gpufn_core.encoding import media, values
 from gpufn_core.errors import ErrorInfo
-from gpufn_core.protocol.frames import Cancel, Credit
+from gpufn_core.protocol.frames import Cancel, Credit, LiveItem
 
 Start = Any
 
@@ -102,6 +104,32 @@ def test_an_async_stream_sends_items_within_its_credits(start: Start) -> None:
     assert worker.item() == b"0"
     worker.send(Credit(number, 5))
     assert [worker.item(), worker.item()] == [b"1", b"2"]
+    assert worker.result()[0].kind.value == "succeeded"
+
+
+@pytest.mark.parametrize("kind", ["generator", "async_generator"])
+def test_a_followed_generator_sends_previews_and_answers_with_the_list(start: Start, kind: str) -> None:
+    code = (
+        "def f():\n    yield 1\n    yield object()\n    yield 3"
+        if kind == "generator"
+        else ("async def f():\n    yield 1\n    yield 2")
+    )
+    worker = start(code, kind=kind)
+    worker.run(is_live=True)
+    assert worker.next() == (LiveItem(1, 0, "application/json"), b"1")
+    if kind == "generator":  # an item that cannot be encoded ends the previews; the result reports it
+        assert worker.result()[0].kind.value == "raised"
+    else:
+        assert worker.next() == (LiveItem(1, 1, "application/json"), b"2")
+        assert worker.result()[1] == b"[1,2]"
+
+
+def test_the_previews_of_a_call_are_limited(start: Start) -> None:
+    worker = start("def f():\n    for n in range(3):\n        yield 'x' * (3 << 19)", kind="generator")
+    worker.run(is_live=True, accept="application/json")
+    for number in range(2):
+        frame, body = worker.next()
+        assert (frame, len(body)) == (LiveItem(1, number, "application/json"), (3 << 19) + 2)
     assert worker.result()[0].kind.value == "succeeded"
 
 
