@@ -204,8 +204,8 @@ class Calls:
                 arguments = await read(name, target, headers, receive)
             if arguments.content_type == media.PICKLED:
                 self._check_pickles(arguments.body, target, principal)
-            if is_variant:  # its lease may have ended during a long upload
-                target = await self.variants.provide(name, principal)
+            if is_variant:
+                target = await self._hold_variant(arguments.body, name, principal)
             now = self.clock.time()
             call = PreparedCall(
                 principal,
@@ -223,6 +223,14 @@ class Calls:
             return call
         except GpufnError as error:
             self.telemetry.of(target.name).count_refusal(error.code)
+            raise
+
+    async def _hold_variant(self, body: CallBody, name: str, principal: Principal) -> Target:
+        """Return the target again: the lease of a variant may have ended during a long upload."""
+        try:
+            return await self.variants.provide(name, principal)
+        except GpufnError:
+            self.bodies.discard(body)
             raise
 
     def _check_pickles(self, body: CallBody, target: Target, principal: Principal) -> None:
