@@ -6,7 +6,6 @@ application, which may go on until its timeout; a request that has not begun is 
 
 from __future__ import annotations
 
-import asyncio
 from typing import Final
 
 from gpufn_core.errors import FunctionRaised
@@ -31,13 +30,9 @@ async def serve_request(calls: Calls, match: Match, scope: Scope, receive: Recei
     call = await session.prepare(calls, match, scope, receive, first, has_more=has_more)
     async with session.running(calls, call) as pending:
         response = _Response(send, pending.id)
-        client = asyncio.create_task(_follow_client(pending, response, receive, has_body=has_more))
-        try:
+        async with session.alongside(pending, _follow_client(pending, response, receive, has_body=has_more)):
             async for payload in pending.payloads():
                 await response.take(*web_session.unpack_down(payload))
-        finally:
-            client.cancel()
-            await asyncio.wait([client])
         problem = await session.failure(calls, call, pending)
         if response.is_complete or response.is_unread:
             return

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+import logging
+from collections.abc import AsyncIterator, Coroutine
 
 import msgspec
 
 from gpufn_core.domain.invocation import OutcomeKind
 from gpufn_core.encoding import media
-from gpufn_core.errors import FunctionRaised, GpufnError
+from gpufn_core.errors import FunctionRaised, GpufnError, PlatformError
 from gpufn_core.protocol import web_session
 from gpufn_core.protocol.codec import pack
 from gpufn_core.protocol.messages import ResultReply
@@ -24,6 +25,8 @@ from gpufn_gateway.problems import Problem
 from gpufn_gateway.web import headers as fields
 from gpufn_gateway.web.match import Match
 from gpufn_platform.web.pending_session import PendingSession
+
+log = logging.getLogger(__name__)
 
 # Faults of the application's own code. Its clients do not see the details.
 _OWN_FAULTS = frozenset({OutcomeKind.RAISED, OutcomeKind.REJECTED})
@@ -73,6 +76,28 @@ async def running(calls: Calls, call: PreparedCall) -> AsyncIterator[PendingSess
     finally:
         cancel_unless_ended(pending)
         calls.discard(call)
+
+
+@contextlib.asynccontextmanager
+async def alongside(pending: PendingSession, follow: Coroutine[None, None, None]) -> AsyncIterator[None]:
+    """Context in which the client's side of a session is followed. An error there ends the session."""
+    task = asyncio.create_task(follow)
+    task.add_done_callback(lambda ended: _interrupt(pending, ended))
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+
+
+def _interrupt(pending: PendingSession, ended: asyncio.Task[None]) -> None:
+    """End the session if its client's side failed."""
+    if ended.cancelled() or (error := ended.exception()) is None:
+        return
+    if not isinstance(error, GpufnError):
+        log.error("cannot follow the client of session %s", pending.id, exc_info=error)
+        error = PlatformError()
+    pending.interrupt(error)
 
 
 async def failure(calls: Calls, call: PreparedCall, pending: PendingSession) -> Problem | None:

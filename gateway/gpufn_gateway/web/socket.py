@@ -6,7 +6,6 @@ application accepts is an HTTP response; later it is a close code with a reason.
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any, Final
 
 from gpufn_core.errors import FunctionRaised, GpufnError, PlatformStopping
@@ -31,17 +30,14 @@ async def serve_socket(calls: Calls, match: Match, scope: Scope, receive: Receiv
     call = await session.prepare(calls, match, scope, receive, b"", has_more=False)
     async with session.running(calls, call) as pending:
         socket = _Socket(send)
-        client = asyncio.create_task(_follow_client(pending, socket, receive))
         problem: Problem | None
         try:
-            async for payload in pending.payloads():
-                await socket.take(*web_session.unpack_down(payload))
+            async with session.alongside(pending, _follow_client(pending, socket, receive)):
+                async for payload in pending.payloads():
+                    await socket.take(*web_session.unpack_down(payload))
             problem = await session.failure(calls, call, pending)
         except GpufnError as error:
             problem = problems.problem_of(error)
-        finally:
-            client.cancel()
-            await asyncio.wait([client])
         await socket.end(problem)
 
 

@@ -77,8 +77,9 @@ class PendingSession(PendingStream):
             return
         self._taken_input = reply.taken
         if reply.waits and self._sent > reply.taken and self._clock.monotonic() - self._sent_at > _LOST_AFTER_S:
-            self._caller.abandon(self)
-            self.fail(BusUnavailable(f"session {self.id} was interrupted: the message bus lost a part of its input"))
+            self.interrupt(
+                BusUnavailable(f"session {self.id} was interrupted: the message bus lost a part of its input")
+            )
         self._changed.set()
 
     def fail(self, error: GpufnError) -> None:
@@ -91,8 +92,12 @@ class PendingSession(PendingStream):
 
     def on_restart(self) -> None:
         if self.has_begun:
-            self._caller.abandon(self)
-            self.fail(WorkerLost(f"session {self.id} was interrupted: its worker died"))
+            self.interrupt(WorkerLost(f"session {self.id} was interrupted: its worker died"))
+
+    def interrupt(self, error: GpufnError) -> None:
+        """End the session at both ends."""
+        self._caller.abandon(self)
+        self.fail(error)
 
     def _end(self) -> None:
         self._is_over = True

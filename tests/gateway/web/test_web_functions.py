@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from gpufn_core.errors import FunctionRaised
+from gpufn_core.errors import BusUnavailable, FunctionRaised
 from gpufn_core.protocol import web_session
 from gpufn_core.protocol.codec import pack
 from gpufn_core.protocol.web_session import BodyPart, ResponseStart, WebRequest
@@ -40,7 +41,14 @@ class Session:
 
     def send_now(self, payload: bytes) -> None: ...
 
+    async def send(self, payload: bytes) -> None:
+        raise BusUnavailable("no bus")
+
+    def interrupt(self, error: Exception) -> None:
+        self._call.future.set_exception(error)
+
     async def payloads(self) -> Any:
+        await asyncio.sleep(0)
         for payload in self._payloads:
             yield payload
 
@@ -158,6 +166,21 @@ async def test_arguments_of_an_endpoint(gateway: Any, deploy: Any, problem: Any)
     assert (refused.status_code, refused.headers["allow"]) == (405, "GET, HEAD, PUT")
     assert problem(await gateway.get(f"{path}?wide=1")) == (422, "invalid_input")
     assert problem(await gateway.get(f"{path}below?width=1")) == (404, "bad_request")
+
+
+async def test_a_body_that_cannot_be_sent_ends_the_session(
+    gateway: Any, deploy: Any, answers: Any, problem: Any
+) -> None:
+    deploy("site", WebKind.ASGI)
+    answers([])
+    gateway.queue.answer = lambda call: None  # the worker waits for the body
+
+    async def parts() -> Any:
+        yield b"a"
+
+    async with gateway.client() as client:
+        response = await client.post("/web/-/-/site/", content=parts())
+    assert problem(response) == (503, "bus_unavailable")
 
 
 async def test_the_document_has_web_functions(gateway: Any, deploy: Any) -> None:

@@ -79,6 +79,9 @@ class WebRequests:
 
 
 def _wrap(app: Any, threads: int) -> Any:
-    from a2wsgi import WSGIMiddleware  # noqa: PLC0415  (most applications are ASGI)
+    try:
+        from a2wsgi import WSGIMiddleware  # noqa: PLC0415  (most applications are ASGI)
+    except ImportError as error:
+        raise ImportError("a WSGI application needs a2wsgi in its image: add .pip_install('a2wsgi')") from error
 
     return WSGIMiddleware(app, workers=threads)
