@@ -50,6 +50,12 @@ def add_details(scope: Scope, **details: object) -> None:
     scope.setdefault(_DETAILS, {}).update({name: str(value)[:LONGEST_TEXT] for name, value in present.items()})
 
 
+def name_object(scope: Scope, parameter: str, name: str) -> None:
+    """Replace a path parameter by the full name that it means: a short name means another function for another key, and
+    later."""
+    scope["path_params"][parameter] = name
+
+
 class RequestAudit:
     def __init__(self, log: AuditLog, access: Access) -> None:
         self._log = log

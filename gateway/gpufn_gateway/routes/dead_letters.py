@@ -9,6 +9,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from gpufn_core.protocol.limits import DEAD_LETTERS_AT_ONCE
+from gpufn_gateway.audit.request_audit import name_object
 from gpufn_gateway.auth.scopes import DEPLOY, INVOKE, READ
 from gpufn_gateway.functions.registry import Registry
 from gpufn_gateway.http import negotiation
@@ -81,4 +82,5 @@ class DeadLetterRoutes:
         principal = principal_of(request)
         name = self._registry.find_or_deleted(request.path_params["fn"], principal)
         principal.require_on(verb, name)
+        name_object(request.scope, "fn", name)
         return name

@@ -23,7 +23,7 @@ from gpufn_core.spec.function_spec import FunctionSpec, spec_from_json
 from gpufn_core.spec.names import canonical
 from gpufn_core.spec.priority import Priority
 from gpufn_gateway.arguments.signature import MAX_DEPTH, depth_of
-from gpufn_gateway.audit.request_audit import add_details
+from gpufn_gateway.audit.request_audit import add_details, name_object
 from gpufn_gateway.auth.access import Principal
 from gpufn_gateway.auth.scopes import DEPLOY, HI, READ
 from gpufn_gateway.builds.builds import Builds
@@ -271,6 +271,7 @@ class FunctionRoutes:
             name = self.registry.find(path.partition(".")[0], principal)
         function = self.registry.function(name)
         principal.require_on(verb, function.name)
+        name_object(request.scope, "fn", function.name)
         return function
 
     def _revision(self, request: Request, verb: str) -> Revision:

@@ -23,6 +23,7 @@ _NUMBER = re.compile(r"0x[0-9a-f]*|[0-9]+")  # a host ending with it is no name:
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 _SPECIAL: tuple[Network, ...] = (  # networks that `is_global` does not exclude in every Python
     ipaddress.IPv4Network("192.0.0.0/24"),  # IETF protocol assignments
+    ipaddress.IPv4Network("168.63.129.16/32"),  # the platform of Azure, for its virtual machines only
     ipaddress.IPv6Network("3fff::/20"),  # documentation
     ipaddress.IPv6Network("fec0::/10"),  # site-local: deprecated, but still routed internally
 )

@@ -45,8 +45,8 @@ async def test_an_action_is_recorded_before_its_response(nats: Any, make: Any) -
         found = await records(gateway, before)
         assert [(each.action, each.object, each.status, each.code) for each in found] == [
             ("POST /v1/functions", "", 201, ""),
-            ("POST /v1/functions/{fn}/scale", "sell", 200, ""),
-            ("POST /v1/functions/{fn}/rollback", "sell", 404, "revision_not_found"),
+            ("POST /v1/functions/{fn}/scale", "prod/shop/sell", 200, ""),
+            ("POST /v1/functions/{fn}/rollback", "prod/shop/sell", 404, "revision_not_found"),
             ("PUT /v1/teams/{team}", "shop", 200, ""),
             ("DELETE /v1/teams/{team}", "shop", 204, ""),
             ("DELETE /v1/functions/{fn}", "prod/shop/sell", 204, ""),
