@@ -48,6 +48,10 @@ from gpufn_gateway.calls.shared_bodies import GatewaySharedBodies
 from gpufn_gateway.calls.stored_bodies import StoredBodies
 from gpufn_gateway.controller.limits import Limits
 from gpufn_gateway.controller.loop import Controller
+from gpufn_gateway.data.dicts import Dicts
+from gpufn_gateway.data.function_requests import FunctionRequests
+from gpufn_gateway.data.operations import Operations
+from gpufn_gateway.data.queues import Queues
 from gpufn_gateway.functions.deploys import Deploys
 from gpufn_gateway.functions.lease_expiry import LeaseExpiry
 from gpufn_gateway.functions.registry import Registry
@@ -72,6 +76,7 @@ from gpufn_gateway.routes.apps import AppRoutes
 from gpufn_gateway.routes.artifacts import ArtifactRoutes
 from gpufn_gateway.routes.audit import AuditRoutes
 from gpufn_gateway.routes.builds import BuildRoutes
+from gpufn_gateway.routes.data import DataRoutes
 from gpufn_gateway.routes.dead_letters import DeadLetterRoutes
 from gpufn_gateway.routes.engines import EngineRoutes
 from gpufn_gateway.routes.functions import FunctionRoutes
@@ -86,6 +91,7 @@ from gpufn_gateway.routes.secrets import SecretRoutes
 from gpufn_gateway.routes.signing import SigningRoutes
 from gpufn_gateway.routes.teams import TeamRoutes
 from gpufn_gateway.routes.usage import UsageRoutes
+from gpufn_gateway.routes.volumes import VolumeRoutes
 from gpufn_gateway.routes.webhooks import WebhookRoutes
 from gpufn_gateway.schedules.runs import ScheduleRuns
 from gpufn_gateway.schedules.store import Schedules
@@ -100,6 +106,7 @@ from gpufn_gateway.teams.storage import TeamStorage
 from gpufn_gateway.teams.team_use import TeamUses
 from gpufn_gateway.telemetry import Telemetry
 from gpufn_gateway.timers import tick
+from gpufn_gateway.volumes.volumes import Volumes
 from gpufn_gateway.web.apps import WebApps
 from gpufn_gateway.webhooks.address_policy import AddressPolicy
 from gpufn_gateway.webhooks.deliveries import Deliveries
@@ -144,6 +151,8 @@ class _Services:
     registry: Registry
     builds: Builds
     schedules: Schedules
+    storage_of_teams: TeamStorage
+    volumes: Volumes
     caller: Caller
     fast_path: FastPath
     shared_bodies: GatewaySharedBodies
@@ -228,6 +237,11 @@ async def _open(settings: GatewaySettings, stack: contextlib.AsyncExitStack) -> 
     stack.callback(schedules.stop)
     await schedules.start()
 
+    storage_of_teams = TeamStorage(bus, registry)
+    volumes = Volumes(bus, buckets.volumes, storage_of_teams, clock, settings.max_volume_bytes)
+    stack.callback(volumes.stop)
+    await volumes.start()
+
     caller = Caller(bus, name=name, clock=clock)
     home.ensure()
     fast_path = FastPath(home.fast_path_socket, caller)
@@ -243,7 +257,8 @@ async def _open(settings: GatewaySettings, stack: contextlib.AsyncExitStack) -> 
     caller.start(fast_path, shared_folder=bodies.folder, drop=bodies.remove)
     return _Services(
         settings, clock, name, bus, storage, buckets, master_key, signatures,
-        access, token_store, login, registry, builds, schedules, caller, fast_path, bodies,
+        access, token_store, login, registry, builds, schedules, storage_of_teams, volumes,
+        caller, fast_path, bodies,
     )  # fmt: skip
 
 
@@ -269,8 +284,8 @@ class _Gateway:
         )
         self._addresses = AddressPolicy(services.settings.webhook_networks)
         self._artifacts = Artifacts(bus)
-        storage = TeamStorage(services.bus, registry)
-        self._team_uses = TeamUses(registry, self._quotas, storage)
+        self._operations = Operations(Queues(bus), Dicts(services.buckets.dicts))
+        self._team_uses = TeamUses(registry, self._quotas, services.storage_of_teams)
         self._deploys = Deploys(
             bus=bus,
             buckets=services.buckets,
@@ -279,7 +294,8 @@ class _Gateway:
             artifacts=self._artifacts,
             addresses=self._addresses,
             signatures=services.signatures,
-            storage=storage,
+            storage=services.storage_of_teams,
+            volumes=services.volumes,
             clock=services.clock,
         )
         self._variants = Variants(registry, self._deploys, services.clock)
@@ -358,6 +374,8 @@ class _Gateway:
             *SecretRoutes(
                 Secrets(buckets.secrets, services.master_key, registry, self._deploys, clock), bodies
             ).routes(),
+            *VolumeRoutes(services.volumes, bodies, services.settings.max_model_bytes).routes(),
+            *DataRoutes(self._operations, bodies).routes(),
             *LoginRoutes(services.login, access, services.token_store, bodies).routes(),
             *TeamRoutes(buckets.teams, self._team_uses, registry, bodies).routes(),
             *SigningRoutes(TrustedKeys(buckets.signing, services.signatures, registry, clock), bodies).routes(),
@@ -398,6 +416,7 @@ class _Gateway:
             buckets=services.buckets,
             registry=registry,
             builds=builds,
+            volumes=services.volumes,
             in_use=lambda: controller.world.in_use(clock.monotonic()) if controller.leads() else None,
             kept_revisions=services.settings.kept_revisions,
             clock=clock,
@@ -406,6 +425,8 @@ class _Gateway:
         caller, fast_path, leads = services.caller, services.fast_path, controller.leads
         shared_bodies, invoke, quotas = services.shared_bodies, self._invoke, self._quotas
         yield "ticks", tick(caller, fast_path, shared_bodies, invoke=invoke, quotas=quotas, server=server, clock=clock)
+        sync = self._disk.sync_records
+        yield "data requests", FunctionRequests(bus, services.volumes, self._operations, sync).run()
         yield "quota sync", self._quotas.run()
         yield "audit log", self._audit.run()
         yield "key use", self._key_use.run()

@@ -53,6 +53,8 @@ class Buckets:
     schedules: KeyValue
     builds: KeyValue
     engines: KeyValue
+    volumes: KeyValue
+    dicts: KeyValue
     usage: KeyValue
     client_files: KeyValue
 
@@ -76,6 +78,8 @@ class Buckets:
             signing=await KeyValue.open(bus, subjects.SIGNING),
             builds=await KeyValue.open(bus, subjects.BUILDS),
             engines=await KeyValue.open(bus, subjects.ENGINES),
+            volumes=await KeyValue.open(bus, subjects.VOLUMES),
+            dicts=await KeyValue.open(bus, subjects.DICTS),
             usage=await KeyValue.open(bus, subjects.USAGE, ttl_s=USAGE_RETENTION_S),
             client_files=await KeyValue.open(bus, subjects.CLIENT_FILES, ttl_s=CLIENT_FILES_RETENTION_S),
         )

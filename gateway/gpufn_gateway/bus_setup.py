@@ -29,7 +29,7 @@ class Storage:
     async def ensure(self) -> None:
         """Create the missing streams and buckets. Raises GpufnError if the bus cannot store them."""
         await streams.ensure_streams(self._bus)
-        for bucket in (subjects.BUNDLES, subjects.MODEL_FILES, subjects.ENGINE_FILES):
+        for bucket in (subjects.BUNDLES, subjects.MODEL_FILES, subjects.ENGINE_FILES, subjects.VOLUME_FILES):
             await object_store.ensure_bucket(self._bus, bucket)
         await self._buckets.ensure()
         await large_bodies.ensure_buckets(self._bus)

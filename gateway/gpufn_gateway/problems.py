@@ -35,6 +35,7 @@ _ERRORS_BY_STATUS: dict[int, tuple[type[GpufnError], ...]] = {
         errors.DeadLetterNotFound,
         errors.SecretNotFound,
         errors.SignerNotFound,
+        errors.DataNotFound,
     ),
     409: (errors.Conflict, errors.AmbiguousFunction, errors.IdempotencyMismatch, errors.InvocationCancelled),
     413: (errors.PayloadTooLarge,),

@@ -30,7 +30,8 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     nats_url: str = "nats://127.0.0.1:4222"  # GPUFN_NATS_URL: the NATS URL, with credentials
     max_body_bytes: int = limits.REQUEST_BYTES  # GPUFN_MAX_BODY_BYTES: the largest request body
     max_bodies_bytes: int = 256 << 20  # GPUFN_MAX_BODIES_BYTES: all bodies that are being received; beyond it, 503
-    max_model_bytes: int = 4 << 30  # GPUFN_MAX_MODEL_BYTES: the largest file of a model
+    max_model_bytes: int = 4 << 30  # GPUFN_MAX_MODEL_BYTES: the largest file of a model or a volume
+    max_volume_bytes: int = 64 << 30  # GPUFN_MAX_VOLUME_BYTES: the largest volume, with its kept versions
     max_shared_bodies_bytes: int = 2 << 30  # GPUFN_MAX_SHARED_BODIES_BYTES: all large bodies in flight; beyond it, 503
     max_connections_per_address: int = 4096  # GPUFN_MAX_CONNECTIONS_PER_ADDRESS: open at a time; beyond it, 503
     max_requests_per_address: float = 0.0  # GPUFN_MAX_REQUESTS_PER_ADDRESS: per second; beyond it, 429; 0: no bound

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from gpufn.call.graph import gather as gather
     from gpufn.call.submitted_call import Call as Call
     from gpufn.client.client import Client as Client
+    from gpufn.data.dict import Dict as Dict
+    from gpufn.data.queue import Queue as Queue
     from gpufn.declare.app import App as App
     from gpufn.declare.decorator import enter as enter
     from gpufn.declare.decorator import exit as exit  # noqa: A004  the counterpart of `enter`
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
     from gpufn.declare.function import Function as Function
     from gpufn.declare.image import Image as Image
     from gpufn.declare.model import Model as Model
+    from gpufn.declare.volume import Volume as Volume
     from gpufn.declare.web import asgi_app as asgi_app
     from gpufn.declare.web import web_endpoint as web_endpoint
     from gpufn.declare.web import wsgi_app as wsgi_app
@@ -79,6 +82,7 @@ __all__ = [  # noqa: RUF022  grouped by purpose
     "Model",
     "Retry",
     "Schedule",
+    "Volume",
     "Weights",
     # Inside a call
     "current",
@@ -90,6 +94,9 @@ __all__ = [  # noqa: RUF022  grouped by purpose
     "gather",
     "Graph",
     "Client",
+    # Share data
+    "Dict",
+    "Queue",
     # Errors
     "GpufnError",
     "RequestError",
@@ -100,12 +107,15 @@ __all__ = [  # noqa: RUF022  grouped by purpose
 ]
 
 _MODULES = {
+    "gpufn.data.dict": ("Dict",),
+    "gpufn.data.queue": ("Queue",),
     "gpufn.declare.app": ("App",),
     "gpufn.declare.decorator": ("gpu_function", "enter", "method", "park", "resume", "exit"),
     "gpufn.declare.function": ("Function",),
     "gpufn.declare.image": ("Image",),
     "gpufn.declare.model": ("Model",),
     "gpufn.declare.web": ("asgi_app", "wsgi_app", "web_endpoint"),
+    "gpufn.declare.volume": ("Volume",),
     "gpufn.declare.weights": ("Weights",),
     "gpufn_core.spec.function_spec": ("Batch", "Retry"),
     "gpufn_core.spec.schedule": ("Schedule",),

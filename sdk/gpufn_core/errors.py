@@ -188,6 +188,10 @@ class SecretNotFound(RequestError, code="secret_not_found"):
     """There is no secret with this name: set it with `gpufn secrets set NAME`."""
 
 
+class DataNotFound(RequestError, code="data_not_found"):
+    """There is no volume, dict, queue or stored value of this name."""
+
+
 class SignerNotFound(RequestError, code="signer_not_found"):
     """There is no trusted key with this name."""
 

@@ -35,6 +35,9 @@ from gpufn_gateway.calls.call_bodies import CallBodies
 from gpufn_gateway.calls.prepare import Calls
 from gpufn_gateway.calls.shared_bodies import GatewaySharedBodies
 from gpufn_gateway.calls.stored_bodies import StoredBodies
+from gpufn_gateway.data.dicts import Dicts
+from gpufn_gateway.data.operations import Operations
+from gpufn_gateway.data.queues import Queues
 from gpufn_gateway.functions.deploys import Deploys
 from gpufn_gateway.functions.registry import Registry
 from gpufn_gateway.functions.variants import Variants
@@ -49,6 +52,7 @@ from gpufn_gateway.routes.apps import AppRoutes
 from gpufn_gateway.routes.artifacts import ArtifactRoutes
 from gpufn_gateway.routes.audit import AuditRoutes
 from gpufn_gateway.routes.builds import BuildRoutes
+from gpufn_gateway.routes.data import DataRoutes
 from gpufn_gateway.routes.dead_letters import DeadLetterRoutes
 from gpufn_gateway.routes.engines import EngineRoutes
 from gpufn_gateway.routes.functions import FunctionRoutes
@@ -63,6 +67,7 @@ from gpufn_gateway.routes.secrets import SecretRoutes
 from gpufn_gateway.routes.signing import SigningRoutes
 from gpufn_gateway.routes.teams import TeamRoutes
 from gpufn_gateway.routes.usage import UsageRoutes
+from gpufn_gateway.routes.volumes import VolumeRoutes
 from gpufn_gateway.routes.webhooks import WebhookRoutes
 from gpufn_gateway.schedules.store import Schedules
 from gpufn_gateway.secrets.secrets import Secrets
@@ -74,6 +79,7 @@ from gpufn_gateway.submitted.submit import Submissions
 from gpufn_gateway.teams.storage import TeamStorage
 from gpufn_gateway.teams.team_use import TeamUses
 from gpufn_gateway.telemetry import Telemetry
+from gpufn_gateway.volumes.volumes import Volumes
 from gpufn_gateway.web.apps import WebApps
 from gpufn_gateway.webhooks.address_policy import AddressPolicy
 from gpufn_gateway.webhooks.secrets import WebhookSecrets
@@ -88,6 +94,7 @@ from gpufn_platform.signing.local_trust import LocalTrust
 from gpufn_platform.signing.signatures import Signatures
 
 ARTIFACT_LIMIT = 8 << 20
+VOLUME_LIMIT = 16 << 20
 
 
 def bundle() -> bytes:
@@ -146,6 +153,9 @@ class Whole:
         self.builds = Builds(bus, buckets.builds, clock)
         self.artifacts = Artifacts(bus)
         self.signatures = Signatures(buckets.signing, LocalTrust())
+        self.operations = Operations(Queues(bus), Dicts(buckets.dicts))
+        storage = TeamStorage(bus, self.registry)
+        self.volumes = Volumes(bus, buckets.volumes, storage, clock, VOLUME_LIMIT)
         self.deploys = Deploys(
             bus=bus,
             buckets=buckets,
@@ -154,7 +164,8 @@ class Whole:
             artifacts=self.artifacts,
             addresses=addresses,
             signatures=self.signatures,
-            storage=(storage := TeamStorage(bus, self.registry)),
+            storage=storage,
+            volumes=self.volumes,
             clock=clock,
         )
         self.variants = Variants(self.registry, self.deploys, clock)
@@ -192,6 +203,8 @@ class Whole:
             *SecretRoutes(
                 Secrets(buckets.secrets, master_key or MasterKey(KEY, ""), self.registry, self.deploys, clock), bodies
             ).routes(),
+            *VolumeRoutes(self.volumes, bodies, ARTIFACT_LIMIT).routes(),
+            *DataRoutes(self.operations, bodies).routes(),
             *LoginRoutes(self.login, self.access, self.token_store, bodies).routes(),
             *TeamRoutes(buckets.teams, team_uses, self.registry, bodies).routes(),
             *SigningRoutes(TrustedKeys(buckets.signing, self.signatures, self.registry, clock), bodies).routes(),
@@ -262,7 +275,7 @@ async def gateway_on(
     bus = await Bus.connect(nats.url, name="gateway")
     try:
         await streams.ensure_streams(bus)
-        for bucket in (subjects.BUNDLES, subjects.MODEL_FILES, subjects.ENGINE_FILES):
+        for bucket in (subjects.BUNDLES, subjects.MODEL_FILES, subjects.ENGINE_FILES, subjects.VOLUME_FILES):
             await object_store.ensure_bucket(bus, bucket)
         await stored_bodies.ensure_buckets(bus)
         shared_bodies = None
@@ -274,6 +287,7 @@ async def gateway_on(
         await whole.token_store.start()
         await whole.builds.start()
         await whole.schedules.start()
+        await whole.volumes.start()
         whole.caller.start()
         await whole.deploys.put_bundle(DIGEST, BUNDLE)
         audit_log = asyncio.create_task(whole.audit.run())
@@ -285,5 +299,6 @@ async def gateway_on(
         whole.token_store.stop()
         whole.builds.stop()
         whole.schedules.stop()
+        whole.volumes.stop()
     finally:
         await bus.close()

@@ -36,8 +36,11 @@ from gpufn_core.protocol import subjects
 from gpufn_core.protocol.codec import encode
 from gpufn_core.signing.statement import DeploySignature
 from gpufn_core.spec.function_spec import FunctionSpec, ScalingPolicy
+from gpufn_core.spec.names import home_of
+from gpufn_core.spec.volume_spec import full_name_at
 from gpufn_gateway.arguments.signature import Signature
 from gpufn_gateway.auth.access import LOCAL, Principal
+from gpufn_gateway.auth.scopes import DEPLOY, READ
 from gpufn_gateway.buckets import Buckets, decode_function, decode_revision
 from gpufn_gateway.builds import build_rules
 from gpufn_gateway.builds.artifacts import Artifacts
@@ -47,6 +50,7 @@ from gpufn_gateway.functions.registry import Registry, is_usable
 from gpufn_gateway.functions.secret_use import secret_scopes
 from gpufn_gateway.garbage_collection.rules import as_retired
 from gpufn_gateway.teams.storage import TeamStorage
+from gpufn_gateway.volumes.volumes import Volumes
 from gpufn_gateway.webhooks.address_policy import AddressPolicy
 from gpufn_platform.bus.connection import Bus
 from gpufn_platform.bus.storage import object_store
@@ -115,6 +119,7 @@ class Deploys:
     addresses: AddressPolicy
     signatures: Signatures
     storage: TeamStorage
+    volumes: Volumes
     clock: Clock
 
     # --- bundles -----------------------------------------------------------------------------------------------------
@@ -297,7 +302,7 @@ class Deploys:
 
     async def _checked(self, spec: FunctionSpec, bundle: str, options: DeployOptions) -> Revision:
         """Return a revision without its number. Check the signature, the isolation, the webhook's address, the
-        schedule's arguments, the uploads, the source, the storage of its team and the secrets."""
+        schedule's arguments, the uploads, the source, the volumes, the storage of its team and the secrets."""
         revision = self._revision(spec, Digest(bundle), options)
         await self.signatures.verify_new(revision)
         self._check_isolation(spec)
@@ -312,6 +317,7 @@ class Deploys:
             raise InvalidBundle(f"The bundle {bundle[:12]} is not uploaded: PUT /v1/bundles/{bundle} first.")
         await self.artifacts.check_uploaded(spec.models, spec.weights)
         await self._check_replaced(spec.name, options)
+        self._check_volumes(spec, options.principal)
         await self.storage.check(revision, options.principal)
         scopes = await secret_scopes(options.principal, self.registry, self.buckets.secrets, spec)
         return msgspec.structs.replace(revision, secret_scopes=scopes)
@@ -323,6 +329,18 @@ class Deploys:
                 f"{spec.name}: functions of the team {team.name} need isolation={team.isolation.value!r} or stronger. "
                 f"Set isolation={team.isolation.value!r}."
             )
+
+    def _check_volumes(self, spec: FunctionSpec, principal: Principal) -> None:
+        """Raises InvalidSpec for a volume that does not exist, or for which the deployer has no right."""
+        for mount in spec.mounts:
+            name = full_name_at(mount.name, home_of(spec.name))
+            verb = DEPLOY if mount.writable else READ
+            if not principal.may(verb, name):
+                raise InvalidSpec(f"{spec.name}: its volume {name} needs an API key with the scope '{verb}:{name}'.")
+            if not mount.writable and not self.volumes.exists(name):
+                raise InvalidSpec(
+                    f"{spec.name}: there is no volume {name}: fill it first with `gpufn volume put {name} FOLDER`."
+                )
 
     async def _cancel(self, builds: Iterable[str]) -> None:
         for build in builds:

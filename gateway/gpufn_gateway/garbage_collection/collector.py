@@ -11,7 +11,7 @@ Every gateway runs this, and the controller's leader acts, because it knows what
 4. queued calls past their deadline, whose caller is gone
 
 A pass also records maps that have ended (`gpufn_gateway.maps.map_closer`), and removes unneeded arguments
-(`gpufn_gateway.garbage_collection.argument_files`).
+(`gpufn_gateway.garbage_collection.argument_files`) and files of volumes (`gpufn_gateway.volumes.volumes`).
 
 A pass that fails is abandoned, and the next one starts over.
 """
@@ -37,6 +37,7 @@ from gpufn_gateway.functions.registry import Registry
 from gpufn_gateway.garbage_collection import rules
 from gpufn_gateway.garbage_collection.argument_files import ArgumentFiles
 from gpufn_gateway.maps.map_closer import MapCloser
+from gpufn_gateway.volumes.volumes import VolumeFileCollection, Volumes
 from gpufn_platform.bus.connection import Bus
 from gpufn_platform.bus.storage import object_store, streams
 from gpufn_platform.process.clock import Clock
@@ -57,6 +58,7 @@ class GarbageCollector:
     buckets: Buckets
     registry: Registry
     builds: Builds
+    volumes: Volumes
     in_use: Callable[[], Set[RevisionKey] | None]
     kept_revisions: int
     clock: Clock
@@ -64,6 +66,7 @@ class GarbageCollector:
     def __post_init__(self) -> None:
         self._maps = MapCloser(self.bus)
         self._arguments = ArgumentFiles(self.bus, self.clock)
+        self._volume_files = VolumeFileCollection(self.bus, self.volumes, self.clock, rules.YOUNG_S)
         self._requested = asyncio.Event()
 
     def on_deleted(self, function: str) -> None:
@@ -93,6 +96,7 @@ class GarbageCollector:
             await asyncio.sleep(0)  # let the event loop serve calls
         await self._collect_builds()
         await self._collect_blobs()
+        await self._volume_files.step()
         await self._maps.step()
         await self._arguments.step()
         if ended := await queue_position.end_overdue(self.bus, self.clock.time()):

@@ -23,6 +23,7 @@ from gpufn_core.spec import (
     patterns,
     resources,
     secret_scopes,
+    volume_spec,
     web_spec,
 )
 from gpufn_core.spec.units import MIN_PROCESS_BYTES, Bounds
@@ -30,6 +31,8 @@ from gpufn_gateway.auth import quotas, scopes, tokens
 from gpufn_gateway.openapi import request_bodies, request_bounds
 
 Schema = Mapping[str, Any]
+
+_FILE_PATH: Final = r"^(?!\.{1,2}(/|$))[A-Za-z0-9._-]{1,240}$"  # plain paths; a volume also accepts others
 
 
 def _number(bounds: Bounds) -> Schema:
@@ -190,6 +193,14 @@ _FIELDS: Final[Mapping[str, Mapping[str, Schema]]] = {
             "maximum": model_spec.MAX_BUILD_TIMEOUT_S,
         },
         "memory_limit_bytes": _PROCESS_MEMORY,
+    },
+    "FileDigests": {"digests": {"items": DIGEST}},
+    "VolumeMount": {"name": _text(names.FULL_NAME)},
+    "VolumeFile": {
+        "path": {"pattern": _FILE_PATH},
+        "digest": DIGEST,
+        "size": {"minimum": 0, "maximum": LARGEST_INTEGER},
+        "mode": {"enum": [volume_spec.MODE, volume_spec.EXECUTABLE]},
     },
     "ModelFile": {
         "name": {"pattern": r"^(?!\.{1,2}$)[^/\\\u0000]+$"},

@@ -12,9 +12,11 @@ import msgspec
 
 from gpufn_core.domain.invocation import InvocationState
 from gpufn_core.encoding import media
+from gpufn_core.protocol import data
 from gpufn_core.protocol.limits import DEAD_LETTERS_AT_ONCE
 from gpufn_core.protocol.records import KeyLimits
 from gpufn_core.spec.function_spec import FunctionSpec
+from gpufn_core.spec.volume_spec import VolumeChange
 from gpufn_gateway.auth.access import OPEN_PATHS
 from gpufn_gateway.openapi import bounds, request_bodies
 from gpufn_gateway.openapi.bounds import DIGEST, FLAG, FUNCTION, FUNCTION_OR_METHOD, GROUP
@@ -30,6 +32,7 @@ _BODIES: Final = (
     request_bodies.NewSchedule,
     request_bodies.NewBuild,
     request_bodies.NewSecret,
+    request_bodies.FileDigests,
     request_bodies.NewTeam,
     request_bodies.NewSigner,
     request_bodies.RequireSignatures,
@@ -39,6 +42,7 @@ _BODIES: Final = (
     request_bodies.Collect,
     KeyLimits,
     FunctionSpec,
+    VolumeChange,
 )
 
 
@@ -71,13 +75,25 @@ _SINCE_CHANGE: Final = _query("since", "number", minimum=0, maximum=MAX_CHANGE)
 _AFTER_RECORD: Final = _query("after", "number", minimum=-MAX_LISTED)
 _KEY: Final = _query("key", "string")
 _SECRET_SCOPE: Final[dict[str, Any]] = {"name": "scope", "in": "query", "schema": bounds.SECRET_SCOPE}
+_VERSION: Final = _query("version", "integer", minimum=1)
+_TTL: Final = _query("ttl", "number", minimum=data.MIN_S, maximum=data.MAX_S)
+_SECONDS: Final = _query("lease", "number", minimum=data.MIN_S, maximum=data.MAX_S)
+_ITEM_WAIT: Final = _query("wait", "number", minimum=0, maximum=data.WAIT_S)
+_MAX_ITEMS: Final = _query("max_items", "number", minimum=1, maximum=data.MAX_ITEMS)
+_ITEM_ID: Final = _query("id", "string")
+_TOKEN: Final = _query("lease", "string") | {"required": True}
+_ENTRY: Final = _query("key", "string", minLength=1, maxLength=data.KEY_CHARS) | {"required": True}
+_ONLY_NEW: Final[dict[str, Any]] = {"name": "only_new", "in": "query", "schema": FLAG}
 _DAYS: Final = tuple(_query(name, "string", format="date") for name in ("since", "until"))
 _PATH_SCHEMAS: Final[dict[str, Any]] = {
     **dict.fromkeys(("env", "app", "team"), GROUP),
     "digest": DIGEST,
     "fn": FUNCTION,
+    **dict.fromkeys(("volume", "queue", "dict"), FUNCTION),
     "number": {"type": "integer", "minimum": 1},
 }
+
+_VALUE: Final = f"?{media.BYTES}"  # bytes of any content type, or none
 
 # Method and path, summary, status of success, query parameters, body (a schema's name, or a content type).
 _OPERATIONS: Final[tuple[tuple[str, str, str, Sequence[int], Sequence[dict[str, Any]], str], ...]] = (
@@ -136,6 +152,27 @@ _OPERATIONS: Final[tuple[tuple[str, str, str, Sequence[int], Sequence[dict[str, 
     ("put", "/v1/secrets/{name}", "Set a secret", (200,), (_SECRET_SCOPE,), "NewSecret"),
     ("delete", "/v1/secrets/{name}", "Delete a secret", (204,), (_SECRET_SCOPE,), ""),
     ("post", "/v1/secrets/rotate", "Encrypt the secrets under a new master key", (200,), (), ""),
+    ("get", "/v1/volumes", "List the volumes", (200,), (), ""),
+    ("get", "/v1/volumes/{volume}", "Show a volume and its versions", (200,), (), ""),
+    ("delete", "/v1/volumes/{volume}", "Delete a volume", (204,), (), ""),
+    ("get", "/v1/volumes/{volume}/tree", "List the files of a version", (200,), (_VERSION,), ""),
+    ("get", "/v1/volumes/{volume}/blobs/{digest}", "Read a file of a volume", (200,), (), ""),
+    ("put", "/v1/volumes/{volume}/blobs/{digest}", "Store a file for a commit", (201,), (), media.BYTES),
+    ("post", "/v1/volumes/{volume}/missing", "Report which files are not stored", (200,), (), "FileDigests"),
+    ("post", "/v1/volumes/{volume}/commits", "Publish a new version", (201,), (), "VolumeChange"),
+    ("get", "/v1/queues", "List the queues with items", (200,), (), ""),
+    ("get", "/v1/queues/{queue}", "Count the items of a queue", (200,), (), ""),
+    ("delete", "/v1/queues/{queue}", "Delete a queue with its items", (204,), (), ""),
+    ("post", "/v1/queues/{queue}/items", "Append an item", (201,), (_TTL, _MAX_ITEMS, _ITEM_ID), _VALUE),
+    ("post", "/v1/queues/{queue}/lease", "Take the first item with a lease", (200, 204), (_ITEM_WAIT, _SECONDS), ""),
+    ("post", "/v1/queues/{queue}/ack", "Remove a taken item", (204,), (_TOKEN,), ""),
+    ("post", "/v1/queues/{queue}/release", "Let a taken item be delivered again", (204,), (_TOKEN,), ""),
+    ("get", "/v1/dicts", "List the dicts with entries", (200,), (), ""),
+    ("delete", "/v1/dicts/{dict}", "Delete all entries of a dict", (204,), (), ""),
+    ("get", "/v1/dicts/{dict}/keys", "List the keys of a dict", (200,), (), ""),
+    ("get", "/v1/dicts/{dict}/entry", "Read a value of a dict", (200,), (_ENTRY,), ""),
+    ("put", "/v1/dicts/{dict}/entry", "Store a value in a dict", (204,), (_ENTRY, _TTL, _ONLY_NEW), _VALUE),
+    ("delete", "/v1/dicts/{dict}/entry", "Delete an entry of a dict", (204,), (_ENTRY,), ""),
     ("get", "/v1/audit", "Read the audit log", (200,), (_limit(), _AFTER_RECORD), ""),
     ("get", "/v1/auth", "Show the OpenID provider of logins", (200,), (), ""),
     ("post", "/v1/auth/token", "Exchange a key, a token or a JSON Web Token for a token", (201,), (), "TokenRequest"),
@@ -200,12 +237,13 @@ def _path_parameters(path: str) -> list[dict[str, Any]]:
 
 def _body(body: str) -> dict[str, Any]:
     if "/" in body:
-        return {"required": True, "content": {body: {"schema": {}}}}
+        return {"required": body != _VALUE, "content": {body.removeprefix("?"): {"schema": {}}}}
     is_required = body in (
         "Deploy",
         "NewSchedule",
         "NewBuild",
         "NewSecret",
+        "FileDigests",
         "NewTeam",
         "NewSigner",
         "NewKey",

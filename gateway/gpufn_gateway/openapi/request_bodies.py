@@ -20,6 +20,7 @@ from gpufn_core.spec.schedule import Missed, Schedule
 MIN_DELAY_S: Final = 0.001  # a smaller delay would be lost when added to the time in unix seconds
 MAX_DELAY_S: Final = 366 * 86400.0
 MAX_SECRET_BYTES: Final = 64 << 10
+MAX_DIGESTS: Final = 1000  # files that one request asks for
 MAX_SIGNER_PATTERNS: Final = 100  # of one trusted key
 MAX_LABEL_LENGTH: Final = 200  # characters
 MAX_OWNED: Final = 100  # patterns of a team
@@ -97,6 +98,12 @@ class NewBuild(msgspec.Struct, forbid_unknown_fields=True):
 
 class NewSecret(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     value: str
+
+
+class FileDigests(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Files by their sha256."""
+
+    digests: Annotated[tuple[str, ...], msgspec.Meta(max_length=MAX_DIGESTS)]
 
 
 class NewTeam(msgspec.Struct, forbid_unknown_fields=True):

@@ -1,5 +1,5 @@
-"""Storage of teams: the bundles, the files of models and weights, and the engines that the revisions of their functions
-name. A team has each of them once.
+"""Storage of teams: their volumes, and the bundles, the files of models and weights, and the engines that the revisions
+of their functions name. A team has each of these once.
 
 The sizes are those in the object stores, not those that clients declare. The bodies of calls do not count: they belong
 to calls, and end with them. Two deploys at the same time can exceed the limit together.
@@ -7,7 +7,7 @@ to calls, and end with them. Two deploys at the same time can exceed the limit t
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Final
 
 from gpufn_core.domain.engine import EngineManifest
@@ -15,6 +15,7 @@ from gpufn_core.domain.revision import Revision
 from gpufn_core.errors import Conflict
 from gpufn_core.protocol import subjects
 from gpufn_core.spec.units import format_bytes
+from gpufn_core.spec.volume_spec import VolumeRecord
 from gpufn_gateway.auth.access import Principal
 from gpufn_gateway.functions.registry import Registry
 from gpufn_gateway.garbage_collection.rules import named_blobs
@@ -38,6 +39,7 @@ class TeamStorage:
         self._bus = bus
         self._registry = registry
         self._sizes: dict[tuple[str, str], int] = {}  # of stored blobs
+        self.volumes: Callable[[], Iterable[VolumeRecord]] = tuple  # of all teams
 
     async def used_by(self, teams: Collection[str]) -> dict[str, int]:
         """Return the bytes that the functions of each of these teams keep."""
@@ -45,7 +47,25 @@ class TeamStorage:
         for function, blobs in self._blobs_by_function(teams).items():
             by_team[self._registry.teams.name_of(function)] |= blobs
         sizes = await self._sizes_of(set[tuple[str, str]]().union(*by_team.values()))
-        return {team: _total(blobs, sizes) for team, blobs in by_team.items()}
+        return {team: _total(blobs, sizes) + self._in_volumes(team) for team, blobs in by_team.items()}
+
+    def _in_volumes(self, team: str) -> int:
+        """Return the bytes of the team's volumes, with their kept versions."""
+        owner = self._registry.teams.name_of
+        return sum(volume.stored_bytes for volume in self.volumes() if owner(volume.name) == team)
+
+    async def check_volume(self, volume: str, added_bytes: int) -> None:
+        """Raise StorageLimitExceeded if the team of a volume would keep more than it may."""
+        team = self._registry.teams.get(self._registry.teams.name_of(volume))
+        if team is None or (limit := team.limits.stored_bytes) is None:
+            return
+        used = (await self.used_by((team.name,)))[team.name]
+        if used + added_bytes > limit:
+            raise StorageLimitExceeded(
+                f"The team {team.name} may store {format_bytes(limit)}. It stores {format_bytes(used)}, and this "
+                f"commit to {volume} adds {format_bytes(added_bytes)}: delete volumes (gpufn volume rm) or "
+                "functions (gpufn rm)."
+            )
 
     async def check(self, revision: Revision, principal: Principal) -> None:
         """Raise StorageLimitExceeded if the team of a new revision would keep more than it may. The message names only
@@ -57,7 +77,8 @@ class TeamStorage:
         before = set[tuple[str, str]]().union(*by_function.values())
         added = blobs_of([revision], {}) - before
         sizes = await self._sizes_of(before | added)
-        used, after = _total(before, sizes), _total(before | added, sizes)
+        in_volumes = self._in_volumes(team.name)
+        used, after = _total(before, sizes) + in_volumes, _total(before | added, sizes) + in_volumes
         if after <= limit or after == used:
             return
         totals = {name: _total(blobs, sizes) for name, blobs in by_function.items() if principal.may_see(name)}

@@ -38,6 +38,7 @@ _STREAMS = (
     subjects.BUILD,
     subjects.CHECKPOINTS,
     subjects.WEBHOOKS,
+    subjects.QUEUES,
     subjects.PROBE,
 )
 _BUCKETS = (
@@ -59,11 +60,14 @@ _BUCKETS = (
     subjects.CLIENT_FILES,
     subjects.BUILDS,
     subjects.ENGINES,
+    subjects.VOLUMES,
+    subjects.DICTS,
 )
 _STORES = (
     subjects.BUNDLES,
     subjects.MODEL_FILES,
     subjects.ENGINE_FILES,
+    subjects.VOLUME_FILES,
     subjects.ARGUMENT_FILES,
     subjects.RESULT_FILES,
 )
@@ -153,6 +157,8 @@ _PERMISSIONS = {
             *_read_store(subjects.BUNDLES),
             *_read_store(subjects.ENGINE_FILES),
             *_read_store(subjects.MODEL_FILES),  # weights
+            *_read_bucket(subjects.VOLUMES),
+            *_read_store(subjects.VOLUME_FILES),
         ],
         subscribe=[*_inboxes("agent"), subjects.kill("*"), subjects.RUNNER_REPORTS, subjects.on_node("agent", "*")],
     ),
@@ -164,6 +170,7 @@ _PERMISSIONS = {
             subjects.CANCELS,
             subjects.WHEREABOUTS,
             subjects.VARIANTS,
+            subjects.DATA_REQUESTS,
             subjects.kill("*"),
             subjects.logs("*"),
             subjects.progress("*"),
@@ -181,6 +188,8 @@ _PERMISSIONS = {
             subjects.WEBHOOKS_FILTER,
             f"$KV.{subjects.USAGE}.>",
             f"$O.{subjects.RESULT_FILES}.>",
+            f"$O.{subjects.VOLUME_FILES}.>",  # files that functions commit
+            *_read_store(subjects.VOLUME_FILES),
             f"$O.{subjects.ARGUMENT_FILES}.>",  # arguments of nested calls, and removal of used ones
             *_take(subjects.SYNC, subjects.SYNC_FILTER),
             *_take(subjects.ASYNC, subjects.ASYNC_FILTER),

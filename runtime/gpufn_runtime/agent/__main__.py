@@ -41,6 +41,7 @@ from gpufn_platform.signing.signatures import Signatures
 from gpufn_runtime.agent.cache.bundles import BundleCache
 from gpufn_runtime.agent.cache.engines import EngineCache
 from gpufn_runtime.agent.cache.images import Images
+from gpufn_runtime.agent.cache.volumes import Volumes
 from gpufn_runtime.agent.cache.weights import WeightsCache
 from gpufn_runtime.agent.cache.weights_fetch import WeightsFetch
 from gpufn_runtime.agent.devices.base import Inventory
@@ -80,8 +81,9 @@ _BUCKETS = (
     subjects.SECRETS,
     subjects.TEAMS,
     subjects.SIGNING,
+    subjects.VOLUMES,
 )
-_STORES = (subjects.BUNDLES, subjects.ENGINE_FILES, subjects.MODEL_FILES)
+_STORES = (subjects.BUNDLES, subjects.ENGINE_FILES, subjects.MODEL_FILES, subjects.VOLUME_FILES)
 _WORKER_NEEDS = ("msgspec", "cloudpickle")
 
 
@@ -163,6 +165,12 @@ async def _run_agent(
     def read_weights(digest: str) -> AsyncGenerator[bytes, None]:
         return object_store.read(bus, subjects.MODEL_FILES, digest)
 
+    def read_volumes(digest: str) -> AsyncGenerator[bytes, None]:
+        return object_store.read(bus, subjects.VOLUME_FILES, digest)
+
+    async def fetch_manifest(digest: str) -> bytes:
+        return await object_store.get(bus, subjects.VOLUME_FILES, digest)
+
     manifests = KeyValue(bus, subjects.ENGINES)
 
     async def find_engine(key: str) -> EngineManifest | None:
@@ -190,6 +198,7 @@ async def _run_agent(
     if containers is not None:
         mounted = (home.run, home.cache, home.claim_shared_bodies(), *map(Path, worker_packages()))
         await asyncio.to_thread(label_for_containers, *mounted)
+    fetch_weights = WeightsFetch(read_weights, os.environ, clock, read_volumes=read_volumes)
     agent = Agent(
         node=settings.node,
         home=home,
@@ -200,7 +209,8 @@ async def _run_agent(
         revisions=KeyValue(bus, subjects.REVISIONS),
         bundles=BundleCache(home.bundles, fetch),
         engines=EngineCache(home.engines, find_engine, fetch_file),
-        weights=WeightsCache(home.weights, WeightsFetch(read_weights, os.environ, clock), settings.weights_bytes),
+        weights=WeightsCache(home.weights, fetch_weights, settings.weights_bytes),
+        volumes=Volumes(KeyValue(bus, subjects.VOLUMES), fetch_manifest),
         secrets=secrets,
         signatures=Signatures(KeyValue(bus, subjects.SIGNING), LocalTrust.from_env(os.environ)),
         launcher=LauncherByImage(templates, containers),

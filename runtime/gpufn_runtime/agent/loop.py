@@ -41,6 +41,7 @@ from gpufn_platform.signing.signatures import Signatures
 from gpufn_runtime.agent.cache.bundles import BundleCache
 from gpufn_runtime.agent.cache.engines import EngineCache
 from gpufn_runtime.agent.cache.prefetch import Prefetch, Preparer
+from gpufn_runtime.agent.cache.volumes import Volumes
 from gpufn_runtime.agent.cache.weights import WeightsCache
 from gpufn_runtime.agent.clock_check import ClockCheck
 from gpufn_runtime.agent.decide import reconcile
@@ -96,6 +97,7 @@ class Agent:
         bundles: BundleCache,
         engines: EngineCache,
         weights: WeightsCache,
+        volumes: Volumes | None = None,
         secrets: Secrets,
         teams: KeyValue | None = None,
         signatures: Signatures,
@@ -124,6 +126,7 @@ class Agent:
         self._bundles = bundles
         self._engines = engines
         self._weights = weights
+        self._volumes = volumes
         self._secrets = secrets
         self._signatures = signatures
         self._launcher = launcher
@@ -159,6 +162,7 @@ class Agent:
             bundles=bundles,
             engines=engines,
             weights=weights,
+            volumes=volumes,
             signatures=signatures,
             gpus=devices.gpus,
             launcher=launcher,
@@ -221,6 +225,8 @@ class Agent:
         ]
         await self._shares.take_over()
         self._take_over(folders, await secret_patterns_of(folders, self._secrets))
+        if self._volumes is not None:
+            self._volumes.inherit(self._fleet.revisions())
         in_use = {uuid for record in self._fleet.records.values() for uuid in record.gpus}
         self._prove_cuda(gpu.uuid for gpu in self._devices.gpus if gpu.uuid not in in_use)
         subscriptions = [

@@ -46,6 +46,7 @@ from gpufn_runtime.runner.recovery.abandoned_calls import AbandonedCalls
 from gpufn_runtime.runner.recovery.call_lookup import CallLookup
 from gpufn_runtime.runner.recovery.reconnect_check import ReconnectCheck
 from gpufn_runtime.runner.variants import Variants
+from gpufn_runtime.runner.workers.data_requests import DataRequests
 from gpufn_runtime.runner.workers.nested_calls import NestedCalls
 from gpufn_runtime.runner.workers.output import Output
 from gpufn_runtime.runner.workers.relay import Relay
@@ -102,7 +103,7 @@ class Runner:
         self._circuits = Circuits(bus, self._caller, clock)
         self._nested = NestedCalls(
             bus, self._caller, self._directory, self._circuits, clock,
-            shared_bodies=self._shared_bodies, bodies=self._bodies,
+            shared_bodies=self._shared_bodies, bodies=self._bodies, data=DataRequests(bus),
         )  # fmt: skip
         self._output = Output(bus, clock)
         self._relay = Relay(

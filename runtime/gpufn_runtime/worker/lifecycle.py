@@ -33,6 +33,7 @@ from typing import TYPE_CHECKING, NoReturn
 import msgspec
 
 from gpufn.call import context, transport
+from gpufn.data import channel
 from gpufn_core.domain.worker import Cause
 from gpufn_core.errors import DeviceFailed, ErrorInfo, FunctionStartFailed, ProtocolMismatch
 from gpufn_core.protocol import frames
@@ -77,6 +78,7 @@ from gpufn_runtime.worker.execute.executor import Executor
 from gpufn_runtime.worker.execute.results import End, Results
 from gpufn_runtime.worker.gpu.parking import CannotPark, Parking
 from gpufn_runtime.worker.link import Link, unix_dialer
+from gpufn_runtime.worker.platform_calls.data_channel import DataChannel
 from gpufn_runtime.worker.platform_calls.nested_calls import NestedCalls
 from gpufn_runtime.worker.platform_calls.output import Output
 from gpufn_runtime.worker.platform_calls.pending_requests import PendingRequests
@@ -162,6 +164,7 @@ class Worker:
         calls = NestedCalls(self._link, self._requests, may_pickle=self._config.spec.pickle)
         transport.install(calls)
         context.install(calls.context)
+        channel.install(DataChannel(self._requests))
         self._link.has_peer.set()
         threading.Thread(target=self._read, name="gpufn-reader", daemon=True).start()
         if confine_error is not None:

@@ -58,6 +58,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "builds": ("gpufn.cli.models.builds:app", "List and cancel model builds, and read their reports."),
     "engines": ("gpufn.cli.models.engines:app", "List built engines, and remove unused ones."),
     "models": ("gpufn.cli.models.list:app", "List and describe the models that serve."),
+    "volume": ("gpufn.cli.data.volumes:app", "Copy files to and from volumes, and list and delete them."),
     "secrets": ("gpufn.cli.operate.secrets:app", "Set, list and delete secrets, and rotate their master key."),
     "teams": ("gpufn.cli.operate.teams:app", "List, set and remove teams: who owns which functions."),
     "signing": (

@@ -14,6 +14,7 @@ import msgspec
 
 from gpufn.declare.image import Image
 from gpufn.declare.model import Model
+from gpufn.declare.volume import Volume
 from gpufn.declare.weights import Weights
 from gpufn_core.domain.device import Share
 from gpufn_core.errors import InvalidSpec
@@ -36,14 +37,11 @@ from gpufn_core.spec.priority import Priority
 from gpufn_core.spec.resources import Resources, parse_gpu
 from gpufn_core.spec.schedule import Schedule
 from gpufn_core.spec.units import parse_bytes
+from gpufn_core.spec.volume_spec import VolumeMount, check_mounts
 from gpufn_core.spec.web_spec import WebSpec
 from gpufn_core.spec.weights_spec import WeightsSpec
 
 _Choice = TypeVar("_Choice", Isolation, Network, Serves)
-# Planned options. They are refused with a reason, so that no program silently relies on them.
-_NOT_YET = {
-    "volumes": "; use weights=Weights(...) for files that workers only read",
-}
 # The names of the options on other platforms.
 _OTHER_NAMES = {
     "allow_concurrent_inputs": "concurrency",
@@ -182,6 +180,10 @@ class PlainOptions(TypedDict, total=False):
         Weights | Sequence[Weights] | None,
         "the `Weights`, or a list of them, that a node fetches before a worker starts",
     ]
+    volumes: Annotated[
+        Volume | Sequence[Volume] | None,
+        "the `Volume`, or a list of them, whose newest version a worker reads, or that it commits to",
+    ]
     serves: Annotated[
         Literal["openai-chat", "openai-embeddings", "openai-transcriptions", "openai-images"] | None,
         "the API of OpenAI through which clients may also use the function: its requests are the arguments",
@@ -266,6 +268,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     declared_models: dict[str, Model] = {}
     declared_image: Image | None = None
     declared_weights: tuple[Weights, ...] = ()
+    volumes: tuple[VolumeMount, ...] | msgspec.UnsetType = msgspec.UNSET
 
     @property
     def path(self) -> str:
@@ -337,6 +340,7 @@ def settings_from(options: Mapping[str, Any], default_name: str) -> Settings:
         "declared_models": _models(options.get("models") or {}),
         "declared_image": options.get("image"),
         "declared_weights": _weights(options.get("weights")),
+        "volumes": _volumes(options.get("volumes")),
     }
     fields |= {field: options[name] for name, field in _LIMITS.items() if name in options}
     for option in ("max_calls", "max_variants"):
@@ -347,13 +351,8 @@ def settings_from(options: Mapping[str, Any], default_name: str) -> Settings:
 
 def _refuse_unknown(options: Mapping[str, Any]) -> None:
     known = Options.__annotations__
-    for option, value in options.items():
-        if option in _NOT_YET:
-            if value is not None:
-                raise InvalidSpec(
-                    f"{option}={value!r}: this release of gpufn does not support {option} yet{_NOT_YET[option]}"
-                )
-        elif option not in known:
+    for option in options:
+        if option not in known:
             known_name = _OTHER_NAMES.get(option)
             matches = [known_name] if known_name else difflib.get_close_matches(option, known, n=1)
             raise InvalidSpec(f"there is no option {option!r}" + (f"; did you mean {matches[0]!r}?" if matches else ""))
@@ -451,3 +450,15 @@ def _weights(weights: Any) -> tuple[Weights, ...]:
     if len(set(declared)) < len(declared):
         raise InvalidSpec("weights names the same source twice")
     return tuple(declared)
+
+
+def _volumes(volumes: Any) -> tuple[VolumeMount, ...] | msgspec.UnsetType:
+    declared = () if volumes is None else (volumes,) if isinstance(volumes, Volume) else volumes
+    if not isinstance(declared, (list, tuple)) or not all(isinstance(each, Volume) for each in declared):
+        raise InvalidSpec(
+            f"volumes is a Volume, such as Volume('models'), or a list of them, not {volumes!r}; the function finds "
+            "the files in `volume.path`"
+        )
+    mounts = tuple(VolumeMount(each.name, each.writable) for each in declared)
+    check_mounts(mounts)
+    return mounts or msgspec.UNSET

@@ -204,6 +204,7 @@ class Verb(enum.StrEnum):
     CANCEL = "cancel"
     CHECKPOINT = "checkpoint"  # store the body for the attempt's own invocation
     RESTORE = "restore"  # return the last checkpoint
+    DATA = "data"  # an operation on a volume, a dict, a queue or a stored value (`gpufn_core.protocol.data`)
 
 
 class Call(Frame, tag=16, frozen=True, array_like=True, gc=False):

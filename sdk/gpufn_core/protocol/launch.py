@@ -47,6 +47,16 @@ class Sandbox(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     is_template: bool = False
 
 
+class MountedVolume(msgspec.Struct, frozen=True):
+    """A version of a volume on the node, which a worker reads. `name` is as the function declares it, `digest` the
+    digest of the tree."""
+
+    name: str
+    path: str
+    version: int
+    digest: str
+
+
 class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The content of `config.json`, which the agent writes to the worker's folder before the process starts."""
 
@@ -61,6 +71,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     engines: dict[str, tuple[str, ...]] = {}  # parameter of a model → folders of its engines, the best first
     secrets_socket: str = ""  # the worker connects to it once, and receives its secrets from the agent
     weights: tuple[str, ...] = ()  # the path of each of the spec's weights, a folder or a file
+    volumes: tuple[MountedVolume, ...] = ()
     mps: MpsLimits | None = None  # set if the worker shares its GPU by MPS
     memory_bytes: int | None = None  # memory that the worker may use, however that is enforced
     memory_limit_bytes: int | None = None  # limit that the process sets on itself where no cgroup enforces one

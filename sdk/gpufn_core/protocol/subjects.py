@@ -22,6 +22,7 @@ BUILD = "GPUFN_BUILD"  # work queue on disk: build jobs
 CHECKPOINTS = "GPUFN_CHECKPOINTS"  # the last checkpoint of each call
 WEBHOOKS = "GPUFN_WEBHOOKS"  # work queue on disk: ids of ended calls with a webhook to deliver
 AUDIT = "GPUFN_AUDIT"  # one subject: the audit log
+QUEUES = "GPUFN_QUEUES"  # work queue on disk: items of queues by name
 PROBE = "GPUFN_PROBE"  # one message in memory, which a gateway uses to check the server's settings
 
 SYNC_FILTER = f"{PREFIX}.inv.s.>"
@@ -34,6 +35,7 @@ BUILD_FILTER = f"{PREFIX}.bld.>"
 CHECKPOINTS_FILTER = f"{PREFIX}.ckp.>"
 WEBHOOKS_FILTER = f"{PREFIX}.hook.>"
 AUDIT_FILTER = f"{PREFIX}.audit"
+QUEUES_FILTER = f"{PREFIX}.itm.>"
 PROBE_FILTER = f"{PREFIX}.probe"
 WEBHOOK_CONSUMER = "H-webhooks"
 
@@ -55,11 +57,14 @@ WEBHOOK_SECRETS = "gpufn_webhook_secrets"  # <key id> or platform → secret tha
 SECRETS = "gpufn_secrets"  # <name> → SealedSecret
 SIGNING = "gpufn_signing"  # key.<name> → TrustedKey; require.<environment> → time of the decision
 CLIENT_FILES = "gpufn_client_files"  # <key id or platform>.<id> → ClientFile; batch.<…>.<id> → ClientBatch
+DICTS = "gpufn_dicts"  # <dict>.<key in base64url> → value
+VOLUMES = "gpufn_volumes"  # <name> → VolumeRecord
 BUNDLES = "gpufn_bundles"
 BUILDS = "gpufn_builds"  # <build id> → Build
 ENGINES = "gpufn_engines"  # <EngineKey> → EngineManifest, once the engine is complete
 MODEL_FILES = "gpufn_models"  # uploads: ONNX files, external data, samples
 ENGINE_FILES = "gpufn_engine_files"  # engines and build reports
+VOLUME_FILES = "gpufn_volume_files"  # files of volumes, and the manifests of their versions
 ARGUMENT_FILES = "gpufn_arguments"  # arguments too large for their message; each belongs to one invocation
 RESULT_FILES = "gpufn_results"  # results too large for their CallRecord; each belongs to one invocation
 
@@ -74,6 +79,7 @@ WORKER_EVENTS = f"{PREFIX}.evt.worker.*"
 CANCELS = f"{PREFIX}.ctl.cancel"
 WHEREABOUTS = f"{PREFIX}.ctl.where"
 VARIANTS = f"{PREFIX}.ctl.variant"  # a runner asks a gateway for the variant that a function calls
+DATA_REQUESTS = f"{PREFIX}.data"  # to one of the gateways
 
 
 def sync_queue(function: str, revision: int, priority: str = "normal") -> str:
@@ -155,6 +161,19 @@ def map_of_log(subject: str) -> tuple[str, str]:
 
 def webhook(function: str) -> str:
     return f"{PREFIX}.hook.{function}"
+
+
+def queue(name: str) -> str:
+    """Subject of the items of a queue by name."""
+    return f"{PREFIX}.itm.{name}"
+
+
+def queue_name(subject: str) -> str:
+    return subject.removeprefix(f"{PREFIX}.itm.")
+
+
+def queue_consumer(name: str) -> str:
+    return f"Q-{_consumer_part(name)}"
 
 
 def checkpoint(invocation: str) -> str:

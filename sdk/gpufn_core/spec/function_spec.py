@@ -22,6 +22,7 @@ from gpufn_core.spec.priority import Priority
 from gpufn_core.spec.resources import Resources
 from gpufn_core.spec.schedule import Schedule
 from gpufn_core.spec.units import Bounds, check_fields
+from gpufn_core.spec.volume_spec import VolumeMount, check_mounts
 from gpufn_core.spec.web_spec import WebSpec
 from gpufn_core.spec.weights_spec import WeightsSpec, check_weights
 
@@ -271,6 +272,7 @@ class FunctionSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     constructor: dict[str, Any] | msgspec.UnsetType = msgspec.UNSET  # JSON Schema of a class's parameters
     max_variants: int | msgspec.UnsetType = msgspec.UNSET  # variants that may exist at a time; unset: MAX_VARIANTS
     web: WebSpec | msgspec.UnsetType = msgspec.UNSET  # how it serves HTTP requests of its own
+    volumes: tuple[VolumeMount, ...] | msgspec.UnsetType = msgspec.UNSET  # volumes that its workers read, or commit to
     modules: tuple[str, ...] = ()  # third-party modules that importing it loads; template processes preload them
 
     def __post_init__(self) -> None:
@@ -403,6 +405,7 @@ class FunctionSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     def _check_weights(self) -> None:
         try:
             check_weights(self.weights)
+            check_mounts(self.mounts)
         except InvalidSpec as error:
             raise InvalidSpec(f"{self.name}: {error.message}") from None
 
@@ -514,6 +517,11 @@ class FunctionSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     def variant_limit(self) -> int:
         """Variants of the function that may exist at a time."""
         return MAX_VARIANTS if self.max_variants is msgspec.UNSET else self.max_variants
+
+    @property
+    def mounts(self) -> tuple[VolumeMount, ...]:
+        """The volumes that its workers use."""
+        return () if self.volumes is msgspec.UNSET else self.volumes
 
     @property
     def park_timeout_s(self) -> float:

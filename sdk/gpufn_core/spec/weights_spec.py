@@ -16,11 +16,11 @@ import msgspec
 from gpufn_core.errors import InvalidSpec
 from gpufn_core.ids import is_digest
 from gpufn_core.protocol.limits import LARGEST_INTEGER
+from gpufn_core.spec.file_tree import TreeFile, check_path, check_paths
 
 MAX_WEIGHTS = 16  # of one function
 MAX_FILES = 1000  # of one Weights; the manifest is part of the revision's record
-_LONGEST_PATH = 500  # bytes
-_LONGEST_PART = 240  # bytes; file systems allow 255, and a file that is being fetched has a longer name
+_WHAT = "weights"
 _LONGEST_SOURCE = 1000
 _LONGEST_ETAG = 200
 _REPO = re.compile(r"[A-Za-z0-9_.-]{1,96}(?:/[A-Za-z0-9_.-]{1,96})?")
@@ -64,7 +64,7 @@ def parse_source(source: str) -> Source:
         bucket, _, path = rest.partition("/")
         path = path.rstrip("/")
         if path:
-            _check_path(path)
+            check_path(path, _WHAT)
         if _BUCKET.fullmatch(bucket) is None:
             raise InvalidSpec(f"weights: {source!r} does not name a bucket: write 's3://bucket/folder'")
         return Source(S3, bucket, path)
@@ -79,16 +79,8 @@ def _parse_repository(source: str, rest: str) -> Source:
     if _REPO.fullmatch(repository) is None or repository.count("/") != 1 or (at and not revision):
         raise InvalidSpec(f"weights: {source!r} does not name a repository: write 'hf://org/model@revision'")
     if path:
-        _check_path(path)
+        check_path(path, _WHAT)
     return Source(HUB, repository, path, revision.replace("%2F", "/").replace("%2f", "/") or "main")
-
-
-def _check_path(path: str) -> None:
-    parts = path.split("/")
-    if any(part in ("", ".", "..") or len(part.encode(errors="replace")) > _LONGEST_PART for part in parts):
-        raise InvalidSpec(f"weights: {path[:120]!r} is not a relative path inside the folder of the weights")
-    if set(path) & set("\\\0") or len(path.encode(errors="replace")) > _LONGEST_PATH or not path.isprintable():
-        raise InvalidSpec(f"weights: the path {path[:120]!r} has characters that no file of weights may have")
 
 
 class WeightsFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -100,7 +92,7 @@ class WeightsFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
     etag: str = ""
 
     def __post_init__(self) -> None:
-        _check_path(self.path)
+        check_path(self.path, _WHAT)
         if not 0 <= self.size <= LARGEST_INTEGER:
             raise InvalidSpec(f"weights: the size of {self.path} is from 0 to less than 8 EiB, not {self.size}")
         if self.digest and not is_digest(self.digest):
@@ -132,13 +124,18 @@ class WeightsSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         check_count(self.source, len(self.files))
         if self.size > LARGEST_INTEGER:
             raise InvalidSpec(f"weights: the files of {self.source} have 8 EiB or more together")
-        _check_tree(self.source, [file.path for file in self.files])
+        check_paths(self.source, [file.path for file in self.files], _WHAT)
         if self.is_file and (len(self.files) != 1 or "/" in self.files[0].path):
             raise InvalidSpec(f"weights: {self.source} is a file, but its manifest is not that of one file")
         if scheme != S3 and not all(file.digest for file in self.files):
             raise InvalidSpec(f"weights: a file of {self.source} lacks its sha256")
         if (_COMMIT.fullmatch(self.commit) is not None) != (scheme == HUB):
             raise InvalidSpec(f"weights: {self.source} is pinned to {self.commit[:80]!r}, which is not a commit of it")
+
+    @property
+    def title(self) -> str:
+        """The weights, as messages name them."""
+        return f"weights {self.source}"
 
     @property
     def declaration(self) -> tuple[str, tuple[str, ...], tuple[str, ...]]:
@@ -160,11 +157,12 @@ class WeightsSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     def size(self) -> int:
         return sum(self.sizes.values())
 
-    def key(self, file: WeightsFile) -> str:
+    def key(self, file: TreeFile, /) -> str:
         """Return the name of a file's content: its sha256, or a digest of the place and the etag."""
         if file.digest:
             return file.digest
-        return hashlib.sha256(f"{self.source}\0{file.path}\0{file.etag}\0{file.size}".encode()).hexdigest()
+        etag = getattr(file, "etag", "")
+        return hashlib.sha256(f"{self.source}\0{file.path}\0{etag}\0{file.size}".encode()).hexdigest()
 
     def origin_path(self, file: WeightsFile) -> str:
         """Return the path of a file in its repository or bucket."""
@@ -183,16 +181,6 @@ def check_count(source: str, files: int) -> None:
             f"weights: {source} has {files} files, more than the {MAX_FILES} allowed: "
             "select some with include=['*.safetensors', '*.json']"
         )
-
-
-def _check_tree(source: str, paths: list[str]) -> None:
-    files = set(paths)
-    if len(files) < len(paths):
-        raise InvalidSpec(f"weights: {source} names a file twice")
-    for path in paths:
-        parts = path.split("/")
-        if any("/".join(parts[:depth]) in files for depth in range(1, len(parts))):
-            raise InvalidSpec(f"weights: {source}: a file and a folder have the same name in {path}")
 
 
 def check_weights(weights: Iterable[WeightsSpec]) -> None:

@@ -32,6 +32,7 @@ from gpufn_core.spec.priority import Priority
 from gpufn_core.spec.resources import Resources
 from gpufn_core.spec.schedule import Schedule
 from gpufn_core.spec.variant_options import apply
+from gpufn_core.spec.volume_spec import VolumeMount
 from gpufn_core.spec.web_spec import WebKind, WebSpec
 from gpufn_core.spec.weights_spec import WeightsFile, WeightsSpec
 
@@ -125,6 +126,7 @@ _OTHER_VALUES: dict[str, object] = {
     "constructor": {"type": "object", "properties": {"size": {"type": "string"}}},
     "max_variants": 3,
     "web": WebSpec(WebKind.ASGI),
+    "volumes": (VolumeMount("models"),),
 }
 
 

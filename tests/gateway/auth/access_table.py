@@ -122,6 +122,9 @@ RULES: Final[dict[str, Rule]] = {
 
 _ONE: Final = "/v1/functions/{fn}"
 _DLQ: Final = "/v1/dlq/{fn}"
+_QUEUE: Final = "/v1/queues/{queue}"
+_DICT: Final = "/v1/dicts/{dict}"
+_VOLUME: Final = "/v1/volumes/{volume}"
 _MODEL: Final = "/v2/models/{model}"
 _VERSION: Final = f"{_MODEL}/versions/{{version}}"
 
@@ -195,6 +198,27 @@ ROUTES: Final[dict[str, str]] = {
     "PUT /v1/secrets/{name}": "deploy secret",
     "DELETE /v1/secrets/{name}": "deploy secret",
     "POST /v1/secrets/rotate": "admin",
+    "GET /v1/volumes": "read, listed",
+    f"GET {_VOLUME}": "read",
+    f"DELETE {_VOLUME}": "deploy",
+    f"GET {_VOLUME}/tree": "read",
+    f"GET {_VOLUME}/blobs/{{digest}}": "read",
+    f"POST {_VOLUME}/missing": "deploy",
+    f"PUT {_VOLUME}/blobs/{{digest}}": "deploy",
+    f"POST {_VOLUME}/commits": "deploy",
+    "GET /v1/queues": "read, listed",
+    f"GET {_QUEUE}": "invoke",
+    f"DELETE {_QUEUE}": "deploy",
+    f"POST {_QUEUE}/items": "invoke",
+    f"POST {_QUEUE}/lease": "invoke",
+    f"POST {_QUEUE}/ack": "invoke",
+    f"POST {_QUEUE}/release": "invoke",
+    "GET /v1/dicts": "read, listed",
+    f"DELETE {_DICT}": "deploy",
+    f"GET {_DICT}/keys": "invoke",
+    f"GET {_DICT}/entry": "invoke",
+    f"PUT {_DICT}/entry": "invoke",
+    f"DELETE {_DICT}/entry": "invoke",
     "GET /v1/keys": "admin",
     "POST /v1/keys": "admin",
     "DELETE /v1/keys/{id}": "admin",
@@ -419,6 +443,15 @@ COMMANDS: Final[dict[str, tuple[str, ...]]] = {
     "engines gc": ("POST /v1/engines/gc",),
     "models ls": ("GET /v1/models",),
     "models describe": ("GET /v1/models/{model}",),
+    "volume put": (
+        f"POST {_VOLUME}/missing",
+        f"PUT {_VOLUME}/blobs/{{digest}}",
+        f"POST {_VOLUME}/commits",
+    ),
+    "volume get": (f"GET {_VOLUME}/tree", f"GET {_VOLUME}/blobs/{{digest}}"),
+    "volume ls": ("GET /v1/volumes", f"GET {_VOLUME}/tree"),
+    "volume versions": (f"GET {_VOLUME}",),
+    "volume rm": (f"POST {_VOLUME}/commits", f"DELETE {_VOLUME}"),
     "secrets set": ("PUT /v1/secrets/{name}",),
     "secrets ls": ("GET /v1/secrets",),
     "secrets rm": ("DELETE /v1/secrets/{name}",),

@@ -24,6 +24,7 @@ from gpufn_core.spec.function_spec import EntryPoint, FunctionSpec, MethodSpec, 
 from gpufn_core.spec.model_spec import ModelFile, ModelSpec, Precision, TensorSpec
 from gpufn_core.spec.names import parts_of
 from gpufn_core.spec.schedule import Schedule
+from gpufn_core.spec.volume_spec import VolumeFile
 from gpufn_core.spec.web_spec import WebKind, WebSpec
 from gpufn_gateway.auth.access import new_key
 from gpufn_gateway.auth.tokens import User
@@ -101,6 +102,9 @@ class Matrix:
             await self._add_model(side)
             await self._add_others(side)
             await self.restore("secrets", side)
+            await gateway.volumes.put_file(digest_of(_ONNX), len(_ONNX), _parts(_ONNX))
+            await self.restore("volumes", side)
+            await self.restore("queues", side)
             body = {"owns": ["{}/{}/*".format(*parts_of(side.function))]}
             assert (await gateway.http.put(f"/v1/teams/{_team_of(side)}", json=body)).status_code == 200
         document = (await gateway.http.get("/openapi.json")).json()
@@ -194,6 +198,16 @@ class Matrix:
         elif kind == "signing":
             for route in ("PUT /v1/signing/keys/{name}", "PUT /v1/signing/required/{env}"):
                 assert (await self.send(route, side, "admin")).status_code == 200, route
+        elif kind == "volumes":
+            route = "POST /v1/volumes/{volume}/commits"
+            assert (await self.send(route, side, "admin")).status_code == 201
+            await until_async(lambda: gateway.volumes.exists(side.function))
+        elif kind in ("queues", "dicts"):
+            await gateway.operations.queues.put(
+                side.function, "text/plain", b"a", ttl_s=None, max_items=None, id_=new_ulid()
+            )
+            await gateway.operations.queues.get(side.function, wait_s=0, lease_s=60)  # its consumer exists
+            await gateway.operations.dicts.set(side.function, "k", "text/plain", b"a", ttl_s=None, only_new=False)
         elif kind == "secrets":
             assert (await self.send("PUT /v1/secrets/{name}", side, "admin")).status_code == 200
 
@@ -206,6 +220,8 @@ class Matrix:
             for name in (side.function, side.model, side.doomed):
                 await self.gateway.http.delete(f"/v1/functions/{name}")
             await self.send("DELETE /v1/secrets/{name}", side, "admin")
+            for kind in ("volumes/{volume}", "queues/{queue}", "dicts/{dict}"):
+                await self.send(f"DELETE /v1/{kind}", side, "admin")
             await self.gateway.http.delete(f"/v1/teams/{_team_of(side)}")
         await self.gateway.http.delete(f"/v1/signing/keys/{_SIGNER}")
 
@@ -218,9 +234,14 @@ class Matrix:
             "model": side.model, "env": env, "app": app_, "number": "1", "version": "1", "first": "0",
             "rest": "x", "name": _SIGNER if "signing" in path else _SECRET, "team": _TEAM,
             "id": self._id(route, side, principal),
-            "digest": digest_of(_ONNX) if "artifacts" in path else DIGEST,
+            "digest": digest_of(_ONNX) if "artifacts" in path or "volumes" in path else DIGEST,
+            **dict.fromkeys(("volume", "queue", "dict"), side.function),
         }  # fmt: skip
         url = re.sub(r"{(\w+)}", lambda match: values[match[1]], path)
+        if path.startswith("/v1/dicts/") and path.endswith("/entry"):
+            url += "?key=k"
+        if path.endswith(("/ack", "/release")):
+            url += f"?lease={self._lease_of(side)}"
         if path == "/v1/secrets/{name}":
             url += f"?scope={env}/{app_}/*"
         assert is_model or "{" not in url
@@ -230,6 +251,10 @@ class Matrix:
         return await self.gateway.http.request(
             method, url, content=content, headers=headers | self._headers.get(principal, {})
         )
+
+    @staticmethod
+    def _lease_of(side: Objects) -> str:
+        return f"{subjects.QUEUES}.{subjects.queue_consumer(side.function)}.1.1.1.1.0"
 
     def _id(self, route: str, side: Objects, principal: str) -> str:
         if route.startswith("PUT /v1/functions/"):
@@ -320,6 +345,8 @@ def _body(route: str, side: Objects) -> tuple[bytes, dict[str, str]]:
         "POST /v1/builds": {"model": _NET},
         "POST /v1/engines/gc": {"dry_run": True},
         "PUT /v1/secrets/{name}": {"value": "v"},
+        "POST /v1/volumes/{volume}/commits": {"put": [VolumeFile("net.onnx", len(_ONNX), digest_of(_ONNX))]},
+        "POST /v1/volumes/{volume}/missing": {"digests": [digest_of(_ONNX)]},
         "PUT /v1/teams/{team}": {"owns": ["access-matrix/*"]},
         "POST /v1/keys": {"scopes": ["read"]},
         "PUT /v1/signing/keys/{name}": {"public_key": _PUBLIC_KEY, "patterns": ["access-matrix/*"]},
@@ -333,7 +360,7 @@ def _body(route: str, side: Objects) -> tuple[bytes, dict[str, str]]:
         return b"{}\n", {"content-type": "application/x-ndjson"}
     if route.startswith("PUT /v1/bundles"):
         return BUNDLE, {"content-type": "application/zip"}
-    if route.startswith("PUT /v1/artifacts"):
+    if route.startswith(("PUT /v1/artifacts", "PUT /v1/volumes")):
         return _ONNX, {}
     has_body = route.startswith(("POST", "PUT"))
     return (msgspec.json.encode(bodies.get(route, {})), _JSON) if has_body else (b"", {})

@@ -55,6 +55,7 @@ class Collected:
             buckets=gateway.buckets,
             registry=gateway.registry,
             builds=gateway.builds,
+            volumes=gateway.volumes,
             in_use=self._known,
             kept_revisions=2,
             clock=self.clock,

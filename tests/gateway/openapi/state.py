@@ -18,8 +18,10 @@ from schemathesis.core.parameters import ParameterLocation
 
 from gpufn_core.encoding import media
 from gpufn_core.ids import digest_of, is_digest
+from gpufn_core.protocol import subjects
+from gpufn_core.protocol.data import MAX_ITEMS
 from gpufn_core.signing.ed25519 import Signer
-from gpufn_core.spec.names import GROUP, is_function_name
+from gpufn_core.spec.names import GROUP, canonical, is_function_name
 
 MODEL: Final = b"a model"  # uploaded before
 FUNCTION: Final = "shout"  # deployed before
@@ -57,7 +59,10 @@ def before_call(_context: Any, case: Any, _kwargs: Any) -> None:
     _name_what_is_stored(operation, path)
     _bound_query(query)
     _bound_headers(operation, headers)
-    if operation == "put /v1/artifacts/{digest}" and is_digest(str(path.get("digest"))):
+    if operation.endswith(("/ack", "/release")) and query and isinstance(query.get("lease"), str):
+        queue = canonical(str(path.get("queue")))
+        query["lease"] = f"{subjects.QUEUES}.{subjects.queue_consumer(queue)}.1.1.1.1.0"
+    if operation.startswith(("put /v1/artifacts/", "put /v1/volumes/")) and is_digest(str(path.get("digest"))):
         path["digest"], body = _MODEL_DIGEST, MODEL
     elif "/maps/" in operation and isinstance(body, str):
         body = _ITEMS[operation.split("/")[3]]
@@ -88,6 +93,9 @@ def _name_what_is_stored(operation: str, path: dict[str, Any]) -> None:
 
 
 def _bound_query(query: dict[str, Any]) -> None:
+    query.pop("x-schemathesis-unknown-property", None)  # a request may have any other parameters
+    if _is_positive(query.get("max_items")) and float(query["max_items"]) <= MAX_ITEMS:
+        query["max_items"] = str(MAX_ITEMS)  # the queue has items
     if query.get("follow") in ("true", "1"):
         query["follow"] = "false"  # a followed log does not end
     if _is_positive(query.get("wait")):
@@ -119,6 +127,8 @@ def _mend_body(operation: str, body: dict[str, Any]) -> None:
         case "put /v1/signing/keys/{name}":
             if isinstance(body.get("public_key"), str):
                 body["public_key"] = _PUBLIC_KEY
+        case "post /v1/volumes/{volume}/commits":
+            _mend_commit(body)
         case "post /v1/builds":
             _mend_models([body.get("model")])
         case "post /v1/schedules":
@@ -130,6 +140,19 @@ def _mend_body(operation: str, body: dict[str, Any]) -> None:
                 body["arguments"] = {"text": "a"}
             if isinstance(body.get("at"), (int, float)) and not isinstance(body["at"], bool):
                 body["at"] = time.time() + _IN_AN_HOUR
+
+
+def _mend_commit(body: dict[str, Any]) -> None:
+    files = _objects(body.get("put"))
+    _differ(files, "path")
+    for file in files:
+        if is_digest(str(file.get("digest"))):
+            file["digest"] = _MODEL_DIGEST
+        if isinstance(file.get("size"), int) and not isinstance(file["size"], bool) and file["size"] >= 0:
+            file["size"] = len(MODEL)
+    removed = body.get("remove")
+    if isinstance(removed, list):
+        body["remove"] = ["/" if isinstance(path, str) else path for path in removed]  # a path that is always there
 
 
 def _mend_deploy(body: dict[str, Any]) -> None:
@@ -159,6 +182,11 @@ def _mend_spec(spec: dict[str, Any]) -> None:
     if _is_address(spec.get("webhook")):
         spec["webhook"] = _WEBHOOK
     _mend_models(spec.get("models"))
+    mounts = _objects(spec.get("volumes"))
+    _differ(mounts, "name")
+    for mount in mounts:
+        if mount.get("writable", False) is False:
+            mount["writable"] = True  # else the volume has to exist
 
 
 def _is_signature(value: Any) -> bool:

@@ -17,6 +17,7 @@ from gpufn_core.protocol.codec import pack
 from gpufn_core.protocol.messages import ResultReply, unpack_invocation
 from gpufn_gateway.functions.deploys import DeployOptions
 from gpufn_platform.bus.connection import Bus
+from gpufn_platform.bus.storage import object_store
 from tests.conftest import ROOT
 from tests.gateway.listening import serving
 from tests.gateway.openapi.state import BUNDLE_VARIABLE, KEY_VARIABLE, MODEL
@@ -67,6 +68,7 @@ async def prepare(gateway: Whole) -> tuple[str, str]:
         await until_async(lambda: spec.name in gateway.registry.functions)  # noqa: B023  it is awaited here
     answer = await gateway.http.put(f"/v1/artifacts/{digest_of(MODEL)}", content=MODEL)
     assert answer.status_code == 201
+    await gateway.volumes.put_file(digest_of(MODEL), len(MODEL), object_store.parts_of(MODEL))
     scopes = {"scopes": ["admin"]}
     key = (await gateway.http.post("/v1/keys", json=scopes)).json()["key"]
     await until_async(lambda: gateway.access.keys)

@@ -24,9 +24,12 @@ NODE_ROLES = ("agent", "runner", "builder")
 BUCKETS = (
     "arrivals", "assignments", "builds", "client_files", "engines", "functions", "key_use", "keys", "leases",
     "revisions", "schedules", "secrets", "signing", "teams", "token_keys", "usage", "users", "webhook_secrets",
+    "arrivals", "assignments", "builds", "engines", "functions", "key_use", "keys", "leases", "revisions", "schedules",
+    "secrets", "signing", "teams", "token_keys", "usage", "users", "webhook_secrets",
+    "volumes", "dicts",
 )  # fmt: skip
-STORES = ("bundles", "engine_files", "models", "results", "arguments")
-QUEUES = ("ASYNC", "AUDIT", "BUILD", "CHECKPOINTS", "DLQ", "LOGS", "PROBE", "RESULTS", "SYNC", "WEBHOOKS")
+STORES = ("bundles", "engine_files", "models", "results", "arguments", "volume_files")
+QUEUES = ("ASYNC", "AUDIT", "BUILD", "CHECKPOINTS", "DLQ", "LOGS", "PROBE", "QUEUES", "RESULTS", "SYNC", "WEBHOOKS")
 STREAMS = {
     **{f"GPUFN_{name}": "" for name in QUEUES},
     **{f"KV_gpufn_{name}": f"$KV.gpufn_{name}.>" for name in BUCKETS},
@@ -41,6 +44,7 @@ FILTERS = {
     "GPUFN_DLQ": "gpufn.v1.dlq.>",
     "GPUFN_LOGS": "gpufn.v1.log.>",
     "GPUFN_PROBE": "gpufn.v1.probe",
+    "GPUFN_QUEUES": "gpufn.v1.itm.>",
     "GPUFN_RESULTS": "gpufn.v1.res.>",
     "GPUFN_SYNC": "gpufn.v1.inv.s.>",
     "GPUFN_WEBHOOKS": "gpufn.v1.hook.>",
@@ -70,6 +74,8 @@ EXPECTED = {
         "KV_gpufn_signing": FOLLOW,
         "OBJ_gpufn_bundles": "igd",
         "OBJ_gpufn_models": "igd",  # weights
+        "OBJ_gpufn_volume_files": "igd",
+        "KV_gpufn_volumes": FOLLOW,
         "OBJ_gpufn_engine_files": "igd",
     },
     "runner": {
@@ -85,6 +91,7 @@ EXPECTED = {
         "KV_gpufn_usage": "ig",
         "OBJ_gpufn_arguments": "igd",
         "OBJ_gpufn_results": "igd",
+        "OBJ_gpufn_volume_files": "igd",
     },
     "builder": {
         "GPUFN_BUILD": "icnqa",
@@ -146,6 +153,12 @@ WRITES = {
     "$O.gpufn_engine_files.M.b": {"builder"},
     "$O.gpufn_models.C.u": set(),
     "$O.gpufn_models.M.b": set(),
+    "$KV.gpufn_volumes.v": set(),
+    "$KV.gpufn_dicts.d.k": set(),
+    "gpufn.v1.itm.q": set(),
+    "gpufn.v1.data": {"runner"},
+    "$O.gpufn_volume_files.C.u": {"runner"},
+    "$O.gpufn_volume_files.M.b": {"runner"},
     "$O.gpufn_arguments.C.u": {"runner"},
     "$O.gpufn_arguments.M.b": {"runner"},
     "$O.gpufn_results.C.u": {"runner"},

@@ -28,6 +28,7 @@ from gpufn_core.protocol import subjects
 from gpufn_core.protocol.codec import encode
 from gpufn_core.protocol.messages import KillOrder, LogLine
 from gpufn_core.protocol.reports import NodeReport, RunnerReport, WorkerEvent, WorkerReport
+from gpufn_core.spec.file_tree import FileTree, TreeFile
 from gpufn_core.spec.function_spec import EntryPoint, FunctionSpec, MethodSpec
 from gpufn_core.spec.resources import Resources
 from gpufn_core.spec.weights_spec import WeightsFile, WeightsSpec
@@ -84,7 +85,7 @@ class FakeWeights:
         self.may_finish = asyncio.Event()
         self.may_finish.set()
 
-    async def fetch(self, spec: WeightsSpec, file: WeightsFile, part: PartFile) -> None:
+    async def fetch(self, spec: FileTree, file: TreeFile, part: PartFile) -> None:
         if file.digest not in self.files:
             raise ArtifactUnavailable(f"{spec.source} has no {file.path}.")
         part.restart()

@@ -49,9 +49,10 @@ def end_of_check(decided: RevisionDecision, function: Function) -> EndCheck | No
 
 
 def _was_preparing(record: Revision, error: ErrorInfo) -> bool:
-    """Return whether the start may have timed out because the node was building the image or fetching weights. Both
-    continue, and the next start finds them."""
-    return (record.spec.image is not None or bool(record.spec.weights)) and error.code == WorkerLost.code
+    """Return whether the start may have timed out because the node was building the image or fetching weights or
+    volumes. This continues, and the next start finds them."""
+    spec = record.spec
+    return (spec.image is not None or bool(spec.weights or spec.mounts)) and error.code == WorkerLost.code
 
 
 def end_without_room(need: Need, now: float, *, has_nodes: bool) -> EndCheck | None:

@@ -9,7 +9,9 @@ from gpufn_core.domain.revision import Function, Revision, RevisionState
 from gpufn_core.domain.worker import WorkerState
 from gpufn_core.errors import ErrorInfo
 from gpufn_core.protocol.reports import HELD_BY, FunctionStatus, NextRevision, Waiting, WaitReason, WorkerCounts
+from gpufn_core.spec.names import home_of
 from gpufn_core.spec.units import format_bytes
+from gpufn_core.spec.volume_spec import full_name_at, source_of
 from gpufn_gateway.controller.decide import policy
 from gpufn_gateway.controller.decide.actions import Need, RevisionDecision
 from gpufn_gateway.controller.decide.circuit import CircuitState
@@ -181,16 +183,21 @@ class StatusWriter:
         return Waiting(WaitReason.STARTING, f"a worker has been starting for {for_s:.1f} s", eta_s)
 
     def _fetching(self, decided: RevisionDecision) -> str:
-        """Return which weights a starting worker waits for, and how many bytes are there; "" if it waits for none."""
-        if decided.revision is None or not decided.revision.spec.weights:
+        """Return which weights or volume a starting worker waits for, and how many bytes are there; "" if it waits for
+        none."""
+        if decided.revision is None or not (decided.revision.spec.weights or decided.revision.spec.mounts):
             return ""
         wanted = {spec.digest for spec in decided.revision.spec.weights}
+        home = home_of(decided.revision.function)
+        # The node decides which version a worker reads: the one that is the newest when it starts.
+        volumes = tuple(source_of(full_name_at(mount.name, home), "") for mount in decided.revision.spec.mounts)
         for worker in decided.view.in_state(WorkerState.STARTING):
             node = self._world.nodes.get(worker.assignment.node)
             for fetch in node.report.weights.fetches if node is not None and node.report is not None else ():
-                if fetch.digest in wanted:
+                if fetch.digest in wanted or fetch.source.startswith(volumes):
                     done, total = format_bytes(fetch.done_bytes), format_bytes(fetch.total_bytes)
-                    return f"node {worker.assignment.node} fetches the weights {fetch.source}: {done} of {total}"
+                    kind = "weights" if fetch.digest in wanted else "volume"
+                    return f"node {worker.assignment.node} fetches the {kind} {fetch.source}: {done} of {total}"
         return ""
 
 

@@ -98,13 +98,15 @@ async def put_file(bus: Bus, bucket: str, path: Path, *, purges: bool = True) ->
     return digest, is_new
 
 
-async def put_stream(bus: Bus, bucket: str, digest: str, size: int, parts: AsyncIterator[bytes]) -> None:
-    """Store the concatenation of `parts`, which may have any lengths.
+async def put_stream(
+    bus: Bus, bucket: str, digest: str, size: int, parts: AsyncIterator[bytes], *, purges: bool = True
+) -> None:
+    """Store the concatenation of `parts`, which may have any lengths. For `purges` see `put_file`.
 
     Raises InvalidInput unless that is `size` bytes with this `digest`. After an exception there is no blob that looks
     complete but is not.
     """
-    await _put(bus, bucket, digest, size, parts)
+    await _put(bus, bucket, digest, size, parts, purges=purges)
 
 
 async def _put(
@@ -218,6 +220,13 @@ async def touch(bus: Bus, bucket: str, digest: str) -> bool:
             )
             return True
     return False
+
+
+async def size_of(bus: Bus, bucket: str, digest: str) -> int | None:
+    """Return a blob's size; None if it is absent."""
+    description = await _description(bus, bucket, digest)
+    info = None if description is None else object_info.read(description)
+    return None if info is None or info.deleted else info.size
 
 
 async def blobs(bus: Bus, bucket: str) -> list[Blob]:

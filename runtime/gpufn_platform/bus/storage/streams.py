@@ -21,6 +21,7 @@ import msgspec
 
 from gpufn_core.errors import BusUnavailable
 from gpufn_core.protocol import subjects
+from gpufn_core.protocol.data import MAX_ITEMS
 from gpufn_platform.bus import jetstream, nats_protocol
 from gpufn_platform.bus.connection import Bus, JetStreamError, Message
 from gpufn_platform.bus.storage.async_reader import Follower
@@ -82,6 +83,17 @@ STREAMS: Mapping[str, dict[str, Any]] = {
         "discard_new_per_subject": False,
         "storage": "file",
         "max_bytes": 1_024 * _MIB,
+        "max_age": 7 * _DAY,
+        "duplicate_window": 2 * _MINUTE,
+    },
+    subjects.QUEUES: {
+        **_QUEUE,
+        "subjects": [subjects.QUEUES_FILTER],
+        "storage": "file",
+        "compression": "s2",
+        "allow_direct": True,
+        "max_msgs_per_subject": MAX_ITEMS,
+        "max_bytes": 4_096 * _MIB,
         "max_age": 7 * _DAY,
         "duplicate_window": 2 * _MINUTE,
     },

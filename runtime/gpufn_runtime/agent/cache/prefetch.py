@@ -24,6 +24,7 @@ from gpufn_core.domain.revision import Function, Revision, RevisionKey
 from gpufn_core.domain.team import Team, Teams, domain_of
 from gpufn_core.errors import ArtifactUnavailable, GpufnError, RevisionNotFound, UntrustedDeploy
 from gpufn_core.protocol import subjects
+from gpufn_core.protocol.launch import MountedVolume
 from gpufn_core.spec.function_spec import MAX_MODULES, FunctionSpec, Packaging, is_module_name
 from gpufn_core.spec.image_spec import ImageSpec
 from gpufn_core.spec.isolation import Network
@@ -31,6 +32,7 @@ from gpufn_platform.bus.storage.key_value import Entry, KeyValue, Watch
 from gpufn_platform.signing.signatures import Signatures
 from gpufn_runtime.agent.cache.bundles import BundleCache
 from gpufn_runtime.agent.cache.engines import EngineCache
+from gpufn_runtime.agent.cache.volumes import Volumes
 from gpufn_runtime.agent.cache.weights import WeightsCache
 from gpufn_runtime.agent.decide.template_choice import ContainerUse, Use
 from gpufn_runtime.agent.launchers.containers.sandbox import Limits
@@ -72,9 +74,11 @@ class Prefetch:
         image_of: Callable[[FunctionSpec], ImageSpec | None],
         limits_of: Callable[[FunctionSpec], Limits],
         teams: KeyValue | None = None,
+        volumes: Volumes | None = None,
     ) -> None:
         self._teams = teams
         self._known_teams = Teams()
+        self._volumes = volumes
         self._functions = functions
         self._revisions = revisions
         self._bundles = bundles
@@ -159,12 +163,29 @@ class Prefetch:
         paths = [await self._weights.get(spec, self._weights_in_use) for spec in revision.spec.weights]
         return tuple(map(os.fspath, paths))
 
+    async def volumes(self, revision: Revision) -> tuple[MountedVolume, ...]:
+        """Return the newest version of each of the revision's volumes. Raises ArtifactUnavailable, BusUnavailable."""
+        if self._volumes is None:
+            return ()
+        mounted = []
+        for mount in revision.spec.mounts:
+            tree = await self._volumes.newest(mount, revision)
+            path = await self._weights.get(tree, self._weights_in_use)
+            mounted.append(MountedVolume(mount.name, os.fspath(path), tree.version, tree.digest))
+        return tuple(mounted)
+
     def _weights_in_use(self) -> set[str] | None:
-        """Return the digests of the weights of starting and running workers; None while one of them is unknown."""
+        """Return the digests of the weights and volumes of starting and running workers; None while one of them is
+        unknown."""
         running = set(self._running_revisions())
         if not running <= self._known.keys():
             return None
-        return {spec.digest for key in running for spec in self._known[key].spec.weights}
+        digests = {spec.digest for key in running for spec in self._known[key].spec.weights}
+        mounting = {key for key in running if self._known[key].spec.mounts}
+        if not mounting or self._volumes is None:
+            return digests
+        in_use = self._volumes.in_use(mounting)
+        return None if in_use is None else digests | in_use
 
     def _weights_deployed(self) -> set[str] | None:
         """Return the digests of the weights that a prefetch must not remove."""

@@ -1,4 +1,5 @@
-"""Cache of the node's weights, shared read-only by all workers. A load reads the page cache, this disk, or the origin.
+"""Cache of the node's weights and volumes, shared read-only by all workers. A load reads the page cache, this disk, or
+the origin.
 
 get       1. if the weights are complete on the disk, return their path
           2. make room within the limit: remove the least recently used weights that no worker uses
@@ -22,8 +23,8 @@ import msgspec
 from gpufn_core.errors import ArtifactUnavailable, GpufnError
 from gpufn_core.protocol.reports import WeightsFetch, WeightsReport
 from gpufn_core.remove_folder import remove_tree
+from gpufn_core.spec.file_tree import FileTree, TreeFile
 from gpufn_core.spec.units import format_bytes
-from gpufn_core.spec.weights_spec import WeightsFile, WeightsSpec
 from gpufn_platform.process.tasks import Tasks
 from gpufn_runtime.agent.cache import folder_cache
 from gpufn_runtime.agent.cache.transfer_rate import TransferRate
@@ -42,7 +43,7 @@ InUse = Callable[[], set[str] | None]
 
 
 class Fetch(Protocol):
-    async def fetch(self, spec: WeightsSpec, file: WeightsFile, part: PartFile) -> None: ...
+    async def fetch(self, spec: FileTree, file: TreeFile, part: PartFile) -> None: ...
 
 
 class WeightsCache:
@@ -58,7 +59,7 @@ class WeightsCache:
         self._prefetches = Tasks()
         self._prefetching = asyncio.Lock()  # one at a time, so that starts get most of the bandwidth
         self._prefetched: set[str] = set()
-        self._active: dict[str, WeightsSpec] = {}  # being fetched, by digest
+        self._active: dict[str, FileTree] = {}  # being fetched, by digest
         self._parts: dict[str, PartFile] = {}  # files in transfer, by key
         self._complete: set[str] = set()  # digests of the weights on the disk
         self._bytes_per_s: float | None = None  # of the last large fetch
@@ -71,7 +72,7 @@ class WeightsCache:
         self._stored_bytes = sum(self._disk.sizes().values())
         self._complete = {stored.digest for stored in self._disk.stored()}
 
-    async def get(self, spec: WeightsSpec, in_use: InUse) -> Path:
+    async def get(self, spec: FileTree, in_use: InUse) -> Path:
         """Return the path of the weights for a start. Raises ArtifactUnavailable, BusUnavailable.
 
         Cancelling this does not cancel the fetch.
@@ -82,7 +83,7 @@ class WeightsCache:
         self._misses += 1
         return await self._ensure(spec, in_use)
 
-    def prefetch(self, specs: Iterable[WeightsSpec], in_use: InUse) -> None:
+    def prefetch(self, specs: Iterable[FileTree], in_use: InUse) -> None:
         """Start to fetch the weights that were never prefetched before, one after the other."""
         for spec in specs:
             if spec.digest not in self._prefetched:
@@ -106,7 +107,7 @@ class WeightsCache:
             bytes_per_s=self._bytes_per_s,
         )
 
-    async def _prefetch(self, spec: WeightsSpec, in_use: InUse) -> None:
+    async def _prefetch(self, spec: FileTree, in_use: InUse) -> None:
         try:
             async with self._prefetching:
                 if self._find(spec) is None:
@@ -114,24 +115,24 @@ class WeightsCache:
         except GpufnError as error:  # a start tries again, and reports the error to its callers
             log.warning("cannot prefetch weights: %s", error.message)
 
-    def _find(self, spec: WeightsSpec) -> Path | None:
+    def _find(self, spec: FileTree) -> Path | None:
         if (path := self._disk.find(spec)) is None:  # a worker may have changed them
             self._complete.discard(spec.digest)
         return path
 
-    async def _ensure(self, spec: WeightsSpec, in_use: InUse) -> Path:
+    async def _ensure(self, spec: FileTree, in_use: InUse) -> Path:
         origin = f"{spec.digest} {spec.source} {spec.commit}"  # another origin of equal files may fail
         await self._folders.run(origin, lambda _: self._fetch_in_turn(spec, in_use))
         if (path := self._find(spec)) is None:
-            raise ArtifactUnavailable(f"The weights {spec.source} were changed while a worker started. Try again.")
+            raise ArtifactUnavailable(f"The {spec.title} changed on this node while a worker started. Try again.")
         return path
 
-    async def _fetch_in_turn(self, spec: WeightsSpec, in_use: InUse) -> None:
+    async def _fetch_in_turn(self, spec: FileTree, in_use: InUse) -> None:
         async with self._lock(spec.digest):
             if self._find(spec) is None:
                 await self._fetch_all(spec, in_use)
 
-    async def _fetch_all(self, spec: WeightsSpec, in_use: InUse) -> None:
+    async def _fetch_all(self, spec: FileTree, in_use: InUse) -> None:
         at_once, rate = asyncio.Semaphore(_AT_ONCE), TransferRate()
         try:
             self._disk.ensure()
@@ -150,14 +151,14 @@ class WeightsCache:
                 self._active.pop(spec.digest, None)
                 await asyncio.to_thread(self._disk.remove_unused, self._wanted())  # the disk may be full
             reason = folder_cache.why_not_written(error)
-            raise ArtifactUnavailable(f"Cannot store the weights {spec.source} in {self._root}: {reason}.") from error
+            raise ArtifactUnavailable(f"Cannot store the {spec.title} in {self._root}: {reason}.") from error
         finally:
             self._active.pop(spec.digest, None)
             self._stored_bytes = sum((await asyncio.to_thread(self._disk.sizes)).values())
-        log.info("weights %s are here: %s", spec.source, format_bytes(spec.size))
+        log.info("fetched the %s: %s", spec.title, format_bytes(spec.size))
 
     async def _fetch_file(
-        self, spec: WeightsSpec, file: WeightsFile, key: str, at_once: asyncio.Semaphore, rate: TransferRate
+        self, spec: FileTree, file: TreeFile, key: str, at_once: asyncio.Semaphore, rate: TransferRate
     ) -> None:
         async with at_once, self._lock(key):  # other weights may contain the same file
             if not await asyncio.to_thread(self._disk.has_file, key, file.size):
@@ -166,7 +167,7 @@ class WeightsCache:
     def _lock(self, name: str) -> asyncio.Lock:
         return self._locks.setdefault(name, asyncio.Lock())
 
-    async def _transfer(self, spec: WeightsSpec, file: WeightsFile, key: str, rate: TransferRate) -> None:
+    async def _transfer(self, spec: FileTree, file: TreeFile, key: str, rate: TransferRate) -> None:
         now = asyncio.get_running_loop().time
         part = self._parts[key] = self._disk.part(key, file.size)
         is_resumable = False
@@ -192,7 +193,7 @@ class WeightsCache:
             else:
                 part.discard()
 
-    async def _make_room(self, spec: WeightsSpec, in_use: InUse) -> None:
+    async def _make_room(self, spec: FileTree, in_use: InUse) -> None:
         """Remove weights until `spec` fits, and reserve its space. Raises ArtifactUnavailable."""
         async with self._space:
             self._active[spec.digest] = spec
@@ -203,7 +204,7 @@ class WeightsCache:
                 await self._evict(spec, short, in_use, wanted)
             self._evicted_bytes += freed
 
-    async def _evict(self, spec: WeightsSpec, short: int, in_use: InUse, wanted: dict[str, int]) -> None:
+    async def _evict(self, spec: FileTree, short: int, in_use: InUse, wanted: dict[str, int]) -> None:
         stored = [
             msgspec.structs.replace(each, files={key: size for key, size in each.files.items() if key not in wanted})
             for each in await asyncio.to_thread(self._disk.stored)
@@ -222,7 +223,7 @@ class WeightsCache:
         if await asyncio.to_thread(self._short_bytes, wanted) > 0:
             limit, (_, free) = format_bytes(self._limit_bytes), self._disk.disk()
             raise ArtifactUnavailable(
-                f"There is no room for the weights {spec.source} ({format_bytes(spec.size)}): the limit is {limit} "
+                f"There is no room for the {spec.title} ({format_bytes(spec.size)}): the limit is {limit} "
                 f"(GPUFN_WEIGHTS_DISK), the disk has {format_bytes(free)} free, and weights of running workers stay."
             )
 
@@ -241,7 +242,7 @@ class WeightsCache:
         missing = sum(max(0, size - sizes.get(key, 0)) for key, size in wanted.items())
         return max(over_limit, missing + _SPARE_BYTES - self._disk.disk()[1] if missing else 0)
 
-    def _done_bytes(self, spec: WeightsSpec) -> int:
+    def _done_bytes(self, spec: FileTree) -> int:
         done = 0
         for key, size in spec.sizes.items():
             part = self._parts.get(key)

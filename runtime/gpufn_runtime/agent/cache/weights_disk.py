@@ -18,7 +18,8 @@ from pathlib import Path
 
 from gpufn_core.errors import ArtifactUnavailable
 from gpufn_core.remove_folder import remove_tree
-from gpufn_core.spec.weights_spec import WeightsSpec
+from gpufn_core.spec.file_tree import FileTree
+from gpufn_core.spec.volume_spec import EXECUTABLE_KEY
 from gpufn_core.weights import safetensors
 from gpufn_runtime.agent.cache import folder_cache
 from gpufn_runtime.agent.decide.weights_eviction import StoredWeights
@@ -46,10 +47,10 @@ class WeightsDisk:
         for path in (self._files, self._folders):
             path.mkdir(parents=True, exist_ok=True)
 
-    def find(self, spec: WeightsSpec) -> Path | None:
+    def find(self, spec: FileTree) -> Path | None:
         """Return the path of complete and unchanged weights, and set the time of their last use."""
         folder = self._folders / spec.digest
-        if not all(_is_complete(folder / file.path, file.size) for file in spec.files):
+        if not folder.is_dir() or not all(_is_complete(folder / file.path, file.size) for file in spec.files):
             return None
         self.touch([spec.digest])
         return folder / spec.files[0].path if spec.is_file else folder
@@ -60,7 +61,7 @@ class WeightsDisk:
     def part(self, key: str, size: int) -> PartFile:
         return PartFile(self._files / key, size)
 
-    def publish(self, spec: WeightsSpec) -> None:
+    def publish(self, spec: FileTree) -> None:
         """Make the folder of weights whose files are all here. Raises ArtifactUnavailable for damaged content."""
         for file in spec.files:
             path = self._files / spec.key(file)
@@ -194,7 +195,7 @@ class PartFile:
             raise WrongContent(f"its sha256 is {self._sha256.hexdigest()[:12]} instead of {digest[:12]}")
         self._file.flush()
         os.fsync(self._file.fileno())
-        self._part.chmod(0o444)
+        self._part.chmod(0o555 if self._path.name.endswith(EXECUTABLE_KEY) else 0o444)
         os.utime(self._part, ns=(_COMPLETE_NS, _COMPLETE_NS))
         self._part.rename(self._path)
         folder_cache.sync_folder(self._path.parent)

@@ -18,6 +18,8 @@ from typing import Final
 import httpx
 
 from gpufn_core.errors import ArtifactUnavailable
+from gpufn_core.spec.file_tree import FileTree, TreeFile
+from gpufn_core.spec.volume_spec import VolumeTree
 from gpufn_core.spec.weights_spec import HUB, LOCAL, WeightsFile, WeightsSpec, parse_source
 from gpufn_core.weights.hub import Hub
 from gpufn_core.weights.s3 import Bucket
@@ -85,30 +87,38 @@ class _Retryable(Exception):
     """The store is away, slow or overloaded."""
 
 
+ReadStore = Callable[[str], AsyncGenerator[bytes, None]]
+
+
 class WeightsFetch:
-    """`read_store` iterates over a file of the platform's store, by digest. `environ` has the addresses and credentials
+    """`read_store` iterates over a file of the platform's store, by digest, and `read_volumes` over one of volumes.
+    `environ` has the addresses and credentials
     of the origins."""
 
     def __init__(
         self,
-        read_store: Callable[[str], AsyncGenerator[bytes, None]],
+        read_store: ReadStore,
         environ: Mapping[str, str],
         clock: Clock,
         retry_delays_s: tuple[float, ...] = _RETRY_DELAYS_S,
+        read_volumes: ReadStore | None = None,
     ) -> None:
         self._read_store = read_store
+        self._read_volumes = read_volumes or read_store
         self._environ = environ
         self._clock = clock
         self._retry_delays_s = retry_delays_s
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="weights")
 
-    async def fetch(self, spec: WeightsSpec, file: WeightsFile, part: PartFile) -> None:
+    async def fetch(self, spec: FileTree, file: TreeFile, part: PartFile) -> None:
         """Write a file into `part`. Raises ArtifactUnavailable, BusUnavailable, WrongContent, OSError."""
+        if isinstance(spec, VolumeTree):
+            await _copy(self._read_volumes(file.digest), part)
+            return
+        assert isinstance(spec, WeightsSpec)
+        assert isinstance(file, WeightsFile)
         if parse_source(spec.source).scheme == LOCAL:
-            part.restart()
-            async with contextlib.aclosing(self._read_store(file.digest)) as chunks:
-                async for chunk in chunks:
-                    await to_end(asyncio.to_thread(part.add, chunk))
+            await _copy(self._read_store(file.digest), part)
             return
         stop = _Stop()
         work = asyncio.get_running_loop().run_in_executor(self._threads, self._download, spec, file, part, stop)
@@ -161,6 +171,13 @@ class WeightsFetch:
         url = bucket.object_url(path)
         condition = {"if-match": file.etag} if file.etag else {}
         return url, bucket.sign("GET", url, self._clock.time(), condition | headers)
+
+
+async def _copy(chunks: AsyncGenerator[bytes, None], part: PartFile) -> None:
+    part.restart()
+    async with contextlib.aclosing(chunks) as source:
+        async for chunk in source:
+            await to_end(asyncio.to_thread(part.add, chunk))
 
 
 def _check_status(answer: httpx.Response, spec: WeightsSpec, file: WeightsFile) -> None:

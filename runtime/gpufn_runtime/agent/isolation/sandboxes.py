@@ -49,7 +49,7 @@ class Sandboxes:
         mps = (os.fspath(self.home.mps),) if config.mps is not None else ()
         return Sandbox(
             shared=self._shared,
-            readable=(folder, *bundle, *sorted(engines), *config.weights),
+            readable=(folder, *bundle, *sorted(engines), *config.weights, *(volume.path for volume in config.volumes)),
             writable=(*self._writable, os.path.join(folder, "tmp"), config.shared_bodies, *mps),
             hidden=self._hidden,
             memory_bytes=max((config.memory_bytes or 0) // 2, _LEAST_MEMORY_BYTES),

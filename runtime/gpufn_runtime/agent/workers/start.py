@@ -1,6 +1,6 @@
 """Start of workers: from an Assignment to a running process.
 
-    1. get the Revision, its bundle, engines and weights (usually prefetched), and its secrets
+    1. get the Revision, its bundle, engines, weights and volumes (usually prefetched), and its secrets
     2. prepare the GPU for sharing, or stop its MPS
     3. create the memory cgroup, folder, config and FIFO
     4. create the process, forked or cold; it fetches its secrets from us
@@ -24,6 +24,7 @@ from gpufn_core.domain.revision import Revision
 from gpufn_core.domain.worker import NODE_PHASE, Assignment, ColdStart, Exit, StartFailure
 from gpufn_core.errors import GpufnError, PlatformError
 from gpufn_core.home import Home
+from gpufn_core.protocol.launch import MountedVolume
 from gpufn_core.protocol.reports import WorkerEventKind
 from gpufn_platform.process.clock import Clock
 from gpufn_platform.process.tasks import Tasks
@@ -46,6 +47,8 @@ from gpufn_runtime.agent.workers.worker_folder import ProcessFile, WorkerFolder
 log = logging.getLogger(__name__)
 
 _END_CHECK_S = 0.5
+
+_Files = tuple[tuple[str, ...], tuple[MountedVolume, ...]]  # the paths of weights, and the volumes
 
 
 class WorkerLauncher(Launcher, Containers, Protocol):
@@ -96,10 +99,10 @@ class Launches:
             revision = await self._prefetch.revision(record.function, record.revision)
             bundle = await self._prefetch.bundle(revision)
             engines = await self._prefetch.engines(revision, self._configs.kind(assignment))
-            weights = await self._weights(record, revision)
+            files = await self._files(record, revision)
             secrets = await self._secrets.values(revision.spec, revision.secret_scopes)
             fetch_s = self._clock.monotonic() - started
-            if weights is None or record.end_requested_at is not None:  # it had to end meanwhile: no failure
+            if files is None or record.end_requested_at is not None:  # it had to end meanwhile: no failure
                 self._reports.send_event(record, WorkerEventKind.EXITED, exit=Exit())
                 self._cleanup.clean_up(record, folder, None)
                 return
@@ -110,7 +113,7 @@ class Launches:
                 if is_process:
                     group = self._groups.create(record.worker, self._configs.memory_bytes(revision.spec))
                 config = self._configs.config(
-                    record, revision, bundle, engines, weights, launched_at=launched_at, group=group
+                    record, revision, bundle, engines, files[0], volumes=files[1], launched_at=launched_at, group=group
                 )
                 folder.create(config)
                 modules = self._prefetch.modules(revision)
@@ -132,12 +135,12 @@ class Launches:
             self._prefetch.note_launch(record.key, launched_at)
             self._on_started(record, launched, start)
 
-    async def _weights(self, record: WorkerRecord, revision: Revision) -> tuple[str, ...] | None:
-        """Return the paths of the weights; None if the worker has to end first. A fetch takes minutes, and continues
+    async def _files(self, record: WorkerRecord, revision: Revision) -> _Files | None:
+        """Return the weights and volumes; None if the worker has to end first. A fetch takes minutes, and continues
         then for the next worker."""
-        if not revision.spec.weights:
-            return ()
-        fetch = asyncio.create_task(self._prefetch.weights(revision), name=f"weights-{record.worker}")
+        if not revision.spec.weights and not revision.spec.mounts:
+            return (), ()
+        fetch = asyncio.create_task(self._fetch(revision), name=f"weights-{record.worker}")
         try:
             while not fetch.done():
                 await asyncio.wait([fetch], timeout=_END_CHECK_S)
@@ -146,6 +149,9 @@ class Launches:
             return fetch.result()
         finally:
             fetch.cancel()
+
+    async def _fetch(self, revision: Revision) -> _Files:
+        return await self._prefetch.weights(revision), await self._prefetch.volumes(revision)
 
     async def _start_process(
         self,

@@ -12,7 +12,7 @@ from gpufn_core.domain.engine import CPU_KIND
 from gpufn_core.domain.revision import Revision
 from gpufn_core.domain.worker import Assignment
 from gpufn_core.home import Home
-from gpufn_core.protocol.launch import MpsLimits, WorkerConfig
+from gpufn_core.protocol.launch import MountedVolume, MpsLimits, WorkerConfig
 from gpufn_core.spec.function_spec import FunctionSpec
 from gpufn_core.spec.image_spec import ImageSpec
 from gpufn_core.spec.isolation import AS_PROCESS
@@ -78,6 +78,7 @@ class WorkerConfigs:
         engines: dict[str, tuple[str, ...]],
         weights: tuple[str, ...],
         *,
+        volumes: tuple[MountedVolume, ...] = (),
         launched_at: float,
         group: MemoryGroup | None,
     ) -> WorkerConfig:
@@ -90,6 +91,7 @@ class WorkerConfigs:
             bundle_dir=bundle,
             engines=engines,
             weights=weights,
+            volumes=volumes,
             socket=os.fspath(self._home.worker_socket(record.worker)),
             secrets_socket=os.fspath(WorkerFolder(self._home.worker(record.worker)).secrets) if has_secrets else "",
             shared_bodies=os.fspath(self._home.shared_bodies / record.worker),

@@ -52,6 +52,7 @@ from gpufn_runtime.runner.circuits import Circuits
 from gpufn_runtime.runner.core.attempt import Attempt
 from gpufn_runtime.runner.directory import Directory
 from gpufn_runtime.runner.dispatch.large_bodies import NodeBodies
+from gpufn_runtime.runner.workers.data_requests import DataRequests
 from gpufn_runtime.runner.workers.shared_bodies import NodeSharedBodies
 from gpufn_runtime.runner.workers.team_queues import TeamQueues
 from gpufn_runtime.runner.workers.worker_link import WorkerLink
@@ -95,6 +96,7 @@ class NestedCalls:
     _: KW_ONLY
     shared_bodies: NodeSharedBodies
     bodies: NodeBodies
+    data: DataRequests
 
     def __post_init__(self) -> None:
         self._tasks: dict[tuple[str, int], asyncio.Task[_Answer]] = {}
@@ -136,6 +138,7 @@ class NestedCalls:
     def close_all(self, link: WorkerLink) -> None:
         for call in link.open_calls:
             self.close(link, call)
+        self.data.forget(link.id)
 
     def _send_answer(
         self,
@@ -184,12 +187,10 @@ class NestedCalls:
                 return await self._retry_while_bus_away(
                     self._useful_until(call, parent), lambda: self._look_up(link, call)
                 )
-            case Verb.CHECKPOINT if parent is not None:
-                return await self._store_checkpoint(link, call, body, parent)
-            case Verb.RESTORE if parent is not None:
-                return await self._retry_while_bus_away(self._useful_until(call, parent), lambda: self._restore(parent))
             case Verb.CHECKPOINT | Verb.RESTORE:
-                raise InvalidInput("only a running call has a checkpoint")
+                return await self._checkpoint(link, call, body, parent)
+            case Verb.DATA:
+                return await self._data(link, call, body, parent)
         raise InvalidInput(f"{call.verb!r} is not a request that a function can make")
 
     async def _call(self, link: WorkerLink, call: frames.Call, body: bytes, parent: Attempt | None) -> _Answer:
@@ -352,6 +353,13 @@ class NestedCalls:
                 log.info("cannot check whether %s has ended; retrying: %s", invocation, error)
                 await asyncio.sleep(_RETRY_BUS_S)
 
+    async def _checkpoint(self, link: WorkerLink, call: frames.Call, body: bytes, parent: Attempt | None) -> _Answer:
+        if parent is None:
+            raise InvalidInput("only a running call has a checkpoint")
+        if call.verb == Verb.CHECKPOINT:
+            return await self._store_checkpoint(link, call, body, parent)
+        return await self._retry_while_bus_away(self._useful_until(call, parent), lambda: self._restore(parent))
+
     async def _store_checkpoint(self, link: WorkerLink, call: frames.Call, body: bytes, parent: Attempt) -> _Answer:
         """Store a checkpoint. Retries during an outage of the bus, because the call may run for hours."""
         if call.shared_body:
@@ -373,6 +381,20 @@ class NestedCalls:
             except BusUnavailable as error:
                 log.info("cannot store a checkpoint of %s yet: %s", parent.message.id, error)
                 await asyncio.sleep(_RETRY_BUS_S)
+
+    async def _data(self, link: WorkerLink, call: frames.Call, body: bytes, parent: Attempt | None) -> _Answer:
+        request = body
+        if call.shared_body:
+            path = self.shared_bodies.kept_path(self.shared_bodies.accept(link.id, call.shared_body))
+            try:
+                request = await asyncio.to_thread(path.read_bytes)
+            finally:
+                path.unlink(missing_ok=True)
+        content_type, value = await self._retry_while_bus_away(
+            self._useful_until(call, parent),
+            lambda: self.data.execute(link.id, link.revision.function, link.revision.spec, request),
+        )
+        return _Answer(OutcomeKind.SUCCEEDED, None, content_type, value)
 
     async def _restore(self, parent: Attempt) -> _Answer:
         """Return the last checkpoint. An empty content type means that there is none."""

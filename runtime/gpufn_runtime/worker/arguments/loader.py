@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from gpufn.declare import weights
+from gpufn.declare import volume, weights
 from gpufn.declare.hooks import HOOKS_WITH_CAUSE, hooks, with_cause
 from gpufn.declare.type_hints import signature_of
 from gpufn_core.encoding import media
@@ -147,6 +147,7 @@ def load(config: WorkerConfig) -> Loaded:
     if entry.packaging is Packaging.MODEL:
         return _model(config)
     weights.install(dict(zip((spec.declaration for spec in config.spec.weights), config.weights, strict=True)))
+    volume.install({each.name: volume.Mounted(each.path, each.version) for each in config.volumes})
     sys.path.insert(0, config.bundle_dir)
     os.chdir(config.bundle_dir)  # so that relative paths work as in the user's project
     target = _unpickle(config) if entry.packaging is Packaging.PICKLE else _import(entry, config.bundle_dir)

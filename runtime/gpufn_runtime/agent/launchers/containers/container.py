@@ -34,6 +34,7 @@ from gpufn_runtime.agent.launchers.containers.sandbox import (
     Sandbox,
     config_in_container,
     sandbox,
+    volume_name,
     weights_name,
 )
 from gpufn_runtime.agent.launchers.fork_channel import Control
@@ -178,6 +179,8 @@ class Container:
                 container_folder.add_weights(
                     Path(path).parent if spec.is_file else Path(path), self._folder / weights_name(spec)
                 )
+            for volume in config.volumes:
+                container_folder.add_weights(Path(volume.path), self._folder / volume_name(volume))
             container_folder.replace_worker_folder(self._folder, order.folder, self._uid)
             container_folder.replace_worker_folder(self._shared_bodies, Path(config.shared_bodies), self._uid)
 

@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from gpufn_core.domain.device import NO_MPS
-from gpufn_core.protocol.launch import CONTAINED, IN_CONTAINER, WorkerConfig
+from gpufn_core.protocol.launch import CONTAINED, IN_CONTAINER, MountedVolume, WorkerConfig
 from gpufn_core.spec.weights_spec import WeightsSpec
 from gpufn_runtime.agent.launchers.containers.gpu_access import CDI_KIND, GpuDriver
 from gpufn_runtime.agent.mps.base import Mounts
@@ -143,6 +143,9 @@ def config_in_container(config: WorkerConfig) -> WorkerConfig:
             f"{WORKER}/{weights_name(spec)}" + (f"/{os.path.basename(path)}" if spec.is_file else "")
             for spec, path in zip(config.spec.weights, config.weights, strict=True)
         ),
+        volumes=tuple(
+            msgspec.structs.replace(volume, path=f"{WORKER}/{volume_name(volume)}") for volume in config.volumes
+        ),
         shared_bodies=SHARED_BODIES,
         supervisor_fifo="",
         memory_limit_bytes=None,
@@ -154,6 +157,11 @@ def config_in_container(config: WorkerConfig) -> WorkerConfig:
 def weights_name(spec: WeightsSpec) -> str:
     """Return the name of the folder of weights in a worker's folder."""
     return f"weights/{spec.digest}"
+
+
+def volume_name(volume: MountedVolume) -> str:
+    """Return the name of the folder of a volume in a worker's folder."""
+    return f"volumes/{volume.digest}"
 
 
 def _import_environment(env: Iterable[tuple[str, str]]) -> dict[str, str]:

@@ -1,0 +1,1 @@
+"""Queues and dicts by name, for functions and clients."""

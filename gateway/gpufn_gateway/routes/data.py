@@ -1,0 +1,160 @@
+"""Routes of queues and dicts. Their names have the form of functions' names: `invoke` uses them, `read` lists them,
+`deploy` deletes them. A value is the body of a request, with its content type."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from gpufn_core.encoding import media
+from gpufn_core.errors import Conflict, DataNotFound, InvalidInput
+from gpufn_core.protocol.data import MAX_ITEMS, MAX_S, MIN_S, WAIT_S
+from gpufn_gateway.auth.scopes import DEPLOY, INVOKE, READ
+from gpufn_gateway.data.operations import Operations
+from gpufn_gateway.http.body_reader import BodyReader
+from gpufn_gateway.routes.requests import flag, headers_of, json_response, number, principal_of, route
+from gpufn_gateway.routes.volumes import full_name_in
+
+_QUEUE = "/v1/queues/{queue:name}"
+_DICT = "/v1/dicts/{dict:name}"
+_DEFAULT_LEASE_S = 60.0
+
+
+class KeyExists(Conflict):
+    """A dict has an entry that was to be new."""
+
+    retryable = False
+
+
+class DataRoutes:
+    def __init__(self, operations: Operations, bodies: BodyReader) -> None:
+        self._queues = operations.queues
+        self._dicts = operations.dicts
+        self._bodies = bodies
+
+    def routes(self) -> list[Route]:
+        return [
+            route("GET", "/v1/queues", self.list_queues, READ, of_functions=True),
+            route("POST", f"{_QUEUE}/items", self.put_item),
+            route("POST", f"{_QUEUE}/lease", self.lease_item),
+            route("POST", f"{_QUEUE}/ack", self.ack_item),
+            route("POST", f"{_QUEUE}/release", self.release_item),
+            route("GET", _QUEUE, self.count_items),
+            route("DELETE", _QUEUE, self.delete_queue, DEPLOY, of_functions=True),
+            route("GET", "/v1/dicts", self.list_dicts, READ, of_functions=True),
+            route("GET", f"{_DICT}/keys", self.list_keys),
+            route("GET", f"{_DICT}/entry", self.get_entry),
+            route("PUT", f"{_DICT}/entry", self.set_entry),
+            route("DELETE", f"{_DICT}/entry", self.delete_entry),
+            route("DELETE", _DICT, self.clear_dict, DEPLOY, of_functions=True),
+        ]
+
+    # --- queues ------------------------------------------------------------------------------------------------------
+
+    async def list_queues(self, request: Request) -> Response:
+        return _list(request, "queues", "items", await self._queues.all())
+
+    async def count_items(self, request: Request) -> Response:
+        name = _queue(request, INVOKE)
+        return json_response({"name": name, "items": await self._queues.size(name)})
+
+    async def put_item(self, request: Request) -> Response:
+        name = _queue(request, INVOKE)
+        limit = number(request, "max_items", MAX_ITEMS, 1, MAX_ITEMS)
+        ttl_s = _seconds(request, "ttl")
+        value = await self._bodies.read(headers_of(request), request.receive)
+        id_ = request.query_params.get("id", "")[:64]
+        await self._queues.put(name, _type(request), value, ttl_s=ttl_s, max_items=int(limit), id_=id_)
+        return Response(status_code=201)
+
+    async def lease_item(self, request: Request) -> Response:
+        """Lease the first item, after a wait (`?wait=20`). Responds with 204 if none came."""
+        name = _queue(request, INVOKE)
+        wait_s = number(request, "wait", 0.0, 0.0, WAIT_S)
+        item = await self._queues.get(name, wait_s=wait_s, lease_s=_seconds(request, "lease") or _DEFAULT_LEASE_S)
+        if item is None:
+            return Response(status_code=204)
+        headers = {"x-gpufn-lease": item.lease, "x-gpufn-deliveries": str(item.deliveries)}
+        return Response(item.value, headers=headers, media_type=item.content_type or media.BYTES)
+
+    async def ack_item(self, request: Request) -> Response:
+        return await self._settle(request, is_done=True)
+
+    async def release_item(self, request: Request) -> Response:
+        return await self._settle(request, is_done=False)
+
+    async def _settle(self, request: Request, *, is_done: bool) -> Response:
+        name = _queue(request, INVOKE)
+        await self._queues.settle(name, request.query_params.get("lease", ""), is_done=is_done)
+        return Response(status_code=204)
+
+    async def delete_queue(self, request: Request) -> Response:
+        await self._queues.remove(_queue(request, DEPLOY))
+        return Response(status_code=204)
+
+    # --- dicts -------------------------------------------------------------------------------------------------------
+
+    async def list_dicts(self, request: Request) -> Response:
+        return _list(request, "dicts", "entries", await self._dicts.all())
+
+    async def list_keys(self, request: Request) -> Response:
+        name = _dict(request, INVOKE)
+        return json_response({"keys": await self._dicts.keys(name)})
+
+    async def get_entry(self, request: Request) -> Response:
+        name, key = _dict(request, INVOKE), _key(request)
+        found = await self._dicts.get(name, key)
+        if found is None:
+            raise DataNotFound(f"{name} has no key {key[:100]!r}.")
+        return Response(found[1], media_type=found[0] or media.BYTES)
+
+    async def set_entry(self, request: Request) -> Response:
+        """Store a value. With `?only_new=true`, responds with 409 if the key exists."""
+        name, key, only_new = _dict(request, INVOKE), _key(request), flag(request, "only_new")
+        ttl_s = _seconds(request, "ttl")
+        value = await self._bodies.read(headers_of(request), request.receive)
+        is_set = await self._dicts.set(name, key, _type(request), value, ttl_s=ttl_s, only_new=only_new)
+        if not is_set:
+            raise KeyExists(f"{name} has the key {key[:100]!r} already.")
+        return Response(status_code=204)
+
+    async def delete_entry(self, request: Request) -> Response:
+        name, key = _dict(request, INVOKE), _key(request)
+        if not await self._dicts.remove(name, key):
+            raise DataNotFound(f"{name} has no key {key[:100]!r}.")
+        return Response(status_code=204)
+
+    async def clear_dict(self, request: Request) -> Response:
+        await self._dicts.clear(_dict(request, DEPLOY))
+        return Response(status_code=204)
+
+
+def _list(request: Request, kind: str, what: str, counts: dict[str, int]) -> Response:
+    principal = principal_of(request)
+    return json_response(
+        {kind: [{"name": name, what: count} for name, count in counts.items() if principal.may_read(name)]}
+    )
+
+
+def _queue(request: Request, verb: str) -> str:
+    return full_name_in(request, "queue", verb, lambda name: DataNotFound(f"There is no queue {name}."))
+
+
+def _dict(request: Request, verb: str) -> str:
+    return full_name_in(request, "dict", verb, lambda name: DataNotFound(f"There is no dict {name}."))
+
+
+def _key(request: Request) -> str:
+    key = request.query_params.get("key")
+    if not key:
+        raise InvalidInput("name the key: ?key=...", field="key")
+    return key
+
+
+def _seconds(request: Request, name: str) -> float | None:
+    return number(request, name, 0.0, MIN_S, MAX_S) if name in request.query_params else None
+
+
+def _type(request: Request) -> str:
+    return headers_of(request).get(b"content-type", b"").decode("latin-1")[:200]

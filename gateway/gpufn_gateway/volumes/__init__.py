@@ -1,0 +1,1 @@
+"""Volumes: their records, commits, and the removal of unused files."""

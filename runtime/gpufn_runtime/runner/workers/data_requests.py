@@ -1,0 +1,150 @@
+"""Requests of functions for volumes, dicts, queues and stored values (`gpufn_core.protocol.data`).
+
+A gateway executes them. The files of volumes are stored here, as streams: each part that a worker sends is passed to
+the upload of its file.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any, Final
+
+from gpufn_core.encoding.msgspec_errors import DECODE_ERRORS
+from gpufn_core.errors import (
+    BusUnavailable,
+    Conflict,
+    Forbidden,
+    InvalidInput,
+    PayloadTooLarge,
+    ProtocolMismatch,
+    error_from,
+)
+from gpufn_core.ids import is_digest
+from gpufn_core.protocol import codec, subjects
+from gpufn_core.protocol.data import PART_BYTES, STORED, CommitVolume, DataReply, DataRequest, Operation, PutVolumePart
+from gpufn_core.spec.function_spec import FunctionSpec
+from gpufn_core.spec.names import home_of
+from gpufn_core.spec.volume_spec import check_name, full_name_at
+from gpufn_platform.bus.connection import Bus
+from gpufn_platform.bus.storage import object_store
+
+_REPLY_S: Final = 35.0  # longer than a gateway waits for an item
+_STALLED_S: Final = 60.0  # an upload without a further part ends
+_MAX_UPLOADS: Final = 8  # of one worker
+
+unpack: codec.Unpacker[Any] = codec.Unpacker(Operation)
+_unpack_reply: codec.Unpacker[DataReply] = codec.Unpacker(DataReply)
+
+
+class DataRequests:
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+        self._uploads: dict[tuple[str, str], _Upload] = {}  # by worker and digest
+
+    async def execute(self, worker: str, function: str, spec: FunctionSpec, request: bytes) -> tuple[str, bytes]:
+        """Execute a worker's request; return content type and value. Raises GpufnError."""
+        try:
+            operation, value = unpack(request)
+        except (ProtocolMismatch, *DECODE_ERRORS) as error:
+            raise InvalidInput(f"the request for data cannot be read: {error}") from error
+        check_name(operation.name)
+        check_allowed(operation, spec)
+        if isinstance(operation, PutVolumePart):
+            return "", await self._add_part(worker, operation, value)
+        message = codec.pack(DataRequest(function, operation), value)
+        response = await self._bus.request(subjects.DATA_REQUESTS, message, timeout_s=_REPLY_S)
+        reply, body = _unpack_reply(response.payload)
+        if reply.error is not None:
+            raise error_from(reply.error)
+        return reply.content_type, body
+
+    def forget(self, worker: str) -> None:
+        """End the uploads of a worker that is gone."""
+        for key in [key for key in self._uploads if key[0] == worker]:
+            self._uploads.pop(key).cancel()
+
+    async def _add_part(self, worker: str, part: PutVolumePart, data: bytes) -> bytes:
+        if not is_digest(part.digest) or len(data) > PART_BYTES or part.size < part.offset + len(data):
+            raise InvalidInput("a part of a volume's file is not as announced")
+        key = worker, part.digest
+        if part.offset == 0:
+            if (other := self._uploads.pop(key, None)) is not None:
+                other.cancel()
+            if await object_store.touch(self._bus, subjects.VOLUME_FILES, part.digest):
+                return STORED
+            if sum(owner == worker for owner, _ in self._uploads) >= _MAX_UPLOADS:
+                raise PayloadTooLarge(f"a worker stores at most {_MAX_UPLOADS} files at a time")
+            self._uploads[key] = _Upload(self._bus, part.digest, part.size)
+        upload = self._uploads.get(key)
+        if upload is None:
+            raise Conflict("The upload of this file was interrupted: commit again.")
+        is_last = part.offset + len(data) == part.size
+        try:
+            await upload.add(part.offset, data, is_last=is_last)
+        except BaseException:
+            self._uploads.pop(key, None)
+            upload.cancel()
+            raise
+        if is_last:
+            self._uploads.pop(key, None)
+        return STORED if is_last else b""
+
+
+class _Upload:
+    """A file that is being stored."""
+
+    def __init__(self, bus: Bus, digest: str, size: int) -> None:
+        self._parts: asyncio.Queue[bytes | None] = asyncio.Queue(maxsize=1)
+        self._next = 0
+        stored = object_store.put_stream(bus, subjects.VOLUME_FILES, digest, size, self._read(), purges=False)
+        self._task = asyncio.create_task(stored, name=f"volume file {digest[:12]}")
+
+    async def add(self, offset: int, data: bytes, *, is_last: bool) -> None:
+        """Pass on a part; with the last one, wait until the file is stored. Raises what the upload raises."""
+        if offset != self._next:
+            raise InvalidInput("the parts of a volume's file are not in order")
+        self._next += len(data)
+        await self._put(data)
+        if is_last:
+            await self._put(None)
+            await self._task
+
+    def cancel(self) -> None:
+        self._task.cancel()
+
+    async def _put(self, part: bytes | None) -> None:
+        """Queue a part, unless the upload ends first."""
+        putting = asyncio.ensure_future(self._parts.put(part))
+        await asyncio.wait((putting, self._task), return_when=asyncio.FIRST_COMPLETED)
+        if not putting.done():
+            putting.cancel()
+            await self._task
+            raise InvalidInput("the file is stored already")
+
+    async def _read(self) -> AsyncIterator[bytes]:
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_STALLED_S):
+                    part = await self._parts.get()
+                    if part is None:
+                        return
+                    yield part
+                    continue
+            raise BusUnavailable("No further part of the file came.")
+
+
+def check_allowed(operation: Operation, spec: FunctionSpec) -> None:
+    """Raise Forbidden unless a function with this spec may do that. A deploy checks the rights of its volumes. It may
+    use the queues and dicts of its own app."""
+    if not isinstance(operation, (PutVolumePart, CommitVolume)):
+        home = home_of(spec.name)
+        if home_of(full_name_at(operation.name, home)) != home:
+            raise Forbidden(f"{operation.name} is in another app: functions use the queues and dicts of their own.")
+        return
+    if any(mount.name == operation.name and mount.writable for mount in spec.mounts):
+        return
+    raise Forbidden(
+        f"{spec.name} does not declare the volume {operation.name[:130]!r} with writable=True, so it cannot change it"
+    )

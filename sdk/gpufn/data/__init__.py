@@ -1,0 +1,1 @@
+"""Volumes, dicts, queues and stored values: how programs reach them."""

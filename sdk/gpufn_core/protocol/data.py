@@ -1,0 +1,138 @@
+"""Requests of functions for volumes, dicts, queues and stored values.
+
+worker → runner    a Call frame with the verb DATA: an operation and its value, packed (`gpufn_core.protocol.codec`)
+runner → gateway   a DataRequest with the function's name, and the value; any gateway answers with a DataReply
+
+The runner stores the parts of a volume's file itself: they are too large for a message.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from gpufn_core.errors import ErrorInfo, InvalidInput
+from gpufn_core.spec.volume_spec import VolumeChange
+
+PART_BYTES = 16 << 20  # the size of all but the last part of a volume's file
+
+
+class PutVolumePart(msgspec.Struct, frozen=True, tag="volume.part"):
+    """Store a part of a file, which starts at `offset`. The file has `size` bytes, and the sha256 `digest`. The reply's
+    body is `STORED` if no further part is needed."""
+
+    name: str
+    digest: str
+    size: int
+    offset: int
+
+
+class CommitVolume(msgspec.Struct, frozen=True, tag="volume.commit"):
+    """Publish a version. The reply's body is a VolumeVersion."""
+
+    name: str
+    change: VolumeChange
+
+
+class PutItem(msgspec.Struct, frozen=True, tag="queue.put"):
+    """Store the message's body in a queue. A second item with the same id has no effect."""
+
+    name: str
+    content_type: str
+    id: str
+    ttl_s: float | None = None
+    max_items: int | None = None
+
+
+class GetItem(msgspec.Struct, frozen=True, tag="queue.get"):
+    """Lease the first item of a queue. The reply's body is an ItemReply; empty if none came within `wait_s`."""
+
+    name: str
+    wait_s: float
+    lease_s: float
+
+
+class SettleItem(msgspec.Struct, frozen=True, tag="queue.settle"):
+    """End the lease of an item: remove it if `is_done`, else deliver it again."""
+
+    name: str
+    lease: str
+    is_done: bool
+
+
+class CountItems(msgspec.Struct, frozen=True, tag="queue.count"):
+    """Count the items of a queue, with the leased ones. The reply's body is a number."""
+
+    name: str
+
+
+class ItemReply(msgspec.Struct, frozen=True):
+    """A leased item; its value is the rest of the body."""
+
+    lease: str
+    content_type: str
+    deliveries: int
+
+
+class GetEntry(msgspec.Struct, frozen=True, tag="dict.get"):
+    """Read an entry of a dict. The reply has no content type if the key is absent."""
+
+    name: str
+    key: str
+
+
+class SetEntry(msgspec.Struct, frozen=True, tag="dict.set"):
+    """Store the message's body in a dict. The reply's body is `true` or `false`: whether it was stored."""
+
+    name: str
+    key: str
+    content_type: str
+    ttl_s: float | None = None
+    only_new: bool = False
+
+
+class RemoveEntry(msgspec.Struct, frozen=True, tag="dict.remove"):
+    """Delete an entry of a dict. The reply's body is `true` or `false`: whether it existed."""
+
+    name: str
+    key: str
+
+
+class ListKeys(msgspec.Struct, frozen=True, tag="dict.keys"):
+    """List the keys of a dict. The reply's body is a list."""
+
+    name: str
+
+
+STORED = b"stored"
+
+QueueOperation = PutItem | GetItem | SettleItem | CountItems
+DictOperation = GetEntry | SetEntry | RemoveEntry | ListKeys
+Forwarded = CommitVolume | QueueOperation | DictOperation  # to a gateway
+Operation = PutVolumePart | Forwarded
+
+ITEM_BYTES = 1 << 20  # of an item of a queue, or of a value in a dict
+MAX_ITEMS = 100_000  # of a queue
+MAX_ENTRIES = 10_000  # of a dict
+KEY_CHARS = 256  # of a key of a dict
+WAIT_S = 25.0  # the longest wait of one request for an item
+MIN_S, MAX_S = 1.0, 7 * 86_400.0  # of a lease, and of a time to live
+
+
+def check_seconds(what: str, seconds: float | None) -> None:
+    """Raise InvalidInput unless a lease or a time to live is within bounds."""
+    if seconds is not None and not MIN_S <= seconds <= MAX_S:
+        raise InvalidInput(f"{what} is from {MIN_S:g} to {MAX_S:g} seconds, not {seconds:g}", field=what)
+
+
+class DataRequest(msgspec.Struct, frozen=True):
+    """An operation that a function requests. The gateway completes names with the function's app."""
+
+    function: str
+    operation: Forwarded
+
+
+class DataReply(msgspec.Struct, frozen=True):
+    """The reply to a DataRequest. Its value is the message's body."""
+
+    error: ErrorInfo | None = None
+    content_type: str = ""

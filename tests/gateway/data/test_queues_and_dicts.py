@@ -1,0 +1,134 @@
+"""Queues and dicts of a gateway on a bus."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import httpx
+import pytest
+
+from gpufn_core.protocol import codec
+from gpufn_core.protocol.data import CommitVolume, DataReply, DataRequest, GetEntry, SetEntry
+from gpufn_core.protocol.subjects import DATA_REQUESTS
+from gpufn_core.spec.volume_spec import VolumeChange
+from gpufn_gateway.data.function_requests import FunctionRequests
+from tests.gateway.whole import Whole, gateway_on
+
+_unpack: codec.Unpacker[DataReply] = codec.Unpacker(DataReply)
+
+
+@pytest.fixture
+def http(nats: Any) -> Any:
+    return lambda: gateway_on(nats)
+
+
+async def put(gateway: Whole, queue: str, value: bytes, query: str = "") -> httpx.Response:
+    return await gateway.http.post(f"/v1/queues/{queue}/items{query}", content=value)
+
+
+async def take(gateway: Whole, queue: str, query: str = "") -> httpx.Response:
+    return await gateway.http.post(f"/v1/queues/{queue}/lease{query}")
+
+
+async def end(gateway: Whole, queue: str, verb: str, item: httpx.Response) -> int:
+    lease = item.headers["x-gpufn-lease"]
+    return (await gateway.http.post(f"/v1/queues/{queue}/{verb}", params={"lease": lease})).status_code
+
+
+async def test_an_item_that_is_not_acknowledged_is_delivered_again(http: Any) -> None:
+    async with http() as gateway:
+        await put(gateway, "again", b"first")
+        await put(gateway, "again", b"second")
+        first = await take(gateway, "again", "?lease=1")
+        assert (first.content, first.headers["x-gpufn-deliveries"]) == (b"first", "1")
+        second = await take(gateway, "again", "?lease=1")
+        assert await end(gateway, "again", "ack", second) == 204
+        repeated = await take(gateway, "again", "?lease=1&wait=20")
+        assert (repeated.content, repeated.headers["x-gpufn-deliveries"]) == (b"first", "2")
+        assert await end(gateway, "again", "release", repeated) == 204
+        released = await take(gateway, "again", "?lease=1&wait=20")
+        assert (released.content, await end(gateway, "again", "ack", released)) == (b"first", 204)
+        assert (await take(gateway, "again", "?lease=1")).status_code == 204
+        assert (await gateway.http.get("/v1/queues/again")).json() == {"name": "again", "items": 0}
+
+
+async def test_a_waiting_client_gets_the_next_item_and_one_that_left_gets_none(http: Any, settle: Any) -> None:
+    async with http() as gateway:
+        await take(gateway, "wait")  # the queue's consumer exists now
+        waiting = asyncio.create_task(take(gateway, "wait", "?wait=20"))
+        left = asyncio.create_task(gateway.operations.queues.get("wait", wait_s=20, lease_s=60))
+        await settle()
+        await gateway.bus.flush()
+        left.cancel()
+        await put(gateway, "wait", b"a")
+        await put(gateway, "wait", b"b")
+        assert (await waiting).content in (b"a", b"b")
+        assert (await take(gateway, "wait", "?wait=20")).content in (b"a", b"b")
+
+
+async def test_the_limits_of_a_queue(http: Any) -> None:
+    async with http() as gateway:
+        assert (await put(gateway, "limits", bytes((1 << 20) + 1))).json()["code"] == "payload_too_large"
+        assert (await put(gateway, "limits", b"a", "?ttl=0.5")).status_code == 422
+        for number in range(3):
+            answer = await put(gateway, "limits", b"%d" % number, "?max_items=2")
+        assert (answer.status_code, answer.json()["code"]) == (429, "queue_full")
+        assert (await put(gateway, "once", b"a", "?id=x")).status_code == 201
+        assert (await put(gateway, "once", b"a", "?id=x")).status_code == 201
+        assert (await gateway.http.get("/v1/queues/once")).json()["items"] == 1
+        assert {each["name"] for each in (await gateway.http.get("/v1/queues")).json()["queues"]} >= {"limits", "once"}
+        assert (await gateway.http.delete("/v1/queues/limits")).status_code == 204
+        assert (await gateway.http.get("/v1/queues/limits")).json()["items"] == 0
+
+
+@pytest.mark.parametrize(
+    "lease",
+    ["", "x", "GPUFN_QUEUES.Q-other.1.1.1.1.0", "GPUFN_ASYNC.Q-own.1.1.1.1.0", "GPUFN_QUEUES.Q-own.1.1.1.*.0"],
+)
+async def test_a_lease_names_no_item_of_another_queue(http: Any, lease: str) -> None:
+    async with http() as gateway:
+        refused = await gateway.http.post("/v1/queues/own/ack", params={"lease": lease})
+        assert (refused.status_code, refused.json()["field"]) == (422, "lease")
+        gone = await gateway.http.post("/v1/queues/own/ack", params={"lease": "GPUFN_QUEUES.Q-own.1.1.1.1.0"})
+        assert (gone.status_code, gone.json()["retryable"]) == (409, False)
+
+
+async def test_a_dict_keeps_values_by_any_text(http: Any) -> None:
+    async with http() as gateway:
+        entry = "/v1/dicts/prod/search/d/entry"
+        for key in ("a.b>*", "ключ", " "):
+            assert (await gateway.http.put(entry, params={"key": key}, content=key.encode())).status_code == 204
+            assert (await gateway.http.get(entry, params={"key": key})).content == key.encode()
+        taken = await gateway.http.put(entry, params={"key": " ", "only_new": "true"}, content=b"new")
+        assert (taken.status_code, taken.json()["retryable"]) == (409, False)
+        assert (await gateway.http.get("/v1/dicts/prod/search/d/keys")).json()["keys"] == ["a.b>*", "ключ", " "]
+        assert (await gateway.http.delete(entry, params={"key": " "})).status_code == 204
+        assert (await gateway.http.delete(entry, params={"key": " "})).json()["code"] == "data_not_found"
+        assert (await gateway.http.put(entry, params={"key": "k" * 257}, content=b"")).status_code == 422
+        assert {"name": "prod/search/d", "entries": 2} in (await gateway.http.get("/v1/dicts")).json()["dicts"]
+        assert (await gateway.http.delete("/v1/dicts/prod/search/d")).status_code == 204
+        assert (await gateway.http.get("/v1/dicts/prod/search/d/keys")).json()["keys"] == []
+
+
+async def test_a_function_uses_the_data_of_its_app(http: Any) -> None:
+    async with http() as gateway:
+        bus = gateway.bus
+
+        async def synced() -> None: ...
+
+        requests = FunctionRequests(gateway.bus, gateway.volumes, gateway.operations, synced)
+        answering = asyncio.create_task(requests.run())
+        await asyncio.sleep(0)
+
+        async def send(operation: Any, value: bytes = b"") -> tuple[DataReply, bytes]:
+            message = codec.pack(DataRequest("prod/search/f", operation), value)
+            return _unpack((await bus.request(DATA_REQUESTS, message)).payload)
+
+        await send(SetEntry("shared", "k", "text/plain"), b"v")
+        assert await send(GetEntry("shared", "k")) == (DataReply(content_type="text/plain"), b"v")
+        assert (await gateway.http.get("/v1/dicts/prod/search/shared/entry?key=k")).content == b"v"
+        failed, _ = await send(CommitVolume("absent", VolumeChange(remove=("a",))))
+        assert failed.error is not None
+        assert failed.error.code == "invalid_input"
+        answering.cancel()
