@@ -375,7 +375,7 @@ class _Gateway:
                 Secrets(buckets.secrets, services.master_key, registry, self._deploys, clock), bodies
             ).routes(),
             *VolumeRoutes(services.volumes, bodies, services.settings.max_model_bytes).routes(),
-            *DataRoutes(self._operations, bodies).routes(),
+            *DataRoutes(bus, self._operations, bodies).routes(),
             *LoginRoutes(services.login, access, services.token_store, bodies).routes(),
             *TeamRoutes(buckets.teams, self._team_uses, registry, bodies).routes(),
             *SigningRoutes(TrustedKeys(buckets.signing, services.signatures, registry, clock), bodies).routes(),

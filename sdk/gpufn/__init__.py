@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from gpufn.client.client import Client as Client
     from gpufn.data.dict import Dict as Dict
     from gpufn.data.queue import Queue as Queue
+    from gpufn.data.value import Ref as Ref
+    from gpufn.data.value import put as put
     from gpufn.declare.app import App as App
     from gpufn.declare.decorator import enter as enter
     from gpufn.declare.decorator import exit as exit  # noqa: A004  the counterpart of `enter`
@@ -97,6 +99,8 @@ __all__ = [  # noqa: RUF022  grouped by purpose
     # Share data
     "Dict",
     "Queue",
+    "put",
+    "Ref",
     # Errors
     "GpufnError",
     "RequestError",
@@ -109,6 +113,7 @@ __all__ = [  # noqa: RUF022  grouped by purpose
 _MODULES = {
     "gpufn.data.dict": ("Dict",),
     "gpufn.data.queue": ("Queue",),
+    "gpufn.data.value": ("put", "Ref"),
     "gpufn.declare.app": ("App",),
     "gpufn.declare.decorator": ("gpu_function", "enter", "method", "park", "resume", "exit"),
     "gpufn.declare.function": ("Function",),

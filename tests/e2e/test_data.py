@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from gpufn import Client, Dict, Queue
+from gpufn import Client, Dict, Queue, Ref, put
 from gpufn.data import channel
 from gpufn.data.http_channel import HttpChannel
+from gpufn_core.errors import DataNotFound, InvalidInput
 from tests.conftest import Platform
 
 pytestmark = pytest.mark.e2e
@@ -112,3 +113,19 @@ def test_clients_and_functions_share_queues_and_dicts(platform: Platform, app: P
         with pytest.raises(KeyError):
             seen["old"]
         assert platform.invoke("take-from-another-app") == "Forbidden"
+
+
+def test_a_stored_value_is_an_argument_of_calls(platform: Platform, app: Path, shelf: Path) -> None:
+    with Client(platform.url) as client, installed(HttpChannel(client)):
+        numbers = put(list(range(300_000)), ttl=60)
+        platform.gpufn("deploy", app)
+        expected = [sum(range(300_000))] * 2 + [2]
+        assert client.invoke("total", numbers=numbers) == expected
+        assert platform.invoke("total", {"numbers": {"id": numbers.id}}) == expected
+        assert len(numbers.get()) == 300_000
+        with pytest.raises(DataNotFound):
+            Ref(numbers.id[:-1] + ("0" if numbers.id[-1] != "0" else "1")).get()
+        with pytest.raises(DataNotFound):
+            Ref("gpufn_arguments").get()
+        with pytest.raises(InvalidInput):
+            put(print)

@@ -204,7 +204,7 @@ class Whole:
                 Secrets(buckets.secrets, master_key or MasterKey(KEY, ""), self.registry, self.deploys, clock), bodies
             ).routes(),
             *VolumeRoutes(self.volumes, bodies, ARTIFACT_LIMIT).routes(),
-            *DataRoutes(self.operations, bodies).routes(),
+            *DataRoutes(bus, self.operations, bodies).routes(),
             *LoginRoutes(self.login, self.access, self.token_store, bodies).routes(),
             *TeamRoutes(buckets.teams, team_uses, self.registry, bodies).routes(),
             *SigningRoutes(TrustedKeys(buckets.signing, self.signatures, self.registry, clock), bodies).routes(),

@@ -3,22 +3,30 @@
 
 from __future__ import annotations
 
+import contextlib
+
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from gpufn_core.encoding import media
-from gpufn_core.errors import Conflict, DataNotFound, InvalidInput
-from gpufn_core.protocol.data import MAX_ITEMS, MAX_S, MIN_S, WAIT_S
+from gpufn_core.errors import ArtifactUnavailable, Conflict, DataNotFound, InvalidInput
+from gpufn_core.protocol import subjects
+from gpufn_core.protocol.data import MAX_ITEMS, MAX_S, MIN_S, VALUE_BYTES, WAIT_S, StoredValue
+from gpufn_core.protocol.records import BodyReference
 from gpufn_gateway.auth.scopes import DEPLOY, INVOKE, READ
 from gpufn_gateway.data.operations import Operations
-from gpufn_gateway.http.body_reader import BodyReader
+from gpufn_gateway.http.body_reader import BodyReader, iter_body, require_content_length
 from gpufn_gateway.routes.requests import flag, headers_of, json_response, number, principal_of, route
 from gpufn_gateway.routes.volumes import full_name_in
+from gpufn_platform.bus.connection import Bus
+from gpufn_platform.bus.storage import object_store
+from gpufn_platform.queue import large_bodies
 
 _QUEUE = "/v1/queues/{queue:name}"
 _DICT = "/v1/dicts/{dict:name}"
 _DEFAULT_LEASE_S = 60.0
+_DEFAULT_TTL_S = 3600.0  # until a stored value expires
 
 
 class KeyExists(Conflict):
@@ -28,7 +36,8 @@ class KeyExists(Conflict):
 
 
 class DataRoutes:
-    def __init__(self, operations: Operations, bodies: BodyReader) -> None:
+    def __init__(self, bus: Bus, operations: Operations, bodies: BodyReader) -> None:
+        self._bus = bus
         self._queues = operations.queues
         self._dicts = operations.dicts
         self._bodies = bodies
@@ -42,6 +51,8 @@ class DataRoutes:
             route("POST", f"{_QUEUE}/release", self.release_item),
             route("GET", _QUEUE, self.count_items),
             route("DELETE", _QUEUE, self.delete_queue, DEPLOY, of_functions=True),
+            route("POST", "/v1/values", self.put_value, INVOKE, of_functions=True),
+            route("GET", "/v1/values/{id}", self.get_value, INVOKE, of_functions=True),
             route("GET", "/v1/dicts", self.list_dicts, READ, of_functions=True),
             route("GET", f"{_DICT}/keys", self.list_keys),
             route("GET", f"{_DICT}/entry", self.get_entry),
@@ -92,6 +103,27 @@ class DataRoutes:
     async def delete_queue(self, request: Request) -> Response:
         await self._queues.remove(_queue(request, DEPLOY))
         return Response(status_code=204)
+
+    # --- values ------------------------------------------------------------------------------------------------------
+
+    async def put_value(self, request: Request) -> Response:
+        """Store the body, for an hour by default. Its id cannot be guessed, and is all that a reader needs."""
+        ttl_s = _seconds(request, "ttl") or _DEFAULT_TTL_S
+        size = require_content_length(headers_of(request), VALUE_BYTES, "a stored value")
+        owner = large_bodies.expiring_owner()
+        async with contextlib.aclosing(iter_body(request.receive)) as parts:
+            stored = await object_store.keep_stream(self._bus, subjects.VALUES, size, parts, owner=owner, ttl_s=ttl_s)
+        return json_response(StoredValue.of(BodyReference(owner, stored, size)), 201)
+
+    async def get_value(self, request: Request) -> Response:
+        id_ = str(request.path_params["id"])
+        parts = large_bodies.read(self._bus, subjects.VALUES, StoredValue(id_, 0).reference)
+        try:
+            async with contextlib.aclosing(parts) as chunks:
+                value = b"".join([chunk async for chunk in chunks])
+        except ArtifactUnavailable:
+            raise DataNotFound(f"There is no value {id_[:100]!r}: it may have expired.") from None
+        return Response(value, media_type=media.BYTES)
 
     # --- dicts -------------------------------------------------------------------------------------------------------
 

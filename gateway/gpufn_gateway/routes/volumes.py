@@ -114,7 +114,7 @@ def _named(request: Request, verb: str) -> str:
 
 def full_name_in(request: Request, parameter: str, verb: str, missing: Callable[[str], GpufnError]) -> str:
     """Return the full name in a path, with `default` for the parts that it leaves out. Raises `missing` of the name if
-    the principal may not know of it, Forbidden without `verb`, and InvalidInput."""
+    it does not exist for the principal, Forbidden without `verb`, and InvalidInput."""
     written = str(request.path_params[parameter])
     name = names.canonical(written)
     if not names.is_function_name(name):

@@ -68,6 +68,7 @@ _STORES = (
     subjects.MODEL_FILES,
     subjects.ENGINE_FILES,
     subjects.VOLUME_FILES,
+    subjects.VALUES,
     subjects.ARGUMENT_FILES,
     subjects.RESULT_FILES,
 )
@@ -190,6 +191,8 @@ _PERMISSIONS = {
             f"$O.{subjects.RESULT_FILES}.>",
             f"$O.{subjects.VOLUME_FILES}.>",  # files that functions commit
             *_read_store(subjects.VOLUME_FILES),
+            f"$O.{subjects.VALUES}.>",
+            *_read_store(subjects.VALUES),
             f"$O.{subjects.ARGUMENT_FILES}.>",  # arguments of nested calls, and removal of used ones
             *_take(subjects.SYNC, subjects.SYNC_FILTER),
             *_take(subjects.ASYNC, subjects.ASYNC_FILTER),

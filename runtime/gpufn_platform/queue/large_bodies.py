@@ -21,6 +21,7 @@ from typing import Final
 from gpufn_core.errors import CapacityError, GpufnError, QueueFull
 from gpufn_core.ids import new_ulid
 from gpufn_core.protocol import subjects
+from gpufn_core.protocol.data import MAX_VALUES_BYTES
 from gpufn_core.protocol.records import BodyReference
 from gpufn_platform.bus.connection import Bus
 from gpufn_platform.bus.storage import object_store
@@ -35,6 +36,7 @@ _FULL_RETRY_S: Final = 5.0
 async def ensure_buckets(bus: Bus) -> None:
     await object_store.ensure_bucket(bus, subjects.ARGUMENT_FILES, expires=True, max_bytes=MAX_ARGUMENT_BYTES)
     await object_store.ensure_bucket(bus, subjects.RESULT_FILES, expires=True)
+    await object_store.ensure_bucket(bus, subjects.VALUES, expires=True, max_bytes=MAX_VALUES_BYTES)
 
 
 def expiring_owner() -> str:

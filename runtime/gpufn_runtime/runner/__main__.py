@@ -27,7 +27,7 @@ log = logging.getLogger("gpufn.runner")
 _BUS_RETRY_FOR_S = 5.0  # NATS may be restarting together with the runner
 _STREAMS = (subjects.SYNC, subjects.ASYNC, subjects.RESULTS, subjects.DEAD_LETTERS, subjects.CHECKPOINTS)
 _BUCKETS = (subjects.ASSIGNMENTS, subjects.FUNCTIONS, subjects.REVISIONS, subjects.TEAMS, subjects.USAGE)
-_STORES = (subjects.RESULT_FILES, subjects.VOLUME_FILES)
+_STORES = (subjects.RESULT_FILES, subjects.VOLUME_FILES, subjects.VALUES)
 _AGENT_NOTICE_S = 0.3  # an agent that is stopped together with the runner has announced it by then
 _POLL_S = 0.05
 

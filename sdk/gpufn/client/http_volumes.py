@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class VolumeRequests(Requests):
-    """Volume endpoints. A name without an environment is in that of the client, or in `default`."""
+    """Volume endpoints. A name without an environment is in the client's environment, or in `default`."""
 
     def volumes(self) -> list[VolumeRecord]:
         """List the volumes by name."""

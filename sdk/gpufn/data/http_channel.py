@@ -7,19 +7,25 @@ from typing import Any
 import msgspec
 
 from gpufn.client.http import Requests
+from gpufn_core.encoding import media
+from gpufn_core.encoding.urls import segment
 from gpufn_core.errors import Conflict, DataNotFound, InvalidInput
 from gpufn_core.protocol import codec
 from gpufn_core.protocol.data import (
     CountItems,
     GetEntry,
     GetItem,
+    GetValue,
     ItemReply,
     ListKeys,
     Operation,
     PutItem,
+    PutValue,
+    QueueOperation,
     RemoveEntry,
     SetEntry,
     SettleItem,
+    StoredValue,
 )
 
 _WAIT_MARGIN_S = 10.0
@@ -33,22 +39,29 @@ class HttpChannel:
 
     def execute(self, operation: Operation, value: bytes = b"") -> tuple[str, bytes]:
         match operation:
-            case PutItem(name, content_type, id_, ttl_s, max_items):
-                params = _given(ttl=ttl_s, max_items=max_items, id=id_)
-                self._send("POST", f"queues/{self._path(name)}/items", params, content_type, value)
-                return "", b""
-            case GetItem(name, wait_s, lease_s):
-                return "", self._lease(name, wait_s, lease_s)
-            case SettleItem(name, lease, is_done):
-                verb = "ack" if is_done else "release"
-                self._send("POST", f"queues/{self._path(name)}/{verb}", {"lease": lease})
-                return "", b""
-            case CountItems(name):
-                response = self._send("GET", f"queues/{self._path(name)}", {})
-                return "", codec.encode(msgspec.json.decode(response.content)["items"])
+            case PutItem() | GetItem() | SettleItem() | CountItems():
+                return "", self._on_queue(operation, value)
+            case PutValue() | GetValue():
+                return "", self._on_value(operation, value)
             case GetEntry() | SetEntry() | RemoveEntry() | ListKeys():
                 return self._on_dict(operation, value)
         raise InvalidInput("only a worker commits with volume.commit(): elsewhere, use `gpufn volume put`")
+
+    def _on_queue(self, operation: QueueOperation, value: bytes) -> bytes:
+        match operation:
+            case PutItem(name, content_type, id_, ttl_s, max_items):
+                params = _given(ttl=ttl_s, max_items=max_items, id=id_)
+                self._send("POST", f"queues/{self._path(name)}/items", params, content_type, value)
+                return b""
+            case GetItem(name, wait_s, lease_s):
+                return self._lease(name, wait_s, lease_s)
+            case SettleItem(name, lease, is_done):
+                verb = "ack" if is_done else "release"
+                self._send("POST", f"queues/{self._path(name)}/{verb}", {"lease": lease})
+                return b""
+            case CountItems(name):
+                response = self._send("GET", f"queues/{self._path(name)}", {})
+                return codec.encode(msgspec.json.decode(response.content)["items"])
 
     def _lease(self, name: str, wait_s: float, lease_s: float) -> bytes:
         params = _given(wait=wait_s, lease=lease_s)
@@ -58,6 +71,13 @@ class HttpChannel:
         headers = response.headers
         header = ItemReply(headers["x-gpufn-lease"], headers["content-type"], int(headers["x-gpufn-deliveries"]))
         return codec.pack(header, response.content)
+
+    def _on_value(self, operation: PutValue | GetValue, value: bytes) -> bytes:
+        if isinstance(operation, GetValue):
+            content: bytes = self._send("GET", f"values/{segment(operation.name)}", {}).content
+            return content
+        response = self._send("POST", "values", _given(ttl=operation.ttl_s), media.BYTES, value)
+        return codec.encode(msgspec.json.decode(response.content, type=StoredValue))
 
     def _on_dict(self, operation: GetEntry | SetEntry | RemoveEntry | ListKeys, value: bytes) -> tuple[str, bytes]:
         path = f"dicts/{self._path(operation.name)}"

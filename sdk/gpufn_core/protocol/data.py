@@ -8,9 +8,13 @@ The runner stores the parts of a volume's file itself: they are too large for a 
 
 from __future__ import annotations
 
+import re
+
 import msgspec
 
-from gpufn_core.errors import ErrorInfo, InvalidInput
+from gpufn_core.errors import DataNotFound, ErrorInfo, InvalidInput
+from gpufn_core.ids import is_digest
+from gpufn_core.protocol.records import BodyReference
 from gpufn_core.spec.volume_spec import VolumeChange
 
 PART_BYTES = 16 << 20  # the size of all but the last part of a volume's file
@@ -103,14 +107,51 @@ class ListKeys(msgspec.Struct, frozen=True, tag="dict.keys"):
     name: str
 
 
+class PutValue(msgspec.Struct, frozen=True, tag="value.put"):
+    """Store the message's body for `ttl_s`. The reply's body is a StoredValue."""
+
+    ttl_s: float
+    name: str = ""
+
+
+class GetValue(msgspec.Struct, frozen=True, tag="value.get"):
+    """Read the stored value with the id `name`. The reply's body is the value."""
+
+    name: str
+
+
+class StoredValue(msgspec.Struct, frozen=True):
+    """A stored value. Its id cannot be guessed: the owner of its blob, which is random, and its digest."""
+
+    id: str
+    size: int
+
+    @classmethod
+    def of(cls, reference: BodyReference) -> StoredValue:
+        return cls(f"{reference.owner}.{reference.digest}", reference.size)
+
+    @property
+    def reference(self) -> BodyReference:
+        """Where the value is stored. Raises DataNotFound for an id that no value can have."""
+        owner, _, digest = self.id.rpartition(".")
+        if _OWNER.fullmatch(owner) is None or not is_digest(digest):
+            raise DataNotFound(f"{self.id[:100]!r} is not the id of a stored value: call gpufn.put")
+        return BodyReference(owner, digest, self.size)
+
+
+_OWNER = re.compile(r"waited-[0-9a-z]{26}")
+
 STORED = b"stored"
 
 QueueOperation = PutItem | GetItem | SettleItem | CountItems
 DictOperation = GetEntry | SetEntry | RemoveEntry | ListKeys
 Forwarded = CommitVolume | QueueOperation | DictOperation  # to a gateway
-Operation = PutVolumePart | Forwarded
+ValueOperation = PutValue | GetValue
+Operation = PutVolumePart | ValueOperation | Forwarded
 
 ITEM_BYTES = 1 << 20  # of an item of a queue, or of a value in a dict
+VALUE_BYTES = 60 << 20  # of a value that `gpufn.put` stores
+MAX_VALUES_BYTES = 16 << 30  # of all stored values
 MAX_ITEMS = 100_000  # of a queue
 MAX_ENTRIES = 10_000  # of a dict
 KEY_CHARS = 256  # of a key of a dict

@@ -65,6 +65,7 @@ ENGINES = "gpufn_engines"  # <EngineKey> → EngineManifest, once the engine is 
 MODEL_FILES = "gpufn_models"  # uploads: ONNX files, external data, samples
 ENGINE_FILES = "gpufn_engine_files"  # engines and build reports
 VOLUME_FILES = "gpufn_volume_files"  # files of volumes, and the manifests of their versions
+VALUES = "gpufn_values"  # values that `gpufn.put` stores; they expire
 ARGUMENT_FILES = "gpufn_arguments"  # arguments too large for their message; each belongs to one invocation
 RESULT_FILES = "gpufn_results"  # results too large for their CallRecord; each belongs to one invocation
 

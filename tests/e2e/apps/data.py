@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from gpufn import Dict, Queue, Volume, gpu_function
+from gpufn import Dict, Queue, Ref, Volume, gpu_function, put
 
 READ = Volume("shelf-read")
 
@@ -76,3 +76,8 @@ def take_from_another_app() -> str:
     except Exception as error:
         return type(error).__name__
     return ""
+
+
+@gpu_function
+def total(numbers: Ref) -> list[int]:
+    return [sum(numbers.get()), sum(numbers.get()), put((1, 2)).get()[1]]

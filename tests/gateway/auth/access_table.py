@@ -53,6 +53,11 @@ RULES: Final[dict[str, Rule]] = {
         "401 401 yes    403    403    yes 403 403 yes",
         "401 401 404    404    404    yes 403 403 yes",
     ),
+    "invoke something": Rule(
+        "`invoke` for any function: the id of a value cannot be guessed",
+        "401 401 yes    403    403    yes 403 403 yes",
+        "401 401 yes    403    403    yes 403 403 yes",
+    ),
     "invoke or read": Rule(
         "`invoke` or `read` for the function",
         "401 401 yes    yes    yes    yes yes yes yes",
@@ -213,6 +218,8 @@ ROUTES: Final[dict[str, str]] = {
     f"POST {_QUEUE}/lease": "invoke",
     f"POST {_QUEUE}/ack": "invoke",
     f"POST {_QUEUE}/release": "invoke",
+    "POST /v1/values": "invoke something",
+    "GET /v1/values/{id}": "invoke something",
     "GET /v1/dicts": "read, listed",
     f"DELETE {_DICT}": "deploy",
     f"GET {_DICT}/keys": "invoke",

@@ -28,7 +28,7 @@ BUCKETS = (
     "secrets", "signing", "teams", "token_keys", "usage", "users", "webhook_secrets",
     "volumes", "dicts",
 )  # fmt: skip
-STORES = ("bundles", "engine_files", "models", "results", "arguments", "volume_files")
+STORES = ("bundles", "engine_files", "models", "results", "arguments", "volume_files", "values")
 QUEUES = ("ASYNC", "AUDIT", "BUILD", "CHECKPOINTS", "DLQ", "LOGS", "PROBE", "QUEUES", "RESULTS", "SYNC", "WEBHOOKS")
 STREAMS = {
     **{f"GPUFN_{name}": "" for name in QUEUES},
@@ -92,6 +92,7 @@ EXPECTED = {
         "OBJ_gpufn_arguments": "igd",
         "OBJ_gpufn_results": "igd",
         "OBJ_gpufn_volume_files": "igd",
+        "OBJ_gpufn_values": "igd",
     },
     "builder": {
         "GPUFN_BUILD": "icnqa",
@@ -159,6 +160,8 @@ WRITES = {
     "gpufn.v1.data": {"runner"},
     "$O.gpufn_volume_files.C.u": {"runner"},
     "$O.gpufn_volume_files.M.b": {"runner"},
+    "$O.gpufn_values.C.u": {"runner"},
+    "$O.gpufn_values.M.b": {"runner"},
     "$O.gpufn_arguments.C.u": {"runner"},
     "$O.gpufn_arguments.M.b": {"runner"},
     "$O.gpufn_results.C.u": {"runner"},

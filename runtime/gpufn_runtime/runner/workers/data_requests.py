@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from gpufn_core.encoding.msgspec_errors import DECODE_ERRORS
 from gpufn_core.errors import (
@@ -23,12 +23,25 @@ from gpufn_core.errors import (
 )
 from gpufn_core.ids import is_digest
 from gpufn_core.protocol import codec, subjects
-from gpufn_core.protocol.data import PART_BYTES, STORED, CommitVolume, DataReply, DataRequest, Operation, PutVolumePart
+from gpufn_core.protocol.data import (
+    PART_BYTES,
+    STORED,
+    CommitVolume,
+    DataReply,
+    DataRequest,
+    GetValue,
+    Operation,
+    PutValue,
+    PutVolumePart,
+    check_seconds,
+)
 from gpufn_core.spec.function_spec import FunctionSpec
 from gpufn_core.spec.names import home_of
 from gpufn_core.spec.volume_spec import check_name, full_name_at
 from gpufn_platform.bus.connection import Bus
 from gpufn_platform.bus.storage import object_store
+from gpufn_runtime.runner.workers.shared_bodies import NodeSharedBodies
+from gpufn_runtime.runner.workers.stored_values import StoredValues
 
 _REPLY_S: Final = 35.0  # longer than a gateway waits for an item
 _STALLED_S: Final = 60.0  # an upload without a further part ends
@@ -38,27 +51,41 @@ unpack: codec.Unpacker[Any] = codec.Unpacker(Operation)
 _unpack_reply: codec.Unpacker[DataReply] = codec.Unpacker(DataReply)
 
 
+class Reply(NamedTuple):
+    """The reply to a worker. `shared_body` is the name of a large value in the worker's folder."""
+
+    content_type: str = ""
+    value: bytes = b""
+    shared_body: str = ""
+
+
 class DataRequests:
-    def __init__(self, bus: Bus) -> None:
+    def __init__(self, bus: Bus, shared_bodies: NodeSharedBodies) -> None:
         self._bus = bus
+        self._values = StoredValues(bus, shared_bodies)
         self._uploads: dict[tuple[str, str], _Upload] = {}  # by worker and digest
 
-    async def execute(self, worker: str, function: str, spec: FunctionSpec, request: bytes) -> tuple[str, bytes]:
-        """Execute a worker's request; return content type and value. Raises GpufnError."""
+    async def execute(self, worker: str, function: str, spec: FunctionSpec, request: bytes) -> Reply:
+        """Execute a worker's request. Raises GpufnError."""
         try:
             operation, value = unpack(request)
         except (ProtocolMismatch, *DECODE_ERRORS) as error:
             raise InvalidInput(f"the request for data cannot be read: {error}") from error
+        if isinstance(operation, PutValue):
+            check_seconds("ttl", operation.ttl_s)
+            return Reply("", codec.encode(await self._values.put(value, operation.ttl_s)))
+        if isinstance(operation, GetValue):
+            return Reply(shared_body=await self._values.get(operation.name, worker))
         check_name(operation.name)
         check_allowed(operation, spec)
         if isinstance(operation, PutVolumePart):
-            return "", await self._add_part(worker, operation, value)
+            return Reply("", await self._add_part(worker, operation, value))
         message = codec.pack(DataRequest(function, operation), value)
         response = await self._bus.request(subjects.DATA_REQUESTS, message, timeout_s=_REPLY_S)
         reply, body = _unpack_reply(response.payload)
         if reply.error is not None:
             raise error_from(reply.error)
-        return reply.content_type, body
+        return Reply(reply.content_type, body)
 
     def forget(self, worker: str) -> None:
         """End the uploads of a worker that is gone."""

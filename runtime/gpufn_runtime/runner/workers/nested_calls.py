@@ -390,11 +390,11 @@ class NestedCalls:
                 request = await asyncio.to_thread(path.read_bytes)
             finally:
                 path.unlink(missing_ok=True)
-        content_type, value = await self._retry_while_bus_away(
+        reply = await self._retry_while_bus_away(
             self._useful_until(call, parent),
             lambda: self.data.execute(link.id, link.revision.function, link.revision.spec, request),
         )
-        return _Answer(OutcomeKind.SUCCEEDED, None, content_type, value)
+        return _Answer(OutcomeKind.SUCCEEDED, None, *reply)
 
     async def _restore(self, parent: Attempt) -> _Answer:
         """Return the last checkpoint. An empty content type means that there is none."""

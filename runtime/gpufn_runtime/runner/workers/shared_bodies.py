@@ -11,6 +11,7 @@ from gpufn_core.protocol.limits import LARGE_BODY_BYTES
 from gpufn_core.protocol.messages import InvocationMessage
 from gpufn_platform.shared_bodies.bodies import SharedBodies, SharedBodyWriter
 
+_COPIED_BYTES = 1 << 20
 _KEPT = "kept"  # the runner's own folder: bodies written by its workers, until they are stored
 _MAX_LOCAL_CALLERS = 1000  # gateways return under new names after a restart
 _CALLER = re.compile(r"[a-z0-9-]{1,40}")
@@ -64,6 +65,18 @@ class NodeSharedBodies:
             return own.link_into(shared_body, worker_folder)
         finally:
             own.remove(shared_body)
+
+    def copy_writer(self) -> SharedBodyWriter:
+        """Return a writer for a body that several workers will read. Raises CapacityError."""
+        return self._kept_folder().writer()
+
+    def hand_over_copy(self, shared_body: str, worker: str) -> str:
+        """Copy a body of the runner's folder for a worker: a worker could write to a file that others read too. Returns
+        the name in the worker's folder. Blocks. Raises CapacityError, OSError."""
+        with self.kept_path(shared_body).open("rb") as source, self.writer(worker) as target:
+            while part := source.read(_COPIED_BYTES):
+                target.write(part)
+            return target.keep()
 
     def drop_result(self, shared_body: str) -> None:
         """Remove a result that arrived after its nested call had ended."""
