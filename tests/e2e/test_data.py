@@ -64,6 +64,7 @@ def test_a_function_reads_the_version_that_is_the_newest_when_its_worker_starts(
     platform.gpufn("deploy", app)
     expected = {"a.bin": [3 << 20, False], "sub/run.sh": [10, True]}
     assert platform.invoke("read-shelf") == {"version": 1, "files": expected}
+    assert platform.invoke("read-as-process") == ["a.bin", "sub"]
 
 
 def test_what_does_not_exist_is_not_found(platform: Platform, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import re
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Final
 
@@ -27,6 +28,7 @@ MODE: Final = 0o644
 EXECUTABLE: Final = 0o755
 EXECUTABLE_KEY: Final = "-x"  # the end of the key of an executable file
 _WHAT: Final = "volume"
+_NAME: Final = re.compile(rf"{names.FULL_NAME.pattern}|{names.DEFAULT}/{names.DEFAULT}/{names.BASE_NAME.pattern}")
 
 
 class VolumeMount(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -202,8 +204,12 @@ def source_of(volume: str, version: int | str) -> str:
 
 
 def check_name(name: str) -> None:
-    """Raise InvalidSpec unless `name` can name a volume, a dict or a queue."""
-    if not isinstance(name, str) or names.FULL_NAME.fullmatch(name) is None:
+    """Raise InvalidSpec unless `name` can name a volume, a dict or a queue.
+
+    >>> check_name("models"), check_name("prod/search/models"), check_name("default/default/models")
+    (None, None, None)
+    """
+    if not isinstance(name, str) or _NAME.fullmatch(name) is None:
         raise InvalidSpec(
             f"{str(name)[:130]!r} is not a name: use a to z, 0 to 9 and hyphens, at most 40 characters, with a letter "
             "or digit at both ends; or env/app/name"
@@ -213,10 +219,11 @@ def check_name(name: str) -> None:
 def full_name_at(name: str, home: names.Home) -> str:
     """Return the full name of what code in `home` calls `name`.
 
-    >>> full_name_at("models", names.Home("prod", "search")), full_name_at("dev/ads/models", names.HOME)
-    ('prod/search/models', 'dev/ads/models')
+    >>> home = names.Home("prod", "search")
+    >>> [full_name_at(name, home) for name in ("models", "dev/ads/models", "default/default/models")]
+    ['prod/search/models', 'dev/ads/models', 'models']
     """
-    return name if "/" in name else names.full_name(*home, name)
+    return names.canonical(name) if "/" in name else names.full_name(*home, name)
 
 
 def check_mounts(mounts: Iterable[VolumeMount]) -> None:

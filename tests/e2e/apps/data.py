@@ -9,6 +9,11 @@ from gpufn import Dict, Queue, Ref, Volume, gpu_function, put
 READ = Volume("shelf-read")
 
 
+@gpu_function(volumes=Volume("default/default/shelf-read"), isolation="process")
+def read_as_process() -> list[str]:
+    return sorted(os.listdir(Volume("default/default/shelf-read").path))
+
+
 @gpu_function(volumes=READ)
 def read_shelf() -> dict[str, object]:
     files = {

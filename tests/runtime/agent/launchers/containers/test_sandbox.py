@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gpufn_core.domain.device import NO_MPS
-from gpufn_core.protocol.launch import WorkerConfig
+from gpufn_core.protocol.launch import MountedVolume, WorkerConfig
 from gpufn_core.spec.function_spec import EntryPoint, FunctionSpec, MethodSpec
 from gpufn_core.spec.weights_spec import WeightsFile, WeightsSpec
 from gpufn_runtime.agent.launchers.containers.gpu_access import GpuDriver
@@ -148,6 +148,7 @@ def test_a_worker_is_told_where_things_are_inside() -> None:
         revision=1,
         spec=FunctionSpec(name="f", entry=EntryPoint("app", "f"), methods=(MethodSpec(),), weights=(FOLDER, FILE)),
         weights=(f"/node/folders/{FOLDER.digest}", f"/node/folders/{FILE.digest}/w"),
+        volumes=(MountedVolume("models", "/node/folders/abc", 3, "abc"),),
         bundle_dir="/node/cache/bundles/abc",
         socket="/node/run/w/w-1/s",
         secrets_socket="/node/run/w/w-1/k",
@@ -166,4 +167,5 @@ def test_a_worker_is_told_where_things_are_inside() -> None:
     assert told.secrets_socket == "/gpufn/worker/k"
     assert told.engines == {"net": ("/gpufn/worker/engines/k1", "/gpufn/worker/engines/k2")}
     assert told.weights == (f"/gpufn/worker/weights/{FOLDER.digest}", f"/gpufn/worker/weights/{FILE.digest}/w")
+    assert told.volumes == (MountedVolume("models", "/gpufn/worker/volumes/abc", 3, "abc"),)
     assert (told.memory_limit_bytes, told.cgroup_procs, told.open_files) == (None, (), None)
