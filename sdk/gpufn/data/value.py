@@ -30,7 +30,7 @@ class Ref:
 
     def get(self) -> Any:
         """Return the value: in a worker from the copy on its node, or else from the platform's store. Raises
-        ArtifactUnavailable if it has expired."""
+        DataNotFound if it has expired."""
         _, body = channel.current().execute(GetValue(self.id))
         return values.decode_value(media.NATIVE, body)
 

@@ -62,7 +62,7 @@ class Reply(NamedTuple):
 class DataRequests:
     def __init__(self, bus: Bus, shared_bodies: NodeSharedBodies) -> None:
         self._bus = bus
-        self._values = StoredValues(bus, shared_bodies)
+        self.values = StoredValues(bus, shared_bodies)
         self._uploads: dict[tuple[str, str], _Upload] = {}  # by worker and digest
 
     async def execute(self, worker: str, function: str, spec: FunctionSpec, request: bytes) -> Reply:
@@ -73,9 +73,9 @@ class DataRequests:
             raise InvalidInput(f"the request for data cannot be read: {error}") from error
         if isinstance(operation, PutValue):
             check_seconds("ttl", operation.ttl_s)
-            return Reply("", codec.encode(await self._values.put(value, operation.ttl_s)))
+            return Reply("", codec.encode(await self.values.put(value, operation.ttl_s)))
         if isinstance(operation, GetValue):
-            return Reply(shared_body=await self._values.get(operation.name, worker))
+            return Reply(shared_body=await self.values.get(operation.name, worker))
         check_name(operation.name)
         check_allowed(operation, spec)
         if isinstance(operation, PutVolumePart):

@@ -11,6 +11,7 @@ import weakref
 from collections import OrderedDict
 from typing import Final
 
+from gpufn_core.errors import ArtifactUnavailable, DataNotFound
 from gpufn_core.protocol import subjects
 from gpufn_core.protocol.data import StoredValue
 from gpufn_core.protocol.records import BodyReference
@@ -37,7 +38,7 @@ class StoredValues:
 
     async def get(self, id_: str, worker: str) -> str:
         """Hand a value to a worker; return its name in the worker's folder. Raises DataNotFound, CapacityError,
-        ArtifactUnavailable, BusUnavailable."""
+        BusUnavailable."""
         reference = StoredValue(id_, 0).reference
         async with self._locks.setdefault(id_, asyncio.Lock()):
             if id_ not in self._copies:
@@ -48,7 +49,10 @@ class StoredValues:
 
     async def _fetch(self, id_: str, reference: BodyReference) -> None:
         with self._shared_bodies.copy_writer() as writer:
-            await large_bodies.read_into(self._bus, subjects.VALUES, reference, writer.write)
+            try:
+                await large_bodies.read_into(self._bus, subjects.VALUES, reference, writer.write)
+            except ArtifactUnavailable:
+                raise DataNotFound(f"There is no value {id_}: it may have expired.") from None
             name = writer.keep()
         size = self._shared_bodies.kept_path(name).stat().st_size
         self._copies[id_] = name, size

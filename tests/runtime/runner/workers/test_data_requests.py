@@ -1,0 +1,151 @@
+"""Requests of workers for data, on a real bus: files of volumes in parts, and stored values."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from gpufn_core.errors import Conflict, DataNotFound, Forbidden, GpufnError, InvalidInput, InvalidSpec
+from gpufn_core.ids import digest_of
+from gpufn_core.protocol import codec, subjects
+from gpufn_core.protocol.data import STORED, GetItem, GetValue, PutValue, PutVolumePart, StoredValue
+from gpufn_core.spec.function_spec import EntryPoint, FunctionSpec, MethodSpec
+from gpufn_core.spec.volume_spec import VolumeMount
+from gpufn_platform.bus.connection import Bus
+from gpufn_platform.bus.storage import object_store
+from gpufn_platform.queue import large_bodies
+from gpufn_platform.shared_bodies.bodies import SharedBodies
+from gpufn_runtime.runner.workers.data_requests import DataRequests
+from gpufn_runtime.runner.workers.shared_bodies import NodeSharedBodies
+
+_WORKER = "w-1"
+_DATA = b"0123456789"
+
+
+class Worker:
+    def __init__(self, bus: Bus, folder: Path) -> None:
+        self.bus = bus
+        self.folder = SharedBodies(folder / _WORKER)
+        self.data = DataRequests(bus, NodeSharedBodies(folder, "r-1"))
+        self.spec = FunctionSpec(
+            name="prod/search/f", entry=EntryPoint("app", "f"), methods=(MethodSpec(),),
+            volumes=(VolumeMount("v", writable=True), VolumeMount("read-only")),
+        )  # fmt: skip
+
+    async def send(self, operation: Any, value: bytes = b"") -> Any:
+        return await self.data.execute(_WORKER, self.spec.name, self.spec, codec.pack(operation, value))
+
+    async def part(self, data: bytes, offset: int, *, digest: str = digest_of(_DATA), size: int = 10) -> bytes:
+        return (await self.send(PutVolumePart("v", digest, size, offset), data)).value  # type: ignore[no-any-return]
+
+    async def refused(self, request: Awaitable[Any]) -> str:
+        with pytest.raises(GpufnError) as caught:
+            await request
+        return caught.value.code
+
+
+@pytest.fixture
+def with_worker(nats: Any, tmp_path: Path) -> Callable[[Callable[[Worker], Awaitable[None]]], None]:
+    @contextlib.asynccontextmanager
+    async def connected() -> AsyncIterator[Worker]:
+        bus = await Bus.connect(nats.url, name="runner")
+        try:
+            await object_store.ensure_bucket(bus, subjects.VOLUME_FILES)
+            await large_bodies.ensure_buckets(bus)
+            yield Worker(bus, tmp_path)
+        finally:
+            await bus.close()
+
+    def run(scenario: Callable[[Worker], Awaitable[None]]) -> None:
+        async def main() -> None:
+            async with connected() as worker, asyncio.timeout(60):
+                await scenario(worker)
+
+        asyncio.run(main())
+
+    return run
+
+
+def test_a_file_arrives_in_parts_and_is_not_sent_twice(with_worker: Any) -> None:
+    async def scenario(worker: Worker) -> None:
+        assert [await worker.part(_DATA[:4], 0), await worker.part(_DATA[4:], 4)] == [b"", STORED]
+        assert await object_store.get(worker.bus, subjects.VOLUME_FILES, digest_of(_DATA)) == _DATA
+        assert await worker.part(_DATA[:4], 0) == STORED
+
+    with_worker(scenario)
+
+
+def test_parts_that_do_not_fit_store_nothing(with_worker: Any) -> None:
+    async def scenario(worker: Worker) -> None:
+        digest = digest_of(b"other file")
+        assert await worker.refused(worker.part(b"file", 6, digest=digest)) == Conflict.code
+        await worker.part(b"other", 0, digest=digest)
+        assert await worker.refused(worker.part(b"le", 8, digest=digest)) == InvalidInput.code
+        await worker.part(b"other", 0, digest=digest)
+        assert await worker.refused(worker.part(b" fild", 5, digest=digest)) == InvalidInput.code
+        assert await worker.refused(worker.part(b"too long for it", 0, digest=digest)) == InvalidInput.code
+        assert not await object_store.touch(worker.bus, subjects.VOLUME_FILES, digest)
+
+    with_worker(scenario)
+
+
+def test_an_upload_ends_with_its_worker(with_worker: Any) -> None:
+    async def scenario(worker: Worker) -> None:
+        digest = digest_of(b"abandoned!")
+        await worker.part(b"aband", 0, digest=digest)
+        worker.data.forget(_WORKER)
+        assert await worker.refused(worker.part(b"oned!", 5, digest=digest)) == Conflict.code
+
+    with_worker(scenario)
+
+
+def test_a_function_does_only_what_its_spec_and_its_app_allow(with_worker: Any) -> None:
+    async def scenario(worker: Worker) -> None:
+        for name in ("read-only", "other"):
+            part = PutVolumePart(name, digest_of(b""), 0, 0)
+            assert await worker.refused(worker.send(part)) == Forbidden.code
+        assert await worker.refused(worker.send(GetItem("prod/ads/jobs", 0, 60))) == Forbidden.code
+        assert await worker.refused(worker.send(GetItem("jobs.>", 0, 60))) == InvalidSpec.code
+        garbage = worker.data.execute(_WORKER, worker.spec.name, worker.spec, b"\0\0\0\1\xc1")
+        assert await worker.refused(garbage) == InvalidInput.code
+
+    with_worker(scenario)
+
+
+def test_a_node_fetches_a_value_once_and_gives_each_reader_a_file_of_its_own(with_worker: Any) -> None:
+    async def scenario(worker: Worker) -> None:
+        id_ = stored(await worker.send(PutValue(60.0), _DATA)).id
+        names = [(await worker.send(GetValue(id_))).shared_body]
+        await large_bodies.remove(worker.bus, subjects.VALUES, StoredValue(id_, 0).reference)
+        names.append((await worker.send(GetValue(id_))).shared_body)
+        assert names[0] != names[1]
+        assert [bytes(worker.folder.take(name)) for name in names] == [_DATA, _DATA]
+        for unknown in ("", "x", f"waited-{'0' * 26}.{'g' * 64}", "../../x"):
+            assert await worker.refused(worker.send(GetValue(unknown))) == DataNotFound.code
+
+    with_worker(scenario)
+
+
+def test_copies_of_values_make_room_for_others(with_worker: Any) -> None:
+    async def scenario(worker: Worker) -> None:
+        worker.data.values.kept_bytes = 2 * len(_DATA)
+        ids = [stored(await worker.send(PutValue(60.0), _DATA)).id for _ in range(3)]
+        for id_ in ids:
+            await worker.send(GetValue(id_))
+            worker.folder.remove_all()
+        for id_ in ids:
+            await large_bodies.remove(worker.bus, subjects.VALUES, StoredValue(id_, 0).reference)
+        assert (await worker.send(GetValue(ids[2]))).shared_body
+        assert await worker.refused(worker.send(GetValue(ids[0]))) == DataNotFound.code
+
+    with_worker(scenario)
+
+
+def stored(reply: Any) -> StoredValue:
+    return msgspec.msgpack.decode(reply.value, type=StoredValue)
