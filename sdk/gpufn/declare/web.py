@@ -39,10 +39,9 @@ def asgi_app(target: Any = None, /, *, public: bool = False, **options: Any) -> 
     `/web/{env}/{app}/{function}/`. `concurrency` is how many of them one worker serves at once, 100 by default. Without
     `public=True` each request needs an API key. It also takes the options of `gpu_function`. Raises InvalidSpec.
 
+    >>> async def app(scope, receive, send): ...
     >>> @asgi_app(public=True)
     ... def site():
-    ...     async def app(scope, receive, send): ...
-    ...
     ...     return app
     >>> site.name, callable(site())
     ('site', True)
@@ -59,10 +58,9 @@ def wsgi_app(target: Any = None, /, *, public: bool = False, **options: Any) -> 
 
     It is like `asgi_app`, but without WebSockets. Each request takes a thread; `concurrency` is 16 by default.
 
+    >>> def app(environ, start_response): ...
     >>> @wsgi_app
     ... def site():
-    ...     def app(environ, start_response): ...
-    ...
     ...     return app
     >>> site
     <Function site>

@@ -215,8 +215,7 @@ class GuardedProtocol(HttpToolsProtocol):
         protocol = WebSocketConnection(
             config=self.config, server_state=self.server_state, app_state=self.app_state, release=self._release
         )
-        transport: Any = self.transport
-        protocol.connection_made(transport.wrapped)
+        protocol.connection_made(self._socket_transport)
         self.transport.set_protocol(protocol)
         head = b"".join(b"%b: %b\r\n" % header for header in self.headers)
         protocol.data_received(b"GET %b HTTP/1.1\r\n%b\r\n%b" % (self.url, head, rest))

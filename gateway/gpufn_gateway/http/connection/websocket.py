@@ -14,15 +14,17 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 from gpufn_core.protocol.web_session import MAX_MESSAGE_BYTES
 from gpufn_gateway.http.connection.lingering_close import ClosingTransport
 
+_PING_EVERY_S = 20.0
+_PONG_WITHIN_S = 20.0
+_DISCARD_S = 2.0
 # Options of uvicorn.Config. A client that does not respond to a ping, or sends for so long what nobody reads, is
 # disconnected. Compression would let a client multiply its bytes, and costs more time than it saves on the way.
 OPTIONS: dict[str, Any] = {
     "ws_max_size": MAX_MESSAGE_BYTES,
-    "ws_ping_interval": 20.0,
-    "ws_ping_timeout": 20.0,
+    "ws_ping_interval": _PING_EVERY_S,
+    "ws_ping_timeout": _PONG_WITHIN_S,
     "ws_per_message_deflate": False,
 }
-_DISCARD_S = 2.0
 _log = logging.getLogger("gpufn_gateway.websocket")
 _log.setLevel(logging.WARNING)
 

@@ -20,10 +20,6 @@ class CoalescingTransport:
         self._loop = asyncio.get_running_loop()
         self._pending: bytes | memoryview = b""
 
-    @property
-    def wrapped(self) -> asyncio.Transport:
-        return self._transport
-
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)
 
