@@ -99,6 +99,21 @@ def _nats_server() -> Iterator[Finding]:
         yield Finding("nats-server", "ok", f"{version.stdout.strip().removeprefix('nats-server: ')} at {binary}")
 
 
+def _uv() -> Iterator[Finding]:
+    from gpufn.deploy.package_lock import find_uv  # noqa: PLC0415
+
+    uv = find_uv()
+    if uv is None:
+        yield Finding("uv", "note", "not found: functions with packages do not start here", "pip install uv")
+        return
+    try:
+        version = subprocess.run([uv, "--version"], capture_output=True, text=True, timeout=10, check=True)  # noqa: S603
+    except (OSError, subprocess.SubprocessError) as error:
+        yield Finding("uv", "note", f"does not run: {error}", "pip install --force-reinstall uv")
+    else:
+        yield Finding("uv", "ok", f"{version.stdout.split()[1]} at {uv}")
+
+
 def _home() -> Iterator[Finding]:
     home = Home.from_env().root
     existing = next(path for path in (home, *home.parents) if path.exists())
@@ -219,6 +234,7 @@ def _clock() -> Iterator[Finding]:
 CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (
     _python,
     _nats_server,
+    _uv,
     _home,
     _sandbox,
     _gateway,

@@ -6,6 +6,7 @@ logs/            one log per platform process
 cache/bundles/   unpacked bundles, by digest, shared read-only with workers
 cache/engines/   engines, by EngineKey, shared read-only with workers
 cache/weights/   weights, shared read-only with workers; as many as fit
+cache/python/    environments of functions with packages, and the cache of uv that makes them
 cache/tuning/    measurements of the compilers, reused by later builds
 builds/          one folder per running build
 master.key       master key of the secrets, unless a setting names another one (`gpufn_platform.secrets.master_key`)
@@ -45,6 +46,7 @@ class Home:
         self.bundles = self.cache / "bundles"
         self.engines = self.cache / "engines"
         self.weights = self.cache / "weights"
+        self.python = self.cache / "python"
         self.tuning = self.cache / "tuning"
         self.builds = root / "builds"
         self.master_key = root / "master.key"
@@ -59,6 +61,7 @@ class Home:
         if len(os.fsencode(self.run)) > _LONGEST_RUN_PATH:
             self.run = Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()) / f"gpufn-{self._name}"
         self.workers = self.run / "w"  # a folder per worker; containers mount theirs
+        self.worker_packages = self.run / "packages"  # links to the packages that a worker in an environment imports
         self.fast_path_socket = self.run / "fast-path"  # this node's runner receives calls of the host's gateways on it
         self.supervisor_fifo = self.run / "up"  # `gpufn_platform.process.supervisor_fifo`
         self.agent_lock = self.run / "agent.lock"  # this home's agent holds it while it runs

@@ -182,6 +182,9 @@ _FIELDS: Final[Mapping[str, Mapping[str, Schema]]] = {
         "pip": {"maxItems": image_spec.MAX_PACKAGES, "items": _text(image_spec.PIP)},
         "lock": _text_or_empty(ids.DIGEST),
         "files": {"maxItems": image_spec.MAX_FILES},
+        "locked": _text_or_empty(ids.DIGEST),
+        "machine": {"enum": ["", *image_spec.MACHINES]},
+        "commands": {"maxItems": image_spec.MAX_COMMANDS, "items": _text(image_spec.COMMAND)},
     },
     "ImageFile": {"path": {**_text(image_spec.PATH), "not": {"pattern": r"/(\.{0,2}/|\.{0,2}$)"}}, "digest": DIGEST},
     "ModelSpec": {
@@ -244,7 +247,8 @@ _RULES: Final[Mapping[str, Schema]] = {
         "oneOf": [
             _object(["python"], python=_NOT_EMPTY, base=_EMPTY),
             _object(["base"], base=_NOT_EMPTY, python=_EMPTY),
-        ]
+        ],
+        **_when(_has(locked=_NOT_EMPTY), _has(python=_NOT_EMPTY, machine=_NOT_EMPTY)),
     },
     "WebSpec": _when(_has(kind={"const": "endpoint"}), _has(methods=_SOME), _object(methods={"maxItems": 0})),
     "ModelSpec": _when(_has(precision={"const": "int8"}), _has(samples=_OBJECT)),

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import msgspec
 
+from gpufn.deploy.package_lock import find_uv
 from gpufn_core.domain.engine import EngineManifest
 from gpufn_core.errors import BusUnavailable, Conflict, GpufnError
 from gpufn_core.home import Home
@@ -38,6 +39,7 @@ from gpufn_platform.sandbox.support import Support, probe
 from gpufn_platform.secrets.master_key import KEY, MasterKey
 from gpufn_platform.signing.local_trust import LocalTrust
 from gpufn_platform.signing.signatures import Signatures
+from gpufn_runtime.agent.cache.build_log import LogLine
 from gpufn_runtime.agent.cache.bundles import BundleCache
 from gpufn_runtime.agent.cache.engines import EngineCache
 from gpufn_runtime.agent.cache.images import Images
@@ -52,10 +54,12 @@ from gpufn_runtime.agent.devices.failed_gpus import FailedGpus
 from gpufn_runtime.agent.devices.nvml import NvmlInventory
 from gpufn_runtime.agent.devices.power_limits import PowerLimits
 from gpufn_runtime.agent.devices.watch import DeviceWatch
+from gpufn_runtime.agent.environments.build import Confinement
+from gpufn_runtime.agent.environments.cache import EnvironmentCache, link_packages
 from gpufn_runtime.agent.isolation import gpu_devices, tiers
 from gpufn_runtime.agent.isolation.sandboxes import Sandboxes
 from gpufn_runtime.agent.launchers.choose import LauncherByImage
-from gpufn_runtime.agent.launchers.containers.launcher import ContainerLauncher, LogImageLine
+from gpufn_runtime.agent.launchers.containers.launcher import ContainerLauncher
 from gpufn_runtime.agent.launchers.process import ProcessLauncher
 from gpufn_runtime.agent.launchers.template import TemplateLauncher
 from gpufn_runtime.agent.loop import Agent
@@ -211,6 +215,7 @@ async def _run_agent(
         engines=EngineCache(home.engines, find_engine, fetch_file),
         weights=WeightsCache(home.weights, fetch_weights, settings.weights_bytes),
         volumes=Volumes(KeyValue(bus, subjects.VOLUMES), fetch_manifest),
+        environments=_environments(settings, sandboxes),
         secrets=secrets,
         signatures=Signatures(KeyValue(bus, subjects.SIGNING), LocalTrust.from_env(os.environ)),
         launcher=LauncherByImage(templates, containers),
@@ -258,13 +263,26 @@ def _sandboxes(settings: AgentSettings, support: Support, groups: MemoryGroups) 
         home,
         own_python_folders(map(os.path.dirname, worker_packages()), os.environ),
         folders=settings.sandbox_folders,
+        packages=tuple(worker_packages()),
         private=system_secrets(),
         cgroups=groups.base,
         namespaces=not support.namespaces,
     )
 
 
-def _containers(settings: AgentSettings, log_line: LogImageLine, *, has_gpus: bool) -> ContainerLauncher | None:
+def _environments(settings: AgentSettings, sandboxes: Sandboxes | None) -> EnvironmentCache:
+    confinement = None if sandboxes is None else Confinement(sandboxes.hidden, sandboxes.namespaces)
+    return EnvironmentCache(
+        settings.home.python,
+        packages=link_packages(settings.home.worker_packages, worker_packages()),
+        find_uv=find_uv,
+        environ=os.environ,
+        confinement=confinement,
+        limit_bytes=settings.environments_bytes,
+    )
+
+
+def _containers(settings: AgentSettings, log_line: LogLine, *, has_gpus: bool) -> ContainerLauncher | None:
     """Return None if the docker package is not installed."""
     try:
         from gpufn_runtime.agent.launchers.containers.docker_client import Docker  # noqa: PLC0415

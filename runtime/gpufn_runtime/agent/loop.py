@@ -48,9 +48,10 @@ from gpufn_runtime.agent.decide import reconcile
 from gpufn_runtime.agent.decide.fleet import Fleet, Phase
 from gpufn_runtime.agent.decide.reconcile import DeleteAssignment, Drain, Kill, Launch, Refuse, Stop
 from gpufn_runtime.agent.devices.watch import DeviceWatch
+from gpufn_runtime.agent.environments.cache import EnvironmentCache
 from gpufn_runtime.agent.isolation.sandboxes import Sandboxes
 from gpufn_runtime.agent.mps.base import GpuShares
-from gpufn_runtime.agent.reports import Readiness, Reports
+from gpufn_runtime.agent.reports import Readiness, Reports, image_log
 from gpufn_runtime.agent.workers import processes, worker_folder
 from gpufn_runtime.agent.workers.cgroups import MemoryGroups
 from gpufn_runtime.agent.workers.cleanup import Cleanup
@@ -98,6 +99,7 @@ class Agent:
         engines: EngineCache,
         weights: WeightsCache,
         volumes: Volumes | None = None,
+        environments: EnvironmentCache | None = None,
         secrets: Secrets,
         teams: KeyValue | None = None,
         signatures: Signatures,
@@ -127,6 +129,7 @@ class Agent:
         self._engines = engines
         self._weights = weights
         self._volumes = volumes
+        self._environments = environments
         self._secrets = secrets
         self._signatures = signatures
         self._launcher = launcher
@@ -163,12 +166,15 @@ class Agent:
             engines=engines,
             weights=weights,
             volumes=volumes,
+            environments=environments,
             signatures=signatures,
             gpus=devices.gpus,
             launcher=launcher,
             running=self._fleet.revisions,
             image_of=configs.image,
             limits_of=configs.limits,
+            environment_of=configs.environment,
+            log_line=image_log(bus, clock),
             teams=teams,
         )
         self._cleanup = Cleanup(
@@ -217,6 +223,8 @@ class Agent:
         self._bundles.sweep()
         self._engines.sweep()
         self._weights.sweep()
+        if self._environments is not None:
+            self._environments.sweep()
         folders = worker_folder.all_folders(self._home)
         await self._signatures.start()
         watches = [
@@ -374,7 +382,10 @@ class Agent:
     def _reap_unknown_children(self) -> None:
         """Reap templates that have ended, and orphans of workers. During a launch nothing is reaped: an unknown child
         may be the new worker."""
+        environments = self._environments
         if self._launches.tasks or self._shares.has_child_processes:
+            return
+        if environments is not None and environments.has_child_processes:
             return
         workers = {worker.process.pid for worker in self._running_workers.values()}
         for pid in set(processes.children()) - workers - self._launcher.pids - self._shares.pids:

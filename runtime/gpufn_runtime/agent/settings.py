@@ -45,6 +45,8 @@ class AgentSettings:
     GPUFN_TEMPLATES       maximum number of templates kept in memory; 0 for none. Default: 4
     GPUFN_PARK_MEMORY     memory of this host for parked workers, such as 16Gi; 0 for none. Default: a quarter
     GPUFN_WEIGHTS_DISK    disk space of this host for weights, such as 500Gi. Default: half of the disk
+    GPUFN_ENVIRONMENTS_DISK  disk space of this host for environments with packages, such as 50Gi. Default: a quarter
+                          of the disk
     GPUFN_GRACE           seconds that running calls may take to finish when the agent stops. Default: 30
     GPUFN_MPS_EXCLUSIVE   yes: only MPS clients may use a GPU that is shared by MPS (compute mode EXCLUSIVE_PROCESS,
                           which needs root). Default: no
@@ -70,6 +72,7 @@ class AgentSettings:
     templates: int = 4
     park_bytes: int | None = None
     weights_bytes: int | None = None
+    environments_bytes: int | None = None
     grace_s: float = GRACE_S
     mps_exclusive: bool = False
     gpu_power_limits: Mapping[str, float] = field(default_factory=dict)
@@ -96,6 +99,9 @@ class AgentSettings:
             ),
             park_bytes=_size(environ, "GPUFN_PARK_MEMORY"),
             weights_bytes=size("GPUFN_WEIGHTS_DISK", text) if (text := environ.get("GPUFN_WEIGHTS_DISK")) else None,
+            environments_bytes=size("GPUFN_ENVIRONMENTS_DISK", text)
+            if (text := environ.get("GPUFN_ENVIRONMENTS_DISK"))
+            else None,
             grace_s=number("GPUFN_GRACE", environ.get("GPUFN_GRACE") or str(GRACE_S)),
             mps_exclusive=yes_or_no("GPUFN_MPS_EXCLUSIVE", environ.get("GPUFN_MPS_EXCLUSIVE") or "no"),
             gpu_power_limits=parse_power_limits(environ.get("GPUFN_GPU_POWER_LIMIT", "")),

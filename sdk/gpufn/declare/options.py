@@ -130,7 +130,7 @@ class PlainOptions(TypedDict, total=False):
     secrets: Annotated[
         Sequence[str], "the names of secrets (`gpufn secrets set`), which the workers receive as environment variables"
     ]
-    image: Annotated[Image | None, "an `Image`: workers run in containers with its Python, packages and files"]
+    image: Annotated[Image | None, "an `Image`: the Python, packages and files of the workers"]
     egress: Annotated[bool, "whether workers in containers can reach the network"]
     network: Annotated[
         Literal["full", "egress", "none"] | None,
@@ -140,7 +140,7 @@ class PlainOptions(TypedDict, total=False):
     isolation: Annotated[
         Literal["process", "sandbox", "container"] | None,
         '`"process"`: no isolation; `"sandbox"`: a process in a complete sandbox; `"container"`. '
-        "Default: a sandbox with the parts that the node has, or a container with `image`",
+        "Default: a sandbox with the parts that the node has, or a container if `image` needs one",
     ]
     min_workers: Annotated[int, "the minimum number of workers, with or without calls"]
     max_workers: Annotated[int, "the maximum number of workers"]
@@ -300,6 +300,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         del fields["declared_models"], fields["declared_image"], fields["declared_weights"], fields["app"]
         if self.app and home.app not in (self.app, DEFAULT):
             raise InvalidSpec(f"the function declares the app {self.app}: it cannot be deployed to the app {home.app}")
+        if self.declared_image is not None:
+            fields["env"] = {**dict(self.declared_image.variables), **self.env}
         fields["name"] = full_name(home.env, self.app or home.app, self.name)
         return FunctionSpec(
             entry=entry or EntryPoint("", "", Packaging.SOURCE),

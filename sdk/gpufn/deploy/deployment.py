@@ -121,10 +121,13 @@ class Api(Protocol):
 
 
 def deployables(
-    functions: Iterable[AnyFunction], include: Sequence[str] = (), home: Home = HOME
+    functions: Iterable[AnyFunction],
+    include: Sequence[str] = (),
+    home: Home = HOME,
+    on_progress: Callable[[str], None] = lambda progress: None,
 ) -> Iterator[Deployable]:
-    """Read and hash the code, the models and the weights of each function. `home` is the environment, and the app of
-    functions that declare none.
+    """Read and hash the code, the models and the weights of each function, and lock its packages. `home` is the
+    environment, and the app of functions that declare none.
 
     Raises InvalidSpec, InvalidBundle, and ArtifactUnavailable if the origin of weights does not respond.
     """
@@ -146,11 +149,13 @@ def deployables(
         if (other := by_name.setdefault(function.name, function)) is not function:
             both = f"{other.raw.__name__} and {function.raw.__name__}"
             raise InvalidSpec(f"{both} would both be deployed as {function.name}: set name=... on one of them")
-    images = {
-        function: _image.prepare(declared, folder_of(function.raw))
+    declared_images = {
+        function: (declared, folder_of(function.raw))
         for function in functions
         if (declared := function.settings.declared_image) is not None
     }
+    prepared_images = {each: _image.prepare(*each, on_progress) for each in dict.fromkeys(declared_images.values())}
+    images = {function: prepared_images[each] for function, each in declared_images.items()}
     weights = prepare_each(each for function in functions for each in function.settings.declared_weights)
     contents = {name: data for image in images.values() for name, data in image.contents.items()}
     for function, packaging, bundle in bundles_of(functions, include, contents):

@@ -261,7 +261,7 @@ class FunctionSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     python: str = ""  # major.minor of the deploying interpreter; a pickle needs the same version
     models: tuple[ModelSpec, ...] = ()
     weights: tuple[WeightsSpec, ...] = ()
-    image: ImageSpec | None = None  # the image of its workers' containers
+    image: ImageSpec | None = None  # the Python, packages and files of its workers
     egress: bool = False  # whether its containers can reach the network
     pickle: bool = False  # whether its workers accept and return pickles, which can run code (decision 0030)
     # Unset ones are not stored, so that nodes of an older release read specs that do not use them.
@@ -350,8 +350,8 @@ class FunctionSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
             else "",
             "batch": "its ranks run the same calls in the same order, one at a time" if self.largest_batch else "",
             "models": "its engines are for one device: load the model in the function" if self.models else "",
-            "image": "other nodes cannot reach a container" if self.image else "",
-            "isolation": "other nodes cannot reach a container" if self.in_container and not self.image else "",
+            "image": "other nodes cannot reach a container" if self._has_container_image else "",
+            "isolation": "other nodes cannot reach a container" if self.isolation is Isolation.CONTAINER else "",
             "max_calls": "its ranks are replaced together" if self.max_calls is not msgspec.UNSET else "",
             "network": "its ranks connect to each other" if self.network is Network.NONE else "",
             "park_timeout": "a gang does not park" if self.scaling.park_timeout_s else "",
@@ -420,7 +420,7 @@ class FunctionSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     def _check_isolation(self) -> None:
         isolation = None if self.isolation is msgspec.UNSET else self.isolation
         network = None if self.network is msgspec.UNSET else self.network
-        if reason := contradiction(isolation, network, has_image=self.image is not None, egress=self.egress):
+        if reason := contradiction(isolation, network, has_image=self._has_container_image, egress=self.egress):
             raise InvalidSpec(f"{self.name}: {reason}")
 
     def _check_env(self) -> None:
@@ -466,7 +466,11 @@ class FunctionSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     @property
     def in_container(self) -> bool:
         """Whether its workers run in containers on every node."""
-        return self.image is not None or self.isolation is Isolation.CONTAINER
+        return self._has_container_image or self.isolation is Isolation.CONTAINER
+
+    @property
+    def _has_container_image(self) -> bool:
+        return self.image is not None and self.image.needs_container
 
     @property
     def least_isolation(self) -> Isolation:

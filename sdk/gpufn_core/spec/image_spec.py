@@ -1,4 +1,6 @@
-"""The contents of a worker's container image: ImageSpec, a part of FunctionSpec. Frozen and self-validating.
+"""The Python, packages and files of a worker: ImageSpec, a part of FunctionSpec. Frozen and self-validating.
+
+With a lock it can be an environment of a process; otherwise, or with more than packages, it is a container's image.
 
 Its names reach package managers and a build file on the nodes, so each is restricted to the characters that it needs.
 """
@@ -24,6 +26,9 @@ PIP = re.compile(r"[A-Za-z0-9][\w.\[\], <>=!~;'\"@:/+*()%#&?=-]{0,500}", re.ASCI
 PATH = re.compile(r"/[\w./+@-]{1,500}", re.ASCII)  # no `$`, which a build file would expand
 MAX_PACKAGES = 500
 MAX_FILES = 500
+MACHINES = ("x86_64", "aarch64")
+MAX_COMMANDS = 50
+COMMAND = re.compile(r"[^\0\r\n]{1,2000}")  # one line
 
 
 class ImageFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -43,7 +48,9 @@ class ImageSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     """A container image: `python` selects the node's base image of that version, `base` an image by name. Exactly one
     of the two is set.
 
-    `lock` is the digest of a requirements file, which is installed unchanged.
+    `lock` is the digest of a requirements file, which is installed unchanged. `locked` is the digest of the file that a
+    deploy resolved: all packages with their versions and hashes, for `machine`. It replaces `pip` and `lock`. `builds`
+    allows packages without a wheel, whose build runs their code. `commands` run after the packages are installed.
 
     >>> ImageSpec(python="3.12", pip=("numpy>=2",)).digest[:12]
     '80681d06d821'
@@ -59,6 +66,10 @@ class ImageSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     pip: tuple[str, ...] = ()
     lock: str = ""
     files: tuple[ImageFile, ...] = ()
+    locked: str = ""
+    machine: str = ""
+    builds: bool = False
+    commands: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if bool(self.python) == bool(self.base):
@@ -75,12 +86,33 @@ class ImageSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
         for name in self.pip:
             if PIP.fullmatch(name) is None:
                 raise InvalidSpec(f"image: {name[:120]!r} is not a requirement that pip installs, such as 'torch>=2'")
-        if self.lock and not is_digest(self.lock):
-            raise InvalidSpec(f"image: {self.lock[:80]!r} is not a digest")
+        for digest in filter(None, (self.lock, self.locked)):
+            if not is_digest(digest):
+                raise InvalidSpec(f"image: {digest[:80]!r} is not a digest")
+        self._check_lock()
+        self._check_commands()
         if len(self.apt) + len(self.pip) > MAX_PACKAGES or len(self.files) > MAX_FILES:
             raise InvalidSpec(f"image: more than {MAX_PACKAGES} packages or {MAX_FILES} files")
         if len({file.path for file in self.files}) < len(self.files):
             raise InvalidSpec("image: two files have the same path")
+
+    def _check_lock(self) -> None:
+        if self.locked and not self.python:
+            raise InvalidSpec("image: packages are locked for a version of Python: start with Image.python('3.12')")
+        if self.locked and self.machine not in MACHINES:
+            raise InvalidSpec(f"image: {self.machine[:40]!r} is not a kind of machine: use {' or '.join(MACHINES)}")
+
+    def _check_commands(self) -> None:
+        if len(self.commands) > MAX_COMMANDS:
+            raise InvalidSpec(f"image: {len(self.commands)} commands are more than the {MAX_COMMANDS} allowed")
+        for command in self.commands:
+            if COMMAND.fullmatch(command) is None:
+                raise InvalidSpec(f"image: {command[:120]!r} is not a command: a line has 1 to 2,000 characters")
+
+    @property
+    def needs_container(self) -> bool:
+        """Whether only a container can provide it: a process has the files of its node."""
+        return bool(self.base or self.apt or self.files or not self.locked)
 
     @property
     def digest(self) -> str:
@@ -91,4 +123,5 @@ class ImageSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     def file_digests(self) -> tuple[str, ...]:
         """Digests of all files that a build reads from the bundle."""
         digests = [file.digest for file in self.files]
-        return tuple(dict.fromkeys([*digests, self.lock] if self.lock else digests))
+        lock = self.locked or self.lock
+        return tuple(dict.fromkeys([*digests, lock] if lock else digests))

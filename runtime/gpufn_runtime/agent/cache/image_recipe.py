@@ -1,6 +1,7 @@
 """Build file of a container image. Pure.
 
-1. the base image; 2. the worker's requirements; 3. apt packages; 4. Python packages; 5. the user's files
+1. the base image; 2. the worker's requirements; 3. apt packages; 4. Python packages; 5. the user's files;
+6. the user's commands
 
 Steps that change rarely come first, because Docker rebuilds from the first changed step. Each step is a JSON array
 (exec form), so no shell parses user input.
@@ -54,12 +55,13 @@ def recipe(spec: ImageSpec, *, bases: str, worker_needs: Sequence[str]) -> Recip
     if spec.apt:
         lines.append(_run("sh", "-c", _APT, "apt", *spec.apt))
     # pip gets the worker's requirements again, so a package that conflicts with them fails here, with pip's message.
-    if spec.lock:
-        lines.append(_copy(spec.lock, _LOCK))
+    if lock := spec.locked or spec.lock:
+        lines.append(_copy(lock, _LOCK))
         lines.append(_run(*_PIP, "-r", _LOCK))
-    if spec.pip:
+    if spec.pip and not spec.locked:
         lines.append(_run(*_PIP, *worker_needs, *spec.pip))
     lines += [_copy(file.digest, file.path) for file in spec.files]
+    lines += [_run("sh", "-c", command) for command in spec.commands]
     return Recipe("\n".join(lines) + "\n", spec.file_digests)
 
 

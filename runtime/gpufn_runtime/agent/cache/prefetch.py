@@ -30,11 +30,14 @@ from gpufn_core.spec.image_spec import ImageSpec
 from gpufn_core.spec.isolation import Network
 from gpufn_platform.bus.storage.key_value import Entry, KeyValue, Watch
 from gpufn_platform.signing.signatures import Signatures
+from gpufn_runtime.agent.cache.build_log import BuildLog, LogLine
 from gpufn_runtime.agent.cache.bundles import BundleCache
 from gpufn_runtime.agent.cache.engines import EngineCache
 from gpufn_runtime.agent.cache.volumes import Volumes
 from gpufn_runtime.agent.cache.weights import WeightsCache
 from gpufn_runtime.agent.decide.template_choice import ContainerUse, Use
+from gpufn_runtime.agent.environments.cache import EnvironmentCache
+from gpufn_runtime.agent.environments.environment import Environment
 from gpufn_runtime.agent.launchers.containers.sandbox import Limits
 
 log = logging.getLogger(__name__)
@@ -67,12 +70,15 @@ class Prefetch:
         bundles: BundleCache,
         engines: EngineCache,
         weights: WeightsCache,
+        environments: EnvironmentCache | None = None,
         signatures: Signatures,
         gpus: Iterable[Device],
         launcher: Preparer,
         running: Callable[[], Iterable[RevisionKey]],
         image_of: Callable[[FunctionSpec], ImageSpec | None],
         limits_of: Callable[[FunctionSpec], Limits],
+        environment_of: Callable[[FunctionSpec], ImageSpec | None] = lambda spec: None,
+        log_line: LogLine = lambda function, revision, text: None,
         teams: KeyValue | None = None,
         volumes: Volumes | None = None,
     ) -> None:
@@ -91,6 +97,12 @@ class Prefetch:
         self._running_revisions = running
         self._image_of = image_of
         self._limits_of = limits_of
+        self._environments = environments
+        self._environment_of = environment_of
+        self._log_line = log_line
+        if environments is not None:
+            environments.in_use = self._environments_in_use
+            environments.on_ready = self._changes_later
         self._known: dict[RevisionKey, Revision] = {}
         self._deployed: dict[str, Function] = {}
         self._reported_modules: dict[RevisionKey, frozenset[str]] = {}
@@ -174,6 +186,31 @@ class Prefetch:
             mounted.append(MountedVolume(mount.name, os.fspath(path), tree.version, tree.digest))
         return tuple(mounted)
 
+    async def environment(self, revision: Revision, bundle: str) -> Environment | None:
+        """Return the environment of the revision's processes. Raises BuildFailed, ArtifactUnavailable."""
+        image = self._environment_of(revision.spec)
+        if image is None or self._environments is None:
+            return None
+        return await self._environments.get(image, bundle, self._on_line(revision))
+
+    def _found_environment(self, revision: Revision) -> Environment | None:
+        image = self._environment_of(revision.spec)
+        return None if image is None or self._environments is None else self._environments.find(image)
+
+    def _on_line(self, revision: Revision) -> Callable[[str], None]:
+        return BuildLog(self._log_line, revision.function, revision.number)
+
+    def _environments_in_use(self) -> set[str] | None:
+        """Return the digests of the environments of starting and running workers; None while one of them is unknown."""
+        running = set(self._running_revisions())
+        if not running <= self._known.keys():
+            return None
+        images = (self._environment_of(self._known[key].spec) for key in running)
+        return {image.digest for image in images if image is not None}
+
+    def _changes_later(self) -> None:
+        self._changes.set()
+
     def _weights_in_use(self) -> set[str] | None:
         """Return the digests of the weights and volumes of starting and running workers; None while one of them is
         unknown."""
@@ -203,6 +240,8 @@ class Prefetch:
             if known.bundle:
                 self._bundles.recheck(known.bundle)
             self._engines.recheck(known.engine_keys)
+            if self._environments is not None and (image := self._environment_of(known.spec)) is not None:
+                self._environments.recheck(image.digest)
 
     def timeout_s(self, revision: RevisionKey) -> float:
         """Return the timeout of the revision's calls, or 0 if the revision is unknown."""
@@ -235,7 +274,9 @@ class Prefetch:
         as_processes = [
             revision
             for revision in current
-            if self._image_of(revision.spec) is None and (self._gpu_kinds or not revision.spec.resources.gpu)
+            if self._image_of(revision.spec) is None
+            and (self._gpu_kinds or not revision.spec.resources.gpu)
+            and (self._environment_of(revision.spec) is None or self._found_environment(revision) is not None)
         ]
         self._launcher.set_uses(
             [
@@ -245,6 +286,7 @@ class Prefetch:
                     each.spec.env,
                     has_gpu=bool(each.spec.resources.gpu),
                     offline=each.spec.network is Network.NONE,
+                    python=self._found_environment(each),
                     domain=domain_of(each.spec.resources.trust_domain, self._known_teams.of(each.function)),
                 )
                 for each in as_processes
@@ -258,7 +300,9 @@ class Prefetch:
         for revision in current:
             try:
                 was_cached = self._has_bundle(revision)
-                await self.bundle(revision)
+                bundle = await self.bundle(revision)
+                if (image := self._environment_of(revision.spec)) is not None and self._environments is not None:
+                    self._environments.prefetch(image, bundle, self._on_line(revision))
                 if not was_cached and self._image_of(revision.spec) is not None:
                     self._changes.set()  # the image may use files from the bundle
                 for kind in self._kinds(revision):

@@ -1,8 +1,8 @@
 """Choice of templates: which ones to keep in memory, and which one a worker forks from. Pure.
 
 A template is identified by its Preload. A worker may fork from any template that has not read another function's
-variables, that sees GPUs if the worker has one, and that has a network if the worker has one. Modules that the template
-lacks are imported by the worker.
+variables, that sees GPUs if the worker has one, that has a network if the worker has one, and whose Python environment
+is the same. Modules that the template lacks are imported by the worker.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from gpufn_core.spec.image_spec import ImageSpec
+from gpufn_runtime.agent.environments.environment import Environment
 from gpufn_runtime.agent.launchers.containers.sandbox import Limits
 
 READY_TIMEOUT_S: Final = 120.0  # for the imports: torch from a cold disk takes 20 s and more
@@ -42,6 +43,7 @@ class Preload:
     sees_gpus: bool = False
     offline: bool = False  # it has no network, and neither have its workers
     domain: str = ""  # the trust domain of its functions
+    python: Environment | None = None  # None: the agent's own
 
     def __str__(self) -> str:
         """Return the modules only: variables may be secrets."""
@@ -52,13 +54,15 @@ class Preload:
 
     def has_context_of(self, other: Preload) -> bool:
         """Return whether both import their modules in the same environment, for functions of the same trust domain."""
-        mine = self.env, self.sees_gpus, self.offline, self.domain
-        return mine == (other.env, other.sees_gpus, other.offline, other.domain)
+        mine = self.env, self.sees_gpus, self.offline, self.domain, self.python
+        return mine == (other.env, other.sees_gpus, other.offline, other.domain, other.python)
 
-    def serves(self, env: Mapping[str, str], *, has_gpu: bool, offline: bool, domain: str) -> bool:
+    def serves(
+        self, env: Mapping[str, str], *, has_gpu: bool, offline: bool, domain: str, python: Environment | None = None
+    ) -> bool:
         """Return whether a worker may fork from it. A template without modules has read nothing of any function."""
-        context = Preload(self.modules, frozenset(env.items()), has_gpu, offline, domain)
-        return not self.modules or self.has_context_of(context)
+        context = Preload(self.modules, frozenset(env.items()), has_gpu, offline, domain, python)
+        return self.has_context_of(context) if self.modules else self.python == python
 
 
 EMPTY = Preload()
@@ -75,12 +79,13 @@ class Use:
     has_gpu: bool = False
     offline: bool = False
     domain: str = ""
+    python: Environment | None = None
 
     @property
     def preload(self) -> Preload:
         if not self.modules or not _HARMLESS.issuperset(self.env):
-            return EMPTY
-        return Preload(self.modules, frozenset(self.env.items()), self.has_gpu, self.offline, self.domain)
+            return Preload(python=self.python)
+        return Preload(self.modules, frozenset(self.env.items()), self.has_gpu, self.offline, self.domain, self.python)
 
 
 def without_env(use: Use) -> Use:

@@ -15,6 +15,8 @@ from typing import NamedTuple
 from gpufn_core.home import Home
 from gpufn_core.protocol.launch import Sandbox, WorkerConfig
 from gpufn_core.spec.isolation import Isolation, Network
+from gpufn_platform.sandbox.host_paths import python_folders
+from gpufn_runtime.agent.environments.environment import Environment
 
 _LEAST_MEMORY_BYTES = 64 << 20
 
@@ -28,18 +30,19 @@ class Folder(NamedTuple):
 
 @dataclass(frozen=True)
 class Sandboxes:
-    """Makes the sandboxes. `python` has the folders of the interpreter and its packages, `private` files of the system
-    that are only for the platform's user. `cgroups` is the folder of
-    the workers' memory cgroups. Without `namespaces` the kernel allows no namespaces here."""
+    """Makes the sandboxes. `python` has the folders of the agent's interpreter and its packages, `packages` those of
+    gpufn. `private` are files of the system that are only for the platform's user. `cgroups` is the folder of the
+    workers' memory cgroups. Without `namespaces` the kernel allows no namespaces here."""
 
     home: Home
     python: tuple[str, ...]
     folders: Sequence[Folder] = ()
     private: tuple[str, ...] = ()
+    packages: tuple[str, ...] = ()
     cgroups: Path | None = None
     namespaces: bool = True
 
-    def worker(self, config: WorkerConfig) -> Sandbox | None:
+    def worker(self, config: WorkerConfig, python: Environment | None = None) -> Sandbox | None:
         """Return None for a function that chose a process without a sandbox."""
         if config.spec.isolation is Isolation.PROCESS:
             return None
@@ -48,10 +51,10 @@ class Sandboxes:
         bundle = (config.bundle_dir,) if config.bundle_dir else ()
         mps = (os.fspath(self.home.mps),) if config.mps is not None else ()
         return Sandbox(
-            shared=self._shared,
+            shared=self._shared(python),
             readable=(folder, *bundle, *sorted(engines), *config.weights, *(volume.path for volume in config.volumes)),
             writable=(*self._writable, os.path.join(folder, "tmp"), config.shared_bodies, *mps),
-            hidden=self._hidden,
+            hidden=self.hidden,
             memory_bytes=max((config.memory_bytes or 0) // 2, _LEAST_MEMORY_BYTES),
             network=config.spec.network is not Network.NONE,
             gpus=bool(config.spec.resources.gpu),
@@ -59,19 +62,19 @@ class Sandboxes:
             namespaces=self.namespaces,
         )
 
-    def template(self, scratch: Path, *, offline: bool) -> Sandbox:
+    def template(self, scratch: Path, *, offline: bool, python: Environment | None = None) -> Sandbox:
         home = self.home
         cgroups = () if self.cgroups is None else (os.fspath(self.cgroups),)
         fifo = os.fspath(home.supervisor_fifo)
         return Sandbox(
-            shared=self._shared,
+            shared=self._shared(python),
             readable=(*map(os.fspath, (home.bundles, home.engines, home.weights)), fifo),
             writable=(
                 *self._writable,
                 *map(os.fspath, (scratch, home.workers, home.shared_bodies, home.mps)),
                 *cgroups,
             ),
-            hidden=self._hidden,
+            hidden=self.hidden,
             network=not offline,
             gpus=True,
             shares_memory=True,
@@ -79,15 +82,18 @@ class Sandboxes:
             is_template=True,
         )
 
-    @property
-    def _shared(self) -> tuple[str, ...]:
-        return (*self.python, *(folder.path for folder in self.folders if not folder.is_writable))
+    def _shared(self, python: Environment | None) -> tuple[str, ...]:
+        """Return the files that all workers with this Python may read; None: with the agent's."""
+        of_python = self.python
+        if python is not None:
+            of_python = (*python_folders([python.path, python.packages, *self.packages], python.interpreter),)
+        return (*of_python, *(folder.path for folder in self.folders if not folder.is_writable))
 
     @property
     def _writable(self) -> tuple[str, ...]:
         return tuple(folder.path for folder in self.folders if folder.is_writable)
 
     @property
-    def _hidden(self) -> tuple[str, ...]:
+    def hidden(self) -> tuple[str, ...]:
         home = self.home
         return (*map(os.fspath, (home.root, home.run, home.shared_bodies)), *self.private)

@@ -10,6 +10,7 @@ from typing import NamedTuple, Protocol, Self
 from gpufn_core.errors import PlatformError
 from gpufn_core.protocol.launch import EXIT_SIGNALLED, WorkerConfig
 from gpufn_core.spec.image_spec import ImageSpec
+from gpufn_runtime.agent.environments.environment import Environment
 from gpufn_runtime.agent.mps.base import Mounts
 from gpufn_runtime.agent.workers.processes import Handle
 
@@ -17,7 +18,8 @@ from gpufn_runtime.agent.workers.processes import Handle
 @dataclass(frozen=True)
 class LaunchOrder:
     """A worker to launch in `folder`. `output` is a FIFO that the agent reads. `worker_config` is written to the file
-    `config`. If `image` is set, the worker runs in a container of that image."""
+    `config`. If `image` is set, the worker runs in a container of that image; if `python` is set, in that
+    environment."""
 
     worker: str
     folder: Path
@@ -27,6 +29,7 @@ class LaunchOrder:
     worker_config: WorkerConfig = field(repr=False)
     modules: frozenset[str] = frozenset()
     domain: str = ""  # the trust domain of the function
+    python: Environment | None = None
     image: ImageSpec | None = None
     gpus: tuple[str, ...] = ()  # uuids of the leased devices
     mps: Mounts | None = None  # for a container whose worker shares its GPU through MPS

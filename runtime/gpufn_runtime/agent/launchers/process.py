@@ -8,10 +8,16 @@ import sys
 from collections.abc import Sequence
 
 from gpufn_core.errors import PlatformError
+from gpufn_runtime.agent.environments.environment import Environment
 from gpufn_runtime.agent.launchers.base import Launched, LaunchOrder, NodeFault
 
 # -P: do not import from the worker's folder, where the worker may write.
 WORKER = (sys.executable, "-P", "-m", "gpufn_runtime.worker")
+
+
+def command_in(environment: Environment | None, command: Sequence[str]) -> tuple[str, ...]:
+    """Return the worker's command with the interpreter of its environment; None: with the agent's."""
+    return tuple(command) if environment is None else (environment.python, *WORKER[1:])
 
 
 class ProcessLauncher:
@@ -25,7 +31,7 @@ class ProcessLauncher:
         output = os.open(order.output, os.O_RDWR | os.O_CLOEXEC)
         try:
             process = subprocess.Popen(  # noqa: S603, ASYNC220 - returns at exec, which takes a millisecond
-                [*self._command, os.fspath(order.config)],
+                [*command_in(order.python, self._command), os.fspath(order.config)],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,

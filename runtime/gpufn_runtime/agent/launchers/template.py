@@ -44,8 +44,9 @@ from gpufn_core.protocol.launch import (
 from gpufn_core.spec.isolation import Network
 from gpufn_runtime.agent.decide import template_choice
 from gpufn_runtime.agent.decide.template_choice import Preload, Use
+from gpufn_runtime.agent.environments.environment import Environment
 from gpufn_runtime.agent.launchers.base import Launched, Launcher, LaunchOrder
-from gpufn_runtime.agent.launchers.process import WORKER
+from gpufn_runtime.agent.launchers.process import WORKER, command_in
 from gpufn_runtime.agent.workers import processes
 from gpufn_runtime.agent.workers.environment import preload_environment, template_environment
 
@@ -92,14 +93,14 @@ class Template:
     @classmethod
     def start(cls, command: Sequence[str], preload: Preload, scratch: Path, sandbox: Sandbox | None = None) -> Template:
         scratch.mkdir(parents=True, exist_ok=True, mode=0o700)
-        environment = template_environment(scratch, sees_gpus=preload.sees_gpus)
+        environment = template_environment(scratch, sees_gpus=preload.sees_gpus, python=preload.python)
         if preload.env:
             environment[ENV_VARIABLE] = msgspec.json.encode(preload_environment(dict(preload.env))).decode()
         if sandbox is not None:
             environment[SANDBOX_VARIABLE] = msgspec.json.encode(sandbox).decode()
         try:
             process = subprocess.Popen(  # noqa: S603
-                [*command, "--template", *sorted(preload.modules)],
+                [*command_in(preload.python, command), "--template", *sorted(preload.modules)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 bufsize=0,
@@ -203,7 +204,7 @@ class _Importing:
 
 
 class SandboxOf(Protocol):
-    def __call__(self, scratch: Path, *, offline: bool) -> Sandbox: ...
+    def __call__(self, scratch: Path, *, offline: bool, python: Environment | None) -> Sandbox: ...
 
 
 class TemplateLauncher:
@@ -312,7 +313,9 @@ class TemplateLauncher:
         if self._sandbox_of is not None and config.sandbox is None:
             return False  # it must not be confined, and a template is
         offline = config.spec.network is Network.NONE
-        return preload.serves(config.spec.env, has_gpu=has_gpu, offline=offline, domain=order.domain)
+        return preload.serves(
+            config.spec.env, has_gpu=has_gpu, offline=offline, domain=order.domain, python=order.python
+        )
 
     def _best_template(self, order: LaunchOrder, *, has_gpu: bool) -> Template | None:
         candidates = [t for t in self._templates.values() if self._may_fork(order, t.preload, has_gpu=has_gpu)]
@@ -377,7 +380,9 @@ class TemplateLauncher:
 
     async def _make(self, preload: Preload) -> None:
         try:
-            sandbox = None if self._sandbox_of is None else self._sandbox_of(self._scratch, offline=preload.offline)
+            sandbox = None
+            if self._sandbox_of is not None:
+                sandbox = self._sandbox_of(self._scratch, offline=preload.offline, python=preload.python)
             template = Template.start(self._command, preload, self._scratch, sandbox)
         except TemplateGone as error:
             _count_failure(self._failures, preload, error.message)

@@ -24,6 +24,7 @@ import gpufn_runtime
 from gpufn_core.domain.device import NO_MPS
 from gpufn_core.spec.function_spec import FunctionSpec
 from gpufn_core.spec.isolation import Network
+from gpufn_runtime.agent.environments.environment import Environment
 from gpufn_runtime.agent.launchers.containers.sandbox import Limits
 from gpufn_runtime.agent.mps.base import Mounts
 
@@ -41,11 +42,17 @@ _COUNT_BY_NVML = "PYTORCH_NVML_BASED_CUDA_CHECK"
 
 
 def worker_environment(
-    spec: FunctionSpec, scratch: Path, gpus: tuple[str, ...], *, is_sandboxed: bool
+    spec: FunctionSpec,
+    scratch: Path,
+    gpus: tuple[str, ...],
+    *,
+    is_sandboxed: bool,
+    python: Environment | None = None,
 ) -> dict[str, str]:
-    """Return the environment of a worker process. `gpus` are the leased devices' uuids; no uuids hide all GPUs."""
+    """Return the environment of a worker process. `gpus` are the leased devices' uuids; no uuids hide all GPUs. The
+    worker runs in the environment `python`; None: in the agent's."""
     variables = import_environment(spec.resources.cpu, {} if is_sandboxed else spec.env)
-    return {**_base(scratch), **_with_gpus(variables, gpus)}
+    return {**_base(scratch, python), **_with_gpus(variables, gpus)}
 
 
 def container_environment(spec: FunctionSpec, gpus: tuple[str, ...]) -> dict[str, str]:
@@ -71,12 +78,12 @@ def container_limits(
     return Limits(memory_bytes, spec.resources.cpu, egress, gpus, mps, env)
 
 
-def template_environment(scratch: Path, *, sees_gpus: bool) -> dict[str, str]:
+def template_environment(scratch: Path, *, sees_gpus: bool, python: Environment | None = None) -> dict[str, str]:
     """Return a template's environment: one thread, so that imports start none. The template of GPU functions sees all
     GPUs, because libraries choose their GPU build on import. torch then counts them with NVML: with CUDA, no worker
     could be forked."""
     gpus = {_COUNT_BY_NVML: "1"} if sees_gpus else {"CUDA_VISIBLE_DEVICES": ""}
-    return {**_base(scratch), **import_environment(1, {}), **NO_MPS, **gpus}
+    return {**_base(scratch, python), **import_environment(1, {}), **NO_MPS, **gpus}
 
 
 def preload_environment(env: Mapping[str, str]) -> dict[str, str]:
@@ -98,9 +105,9 @@ def _libraries() -> dict[str, str]:
     return {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if os.environ.get(name)}
 
 
-def _base(scratch: Path) -> dict[str, str]:
+def _base(scratch: Path, python: Environment | None = None) -> dict[str, str]:
     environment = {
-        "PATH": f"{Path(sys.executable).parent}:{_PATH}",
+        "PATH": f"{Path(python.python if python else sys.executable).parent}:{_PATH}",
         "HOME": os.fspath(scratch),
         "TMPDIR": os.fspath(scratch),
         "LANG": "C.UTF-8",
@@ -110,9 +117,16 @@ def _base(scratch: Path) -> dict[str, str]:
         "ORT_DISABLE_TELEMETRY": "1",
         **_libraries(),
     }
-    if roots := _import_roots():
-        environment["PYTHONPATH"] = os.pathsep.join(roots)
+    if python is not None:
+        environment |= python.variables
+    else:
+        environment |= import_roots()
     return environment
+
+
+def import_roots() -> dict[str, str]:
+    """Return the variables with which another process of the agent's interpreter imports gpufn."""
+    return {"PYTHONPATH": os.pathsep.join(roots)} if (roots := _import_roots()) else {}
 
 
 def worker_packages() -> list[str]:

@@ -1,6 +1,6 @@
 """Start of workers: from an Assignment to a running process.
 
-    1. get the Revision, its bundle, engines, weights and volumes (usually prefetched), and its secrets
+    1. get the Revision, its bundle, environment, engines, weights and volumes (usually prefetched), and its secrets
     2. prepare the GPU for sharing, or stop its MPS
     3. create the memory cgroup, folder, config and FIFO
     4. create the process, forked or cold; it fetches its secrets from us
@@ -18,7 +18,7 @@ import logging
 import os
 import signal
 from collections.abc import Mapping
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from gpufn_core.domain.revision import Revision
 from gpufn_core.domain.worker import NODE_PHASE, Assignment, ColdStart, Exit, StartFailure
@@ -32,6 +32,7 @@ from gpufn_platform.secrets.redaction import patterns_of
 from gpufn_runtime.agent.cache.prefetch import Prefetch
 from gpufn_runtime.agent.decide.fleet import WorkerRecord
 from gpufn_runtime.agent.devices.watch import DeviceWatch
+from gpufn_runtime.agent.environments.environment import Environment
 from gpufn_runtime.agent.launchers.base import Containers, DaemonUnavailable, Launched, Launcher, LaunchOrder, NodeFault
 from gpufn_runtime.agent.mps.base import GpuShares
 from gpufn_runtime.agent.reports import Reports
@@ -48,7 +49,11 @@ log = logging.getLogger(__name__)
 
 _END_CHECK_S = 0.5
 
-_Files = tuple[tuple[str, ...], tuple[MountedVolume, ...]]  # the paths of weights, and the volumes
+
+class _Files(NamedTuple):
+    weights: tuple[str, ...]
+    volumes: tuple[MountedVolume, ...]
+    python: Environment | None
 
 
 class WorkerLauncher(Launcher, Containers, Protocol):
@@ -99,7 +104,7 @@ class Launches:
             revision = await self._prefetch.revision(record.function, record.revision)
             bundle = await self._prefetch.bundle(revision)
             engines = await self._prefetch.engines(revision, self._configs.kind(assignment))
-            files = await self._files(record, revision)
+            files = await self._files(record, revision, bundle)
             secrets = await self._secrets.values(revision.spec, revision.secret_scopes)
             fetch_s = self._clock.monotonic() - started
             if files is None or record.end_requested_at is not None:  # it had to end meanwhile: no failure
@@ -113,11 +118,21 @@ class Launches:
                 if is_process:
                     group = self._groups.create(record.worker, self._configs.memory_bytes(revision.spec))
                 config = self._configs.config(
-                    record, revision, bundle, engines, files[0], volumes=files[1], launched_at=launched_at, group=group
+                    record,
+                    revision,
+                    bundle,
+                    engines,
+                    files.weights,
+                    volumes=files.volumes,
+                    launched_at=launched_at,
+                    group=group,
+                    python=files.python,
                 )
                 folder.create(config)
                 modules = self._prefetch.modules(revision)
-                order = self._configs.launch_order(config, folder, assignment, joining=joining, modules=modules)
+                order = self._configs.launch_order(
+                    config, folder, assignment, joining=joining, modules=modules, python=files.python
+                )
                 launched = await self._start_process(record, order, folder, group, secrets)
         except GpufnError as error:
             self._on_failed(record, folder, group, error)
@@ -135,23 +150,28 @@ class Launches:
             self._prefetch.note_launch(record.key, launched_at)
             self._on_started(record, launched, start)
 
-    async def _files(self, record: WorkerRecord, revision: Revision) -> _Files | None:
-        """Return the weights and volumes; None if the worker has to end first. A fetch takes minutes, and continues
-        then for the next worker."""
-        if not revision.spec.weights and not revision.spec.mounts:
-            return (), ()
-        fetch = asyncio.create_task(self._fetch(revision), name=f"weights-{record.worker}")
+    async def _files(self, record: WorkerRecord, revision: Revision, bundle: str) -> _Files | None:
+        """Return the weights, volumes and environment; None if the worker has to end first. A fetch takes minutes, and
+        continues then for the next worker."""
+        spec = revision.spec
+        if not spec.weights and not spec.mounts and self._configs.environment(spec) is None:
+            return _Files((), (), None)
+        task = asyncio.create_task(self._fetch(revision, bundle), name=f"files-{record.worker}")
         try:
-            while not fetch.done():
-                await asyncio.wait([fetch], timeout=_END_CHECK_S)
+            while not task.done():
+                await asyncio.wait([task], timeout=_END_CHECK_S)
                 if record.end_requested_at is not None:
                     return None
-            return fetch.result()
+            return task.result()
         finally:
-            fetch.cancel()
+            task.cancel()
 
-    async def _fetch(self, revision: Revision) -> _Files:
-        return await self._prefetch.weights(revision), await self._prefetch.volumes(revision)
+    async def _fetch(self, revision: Revision, bundle: str) -> _Files:
+        return _Files(
+            await self._prefetch.weights(revision),
+            await self._prefetch.volumes(revision),
+            await self._prefetch.environment(revision, bundle),
+        )
 
     async def _start_process(
         self,

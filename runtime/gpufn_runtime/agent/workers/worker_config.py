@@ -18,6 +18,7 @@ from gpufn_core.spec.image_spec import ImageSpec
 from gpufn_core.spec.isolation import AS_PROCESS
 from gpufn_runtime.agent.decide.fleet import WorkerRecord
 from gpufn_runtime.agent.devices.watch import DeviceWatch
+from gpufn_runtime.agent.environments.environment import Environment
 from gpufn_runtime.agent.isolation.sandboxes import Sandboxes
 from gpufn_runtime.agent.launchers.base import LaunchOrder
 from gpufn_runtime.agent.launchers.containers.sandbox import Limits
@@ -58,7 +59,13 @@ class WorkerConfigs:
         """Return the image of the function's containers, or None if its workers are processes."""
         if spec.isolation in AS_PROCESS:
             return None
-        return spec.image or (_CONTAINER if spec.in_container else self._default_image)
+        if spec.in_container:
+            return spec.image or _CONTAINER
+        return self._default_image and (spec.image or self._default_image)
+
+    def environment(self, spec: FunctionSpec) -> ImageSpec | None:
+        """Return the image that is an environment of the function's processes; None if it has none."""
+        return spec.image if self.image(spec) is None else None
 
     def memory_bytes(self, spec: FunctionSpec) -> int:
         return spec.resources.memory_bytes or self._default_memory
@@ -81,6 +88,7 @@ class WorkerConfigs:
         volumes: tuple[MountedVolume, ...] = (),
         launched_at: float,
         group: MemoryGroup | None,
+        python: Environment | None,
     ) -> WorkerConfig:
         memory_bytes, has_secrets = self.memory_bytes(revision.spec), bool(revision.spec.secrets)
         config = WorkerConfig(
@@ -107,7 +115,7 @@ class WorkerConfigs:
         )
         if self._sandboxes is None or self.image(revision.spec) is not None:
             return config
-        return msgspec.structs.replace(config, sandbox=self._sandboxes.worker(config))
+        return msgspec.structs.replace(config, sandbox=self._sandboxes.worker(config, python))
 
     def launch_order(
         self,
@@ -117,14 +125,18 @@ class WorkerConfigs:
         *,
         joining: Joining,
         modules: frozenset[str],
+        python: Environment | None,
     ) -> LaunchOrder:
-        """Return the launch order. `joining` makes the worker a client of a shared GPU; `modules` are its imports."""
+        """Return the launch order. `joining` makes the worker a client of a shared GPU; `modules` are its imports;
+        `python` is its environment."""
         spec, gpus = config.spec, assignment.share.gpus
         image = self.image(spec)
         if image:
             variables = container_environment(spec, gpus)
         else:
-            variables = worker_environment(spec, folder.scratch, gpus, is_sandboxed=config.sandbox is not None)
+            variables = worker_environment(
+                spec, folder.scratch, gpus, is_sandboxed=config.sandbox is not None, python=python
+            )
         return LaunchOrder(
             worker=config.worker,
             folder=folder.path,
@@ -135,6 +147,7 @@ class WorkerConfigs:
             modules=modules,
             domain=assignment.share.trust_domain,
             image=image,
+            python=python,
             gpus=gpus,
             mps=joining.mounts,
         )

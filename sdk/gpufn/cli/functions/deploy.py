@@ -262,10 +262,10 @@ def read_functions(file: str, names: list[str], include: Sequence[str], home: Ho
         bundle.check_file(path)
         check_globs(import_root(path.resolve()), include)
     # Standard output is for the command's results, which programs parse with --json; not for prints of the file.
-    with step(f"Importing {file}"), contextlib.redirect_stdout(sys.stderr):
+    with step(f"Importing {file}") as update, contextlib.redirect_stdout(sys.stderr):
         project = bundle.load(path, to_run=False)
         functions = _select(project.functions, names, path)
-        deployables = list(_deployment.deployables(functions, include, home))
+        deployables = list(_deployment.deployables(functions, include, home, update))
     if project.missing:
         say(f"gpufn: warning: imported {file} without {', '.join(project.missing)}: not installed here", err=True)
     return deployables

@@ -53,3 +53,10 @@ def test_the_digest_is_that_of_all_that_is_built() -> None:
     made = {recipe(spec, bases="b:{python}", worker_needs=["msgspec==1"]).digest for spec in specs}
     made.add(recipe(specs[0], bases="b:{python}", worker_needs=["msgspec==2"]).digest)
     assert len(made) == len(specs) + 1
+
+
+def test_a_lock_replaces_the_packages_and_commands_come_last() -> None:
+    spec = ImageSpec(python="3.12", pip=("torch",), locked="0" * 64, machine="x86_64", commands=("echo $HOME",))
+    made = recipe(spec, bases="python:{python}", worker_needs=["msgspec"])
+    assert (made.files, "torch" in made.text) == (("0" * 64,), False)
+    assert made.text.splitlines()[-1] == 'RUN ["sh", "-c", "echo $HOME"]'

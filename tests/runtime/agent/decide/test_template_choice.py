@@ -14,6 +14,7 @@ from gpufn_runtime.agent.decide.template_choice import (
     is_worth_waiting_for,
     select_preloads,
 )
+from gpufn_runtime.agent.environments.environment import Environment
 
 
 def sets(*texts: str) -> list[ModuleSet]:
@@ -171,3 +172,20 @@ def test_functions_of_different_domains_share_no_template(modules: frozenset[str
     assert use.preload.serves({}, has_gpu=False, offline=False, domain=of) == suits
     other = Use(modules, 2.0, domain="team/b")
     assert len(select_preloads([use, other], 9)) == (3 if modules else 1)
+
+
+def test_a_template_serves_workers_of_its_own_environment_only() -> None:
+    one, other = Environment("/one", (), "/packages"), Environment("/other", (), "/packages")
+    for modules in (frozenset(), frozenset({"numpy"})):
+        preload = Use(modules, 1.0, python=one).preload
+        served = [
+            python
+            for python in (None, one, other)
+            if preload.serves({}, has_gpu=False, offline=False, domain="", python=python)
+        ]
+        assert served == [one]
+
+
+def test_an_environment_has_a_template_without_modules_too() -> None:
+    one = Environment("/one", (), "/packages")
+    assert select_preloads([Use(frozenset(), 1.0, python=one)], 4) == [EMPTY, Preload(python=one)]

@@ -14,14 +14,14 @@ import contextlib
 import logging
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from gpufn_core.errors import GpufnError, PlatformError
 from gpufn_core.home import Home
 from gpufn_core.remove_folder import remove_tree
 from gpufn_core.spec.image_spec import ImageSpec
+from gpufn_runtime.agent.cache.build_log import BuildLog, LogLine
 from gpufn_runtime.agent.cache.images import Images
 from gpufn_runtime.agent.decide import template_choice as standbys
 from gpufn_runtime.agent.decide.template_choice import ContainerUse, ModuleSet
@@ -38,9 +38,6 @@ log = logging.getLogger(__name__)
 _SWEEP_S = 10.0
 _AFTER_LAUNCH_S = 1.0  # do not slow down the start of the worker that was just launched
 _END_TIMEOUT_S = 10.0
-
-# Called with (function, revision, line) for each line that an image build prints, for the function's log.
-LogImageLine = Callable[[str, int, str], None]
 
 
 class Daemon(ContainerDaemon, Protocol):
@@ -67,7 +64,7 @@ class ContainerLauncher:
         owner: Mapping[str, str],
         limit: int,
         packages: Sequence[str],
-        log_line: LogImageLine,
+        log_line: LogLine,
         has_gpus: bool = False,
     ) -> None:
         self._daemon = daemon
@@ -179,7 +176,7 @@ class ContainerLauncher:
                     return await self._assign(standby, order, is_standby=True)
                 except PlatformError as error:
                     log.warning("worker %s gets a new container, its standby is gone: %s", order.worker, error.message)
-            build_log = _BuildLog(self._log_image_line, config.function, config.revision)
+            build_log = BuildLog(self._log_image_line, config.function, config.revision)
             image = await self._images.get(order.image, config.bundle_dir, build_log)
             try:
                 container = await self._make(Kind(image, limits), order.modules)
@@ -288,7 +285,7 @@ class ContainerLauncher:
 
     async def _build(self, use: ContainerUse) -> None:
         try:
-            await self._images.get(use.image, use.bundle, _BuildLog(self._log_image_line, use.function, use.revision))
+            await self._images.get(use.image, use.bundle, BuildLog(self._log_image_line, use.function, use.revision))
         except GpufnError as error:
             self._log_image_line(use.function, use.revision, f"image: {error.message}")
         else:
@@ -350,18 +347,6 @@ class ContainerLauncher:
     def _review(self) -> None:
         self._settled.clear()
         self._wakeup.set()
-
-
-@dataclass(frozen=True)
-class _BuildLog:
-    """A revision's log. Equal logs are one listener, so a line is logged once."""
-
-    log_line: LogImageLine
-    function: str
-    revision: int
-
-    def __call__(self, line: str) -> None:
-        self.log_line(self.function, self.revision, line)
 
 
 def limits_of(order: LaunchOrder) -> Limits:

@@ -9,7 +9,12 @@ def greet() -> str:
         return file.read().strip()
 
 
-@gpu_function(image=Image.python("3.11").pip_install("nosuch @ file:///nowhere/nosuch-1.0-py3-none-any.whl"))
+# The file makes it an image for containers, whose packages a deploy does not lock.
+@gpu_function(
+    image=Image.python("3.11")
+    .pip_install("nosuch @ file:///nowhere/nosuch-1.0-py3-none-any.whl")
+    .add_file("greeting.txt", "/opt/greeting.txt")
+)
 def never() -> str:
     return "it does not build"
 

@@ -1,0 +1,198 @@
+"""Creation of an environment by uv, in a sandbox of its own.
+
+1. an empty environment with an interpreter of the node
+2. the packages of the lock: hashes are required, and only wheels are accepted, so no code of a package runs
+3. bytecode, by an interpreter that runs no code of the packages: workers cannot write it
+4. the image's commands
+
+A package without a wheel is built by its own code, and commands run any code. Then uv has no cache that other
+environments use, and the sandbox can write to the new environment only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import msgspec
+
+from gpufn_core.errors import ArtifactUnavailable, BuildFailed
+from gpufn_core.protocol.launch import SANDBOX_VARIABLE, Sandbox
+from gpufn_core.spec.image_spec import ImageSpec
+from gpufn_runtime.agent.environments.interpreters import Interpreter
+from gpufn_runtime.agent.workers.environment import import_roots
+
+OnLine = Callable[[str], None]
+
+_SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_MAX_LINES = 200
+_LONGEST_LINE = 4 << 10
+# Variables of the agent that uv reads: its settings, certificates and proxies.
+_PASSED = ("UV_", "SSL_CERT_", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", "LD_LIBRARY_PATH")
+_FOLDERS_OF_PACKAGES = ("UV_FIND_LINKS", "UV_INDEX", "UV_DEFAULT_INDEX", "UV_INDEX_URL", "UV_EXTRA_INDEX_URL")
+_BUILD_MEMORY_BYTES = 1 << 30
+
+
+@dataclass(frozen=True)
+class Confinement:
+    """The sandbox of a build: what it may not see, and whether the kernel allows namespaces."""
+
+    hidden: tuple[str, ...]
+    namespaces: bool
+
+
+@dataclass(frozen=True)
+class Build:
+    """One environment to make. `target` is the folder to fill, `lock` the file of its packages. `shared` is the folder
+    that `target` and `cache`, the cache of uv, are in. Without `confinement` there is no sandbox."""
+
+    spec: ImageSpec
+    lock: Path
+    target: Path
+    shared: Path
+    cache: Path
+    uv: str
+    interpreter: Interpreter
+    confinement: Confinement | None
+    environ: Mapping[str, str]
+
+    @property
+    def runs_code(self) -> bool:
+        return bool(self.spec.builds or self.spec.commands)
+
+    async def run(self, on_line: OnLine) -> None:
+        """Raises BuildFailed, ArtifactUnavailable."""
+        await self._step(
+            "create the environment",
+            [
+                *(self.uv, "venv", "--allow-existing", "--relocatable", "--quiet"),
+                *("--python", self.interpreter.executable, self._path("")),
+            ],
+            on_line,
+        )
+        wheels_only = () if self.spec.builds else ("--only-binary", ":all:")
+        install = ("pip", "install", "--require-hashes", *wheels_only, "--no-progress", "--color=never")
+        python = ("--python", self._path("bin/python"))
+        await self._step(
+            "install the packages", [self.uv, *install, *python, "-r", os.fspath(self.lock)], on_line, is_online=True
+        )
+        compile_all = ("-I", "-S", "-m", "compileall", "-q", "-q", "-j", "2", self._path("lib"))
+        await self._step("compile", [self.interpreter.executable, *compile_all], on_line, may_fail=True)
+        for command in self.spec.commands:
+            on_line(f"run {command}")
+            await self._step(f"run {command!r}", ["/bin/sh", "-c", command], on_line, is_online=True, is_user=True)
+
+    def _path(self, name: str) -> str:
+        return os.path.join(self.target, name) if name else os.fspath(self.target)
+
+    async def _step(
+        self,
+        what: str,
+        command: Sequence[str],
+        on_line: OnLine,
+        *,
+        is_online: bool = False,
+        may_fail: bool = False,
+        is_user: bool = False,
+    ) -> None:
+        scratch = self.target / ".tmp"
+        scratch.mkdir(parents=True, exist_ok=True)
+        environment = self._environment(scratch, is_online=is_online, is_user=is_user)
+        if self.confinement is not None:
+            environment[SANDBOX_VARIABLE] = msgspec.json.encode(self._sandbox(network=is_online)).decode()
+        program = [sys.executable, "-P", "-m", "gpufn_platform.sandbox.command", *command]
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *program,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                cwd=self.target,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise ArtifactUnavailable(f"Cannot {what}: {error.strerror}.") from error
+        lines: deque[str] = deque(maxlen=_MAX_LINES)
+        try:
+            assert process.stdout is not None
+            while line := await _line(process.stdout):
+                text = line.decode(errors="replace").rstrip()[:_LONGEST_LINE]
+                if text:
+                    lines.append(text)
+                    on_line(text)
+            code = await process.wait()
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+        if code and not may_fail:
+            raise BuildFailed(f"cannot {what}: {_reason(lines, code)}", stage="packages", log="\n".join(lines))
+
+    def _environment(self, scratch: Path, *, is_online: bool, is_user: bool) -> dict[str, str]:
+        passed = {
+            name: value
+            for name, value in self.environ.items()
+            if name.upper().startswith(_PASSED) and not (is_user and name.startswith("UV_"))
+        }
+        return {
+            **passed,
+            **import_roots(),
+            "PATH": f"{self._path('bin')}:{os.path.dirname(self.uv)}:{_SYSTEM_PATH}",
+            "HOME": os.fspath(scratch),
+            **({"TMPDIR": os.fspath(scratch)} if is_online else {}),  # not for sockets of Python's own processes
+            "LANG": "C.UTF-8",
+            "VIRTUAL_ENV": self._path(""),
+            "UV_CACHE_DIR": os.fspath(scratch / "uv" if self.runs_code else self.cache),
+            "UV_PYTHON_DOWNLOADS": "never",
+            "PYTHONDONTWRITEBYTECODE": "1",
+        }
+
+    def _sandbox(self, *, network: bool) -> Sandbox:
+        assert self.confinement is not None
+        folders = (folder for name in _FOLDERS_OF_PACKAGES for folder in _local_folders(self.environ.get(name, "")))
+        libraries = (path for path in self.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep) if os.path.isabs(path))
+        readable = (self.interpreter.prefix, os.path.dirname(self.uv), *folders, *libraries)
+        return Sandbox(
+            readable=(*dict.fromkeys(filter(os.path.exists, readable)), os.fspath(self.lock)),
+            writable=(self._path(""),) if self.runs_code else (os.fspath(self.shared),),
+            hidden=self.confinement.hidden,
+            memory_bytes=_BUILD_MEMORY_BYTES,
+            network=network or not self.confinement.namespaces,
+            namespaces=self.confinement.namespaces,
+        )
+
+
+async def _line(stream: asyncio.StreamReader) -> bytes:
+    try:
+        return await stream.readuntil(b"\n")
+    except asyncio.IncompleteReadError as end:
+        return end.partial
+    except asyncio.LimitOverrunError as error:
+        return await stream.readexactly(error.consumed)
+
+
+def _local_folders(setting: str) -> list[str]:
+    """Return the folders in a list of indexes.
+
+    >>> _local_folders("https://pypi.org/simple file:///srv/wheels,/opt/more")
+    ['/srv/wheels', '/opt/more']
+    """
+    parts = (part.rpartition("=")[2] for part in setting.replace(",", " ").split())
+    paths = (urlsplit(part).path if part.startswith("file:") else part for part in parts)
+    return [path for path in paths if path.startswith("/")]
+
+
+def _reason(lines: Sequence[str], code: int) -> str:
+    """Return the message of a failed program: from its first error on, as uv explains in the lines that follow."""
+    starts = ("error", "\N{MULTIPLICATION SIGN}")
+    first = next((number for number, line in enumerate(lines) if line.lstrip().startswith(starts)), 0)
+    return "\n".join(list(lines)[first:][:40]) or f"it ended with code {code}"

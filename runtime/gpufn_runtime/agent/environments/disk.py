@@ -1,0 +1,45 @@
+"""The folders of environments and of uv's cache, which share files by hard links."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from gpufn_runtime.agent.decide.weights_eviction import StoredWeights
+
+_USED = ".used"  # its time is that of the last start
+
+
+def touch(environment: Path) -> None:
+    (environment / _USED).touch()
+
+
+def stored(root: Path) -> list[StoredWeights]:
+    """Return the environments with their files. A file that several have is counted once."""
+    return [
+        StoredWeights(path.name, _used_at(path), dict(_files(path)))
+        for path in (root.iterdir() if root.is_dir() else ())
+        if not path.name.startswith(".")
+    ]
+
+
+def total_bytes(*roots: Path) -> int:
+    return sum({key: size for root in roots for key, size in _files(root)}.values())
+
+
+def _files(root: Path) -> Iterator[tuple[str, int]]:
+    for folder, _, names in os.walk(root):
+        for name in names:
+            try:
+                status = os.lstat(os.path.join(folder, name))
+            except OSError:
+                continue
+            yield f"{status.st_dev}:{status.st_ino}", status.st_blocks * 512
+
+
+def _used_at(environment: Path) -> float:
+    try:
+        return (environment / _USED).stat().st_mtime
+    except OSError:
+        return 0.0

@@ -1,0 +1,24 @@
+"""An environment as a launcher sees it. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Environment:
+    """A Python environment in the folder `path`. `interpreter` has the folders that its Python reads besides that.
+    `packages` is the folder with gpufn's packages, which the environment does not contain."""
+
+    path: str
+    interpreter: tuple[str, ...]
+    packages: str
+
+    @property
+    def python(self) -> str:
+        return f"{self.path}/bin/python"
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """Variables of its processes, besides PATH."""
+        return {"VIRTUAL_ENV": self.path, "PYTHONPATH": self.packages}

@@ -1,0 +1,149 @@
+"""Environments on disk: complete or absent, verified, and removed by use. A script takes the place of uv."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import platform
+import sys
+from pathlib import Path
+
+import pytest
+
+from gpufn_core.errors import ArtifactUnavailable, BuildFailed
+from gpufn_core.spec.image_spec import FILES_FOLDER, ImageSpec
+from gpufn_runtime.agent.environments.cache import EnvironmentCache
+from gpufn_runtime.agent.environments.environment import Environment
+from gpufn_runtime.agent.environments.interpreters import find_interpreter
+
+PYTHON = "{}.{}".format(*sys.version_info)
+OTHER_MACHINE = {"x86_64": "aarch64"}.get(platform.machine(), "x86_64")
+LOCK = "0" * 64
+# Makes the environment, whose folder is the last argument; then installs a package with its RECORD.
+UV = """#!/bin/sh
+if [ "$1" = venv ]; then
+  for last; do :; done
+  mkdir -p "$last/bin" "$last/lib/python3/site-packages/a-1.dist-info"
+  ln -s "$6" "$last/bin/python"
+  exit 0
+fi
+printf 'VALUE = 1\\n' > lib/python3/site-packages/a.py
+echo 'a.py,sha256=4T34xEr13qHkEkA5ELmcxaSPLMv2imazN01quc75_GU,10' > lib/python3/site-packages/a-1.dist-info/RECORD
+echo "installed without GPUFN_NATS_URL=$GPUFN_NATS_URL"
+"""
+NO_SOLUTION = '#!/bin/sh\n[ "$1" = venv ] || { echo noise; echo "error: No solution found"; echo "cause: a"; exit 1; }'
+
+
+def image(version: int = 0, python: str = PYTHON, machine: str = "") -> ImageSpec:
+    return ImageSpec(python=python, pip=(f"a=={version}",), locked=LOCK, machine=machine or platform.machine())
+
+
+class Node:
+    """A cache in a folder; `lines` are the lines of its builds."""
+
+    def __init__(self, folder: Path, uv: str = UV, limit_bytes: int = 1 << 50) -> None:
+        self.bundle, self.root = folder / "bundle", folder / "python" / "environments"
+        lock = self.bundle / FILES_FOLDER / LOCK
+        lock.parent.mkdir(parents=True, exist_ok=True)
+        lock.touch()
+        program = folder / "uv"
+        program.write_text(uv)
+        program.chmod(0o755)
+        self.lines: list[str] = []
+        self.cache = EnvironmentCache(
+            folder / "python",
+            packages=folder / "packages",
+            find_uv=lambda: os.fspath(program),
+            environ={"GPUFN_NATS_URL": "a secret"},
+            confinement=None,
+            limit_bytes=limit_bytes,
+        )
+        self.cache.in_use = set
+
+    async def get(self, spec: ImageSpec) -> Environment:
+        return await self.cache.get(spec, os.fspath(self.bundle), self.lines.append)
+
+    @property
+    def names(self) -> set[str]:
+        return {path.name for path in self.root.iterdir()} if self.root.exists() else set()
+
+
+def test_concurrent_callers_share_one_environment_that_the_next_agent_finds(tmp_path: Path) -> None:
+    async def both() -> None:
+        node = Node(tmp_path)
+        first, second = await asyncio.gather(node.get(image()), node.get(image()))
+        assert first == second == Node(tmp_path).cache.find(image())
+        assert node.lines == ["packages: installed without GPUFN_NATS_URL="]
+        assert node.names == {image().digest}
+        assert first.python.startswith(os.fspath(node.root))
+
+    asyncio.run(both())
+
+
+@pytest.mark.parametrize(
+    ("spec", "uv", "error", "words"),
+    [
+        (image(), NO_SOLUTION, BuildFailed, "error: No solution found\ncause: a"),
+        (image(machine=OTHER_MACHINE), UV, ArtifactUnavailable, f"locked for {OTHER_MACHINE}"),
+        (image(python="3.99"), UV, ArtifactUnavailable, "no Python 3.99"),
+        (image(), UV.replace("4T34", "0000"), ArtifactUnavailable, "a.py is missing or changed"),
+    ],
+)
+def test_a_failure_gives_its_reason_and_leaves_nothing(
+    spec: ImageSpec, uv: str, error: type[Exception], words: str, tmp_path: Path
+) -> None:
+    node = Node(tmp_path, uv)
+    with pytest.raises(error, match=words):
+        asyncio.run(node.get(spec))
+    assert node.names == set()
+
+
+def test_a_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("gpufn_runtime.agent.environments.disk.touch", full)
+    node = Node(tmp_path)
+    with pytest.raises(ArtifactUnavailable, match="the disk is full"):
+        asyncio.run(node.get(image()))
+    assert node.names == set()
+
+
+def test_what_a_killed_agent_left_is_not_an_environment_and_is_swept(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    (node.root / f".{image().digest}.99" / "bin").mkdir(parents=True)
+    assert node.cache.find(image()) is None
+    node.cache.sweep()
+    assert node.names == set()
+
+
+def test_a_changed_environment_is_made_again_when_it_is_doubted(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    module = Path(asyncio.run(node.get(image())).path, "lib/python3/site-packages/a.py")
+    module.write_text("VALUE = 2\n")
+    node.cache.recheck(image().digest)
+    asyncio.run(node.get(image()))
+    assert module.read_text() == "VALUE = 1\n"
+
+
+def test_the_environment_used_the_longest_time_ago_makes_room(tmp_path: Path) -> None:
+    async def fill() -> None:
+        node = Node(tmp_path)
+        for version in (1, 2, 3):
+            await node.get(image(version))
+            os.utime(node.root / image(version).digest / ".used", (version, version))
+        node.cache = Node(tmp_path, limit_bytes=1).cache
+        node.cache.in_use = lambda: {image(1).digest}
+        with pytest.raises(ArtifactUnavailable, match="GPUFN_ENVIRONMENTS_DISK"):
+            await node.get(image(4))
+        assert node.names == {image(1).digest}
+
+    asyncio.run(fill())
+
+
+def test_an_interpreter_that_does_not_run_is_skipped(tmp_path: Path) -> None:
+    for folder, code in (("stub", "exit 127"), ("good", """echo '[3, 98, "/good/python", "/good"]'""")):
+        (tmp_path / folder).mkdir()
+        (program := tmp_path / folder / "python3.98").write_text(f"#!/bin/sh\n{code}\n")
+        program.chmod(0o755)
+    assert find_interpreter("3.98", f"{tmp_path}/stub:{tmp_path}/good").prefix == "/good"
