@@ -1,4 +1,4 @@
-"""`python -m gpufn_platform.sandbox.command COMMAND...`: runs a command in the sandbox of GPUFN_SANDBOX, if that is set.
+"""`python -m gpufn_platform.sandbox.command COMMAND...`: runs a command in the sandbox of GPUFN_SANDBOX, or in none.
 
 The command ends with the process that started this one.
 """
