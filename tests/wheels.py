@@ -6,7 +6,7 @@ import base64
 import hashlib
 import importlib.metadata
 import zipfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import pytest
@@ -19,11 +19,19 @@ def use_only(folder: Path, patch: pytest.MonkeyPatch) -> None:
     patch.setenv("UV_CACHE_DIR", str(folder.parent / "uv-cache"))
 
 
-def write_wheel(folder: Path, name: str, version: str, code: str, requires: Iterable[str] = ()) -> None:
-    """Write a wheel of the module `name`."""
+def write_wheel(
+    folder: Path,
+    name: str,
+    version: str,
+    code: str,
+    requires: Iterable[str] = (),
+    others: Mapping[str, str] | None = None,
+) -> None:
+    """Write a wheel of the module `name`, and of `others`: file name -> text."""
     info = f"{name}-{version}.dist-info"
     files = {
         f"{name}.py": code.encode(),
+        **{other: text.encode() for other, text in (others or {}).items()},
         f"{info}/METADATA": "\n".join(
             [
                 *("Metadata-Version: 2.1", f"Name: {name}", f"Version: {version}"),

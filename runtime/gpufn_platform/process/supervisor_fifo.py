@@ -30,10 +30,12 @@ def open_fifo(path: Path) -> Iterator[None]:
         os.close(writer)
 
 
-def end_with_supervisor(path: str) -> bool:
+def end_with_supervisor(path: str, *, also_after_exec: bool = False) -> bool:
     """Kill this process, and the process group it leads, when the supervisor ends. False if it has already ended."""
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
     try:
-        reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # stays open for the process's lifetime
+        reader = os.open(path, flags)  # stays open for the process's lifetime
+        os.set_inheritable(reader, also_after_exec)
     except FileNotFoundError:
         return False
     pid = os.getpid()

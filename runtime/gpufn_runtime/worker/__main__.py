@@ -1,12 +1,13 @@
 """Command line of a worker: ``python -m gpufn_runtime.worker CONFIG.json`` runs a worker, ``... --template MODULE...``
-a template process that workers are forked from, ``... --contained MODULE...`` the first process of a container, and
-``... --prove-cuda`` a process that proves CUDA."""
+a template process that workers are forked from, ``... --contained MODULE...`` the first process of a container,
+``... --prove-cuda`` a process that proves CUDA, and ``... --within PYTHON CONFIG.json`` a worker in the environment of
+PYTHON, confined before that Python starts."""
 
 from __future__ import annotations
 
 import sys
 
-from gpufn_core.protocol.launch import CONTAINED, PROVE_CUDA
+from gpufn_core.protocol.launch import CONFINED, CONTAINED, PROVE_CUDA, WITHIN
 
 
 def main(arguments: list[str]) -> int:  # noqa: RET503  (`run_worker` does not return)
@@ -24,8 +25,19 @@ def main(arguments: list[str]) -> int:  # noqa: RET503  (`run_worker` does not r
         from gpufn_runtime.worker.gpu import cuda_proof  # noqa: PLC0415
 
         return cuda_proof.main()
+    if arguments[:1] == [WITHIN] and len(arguments) == 3:
+        from gpufn_runtime.worker.confined import run_within  # noqa: PLC0415
+
+        run_within(arguments[1], arguments[2])
+    if arguments[:1] == [CONFINED] and len(arguments) == 2:
+        from gpufn_runtime.worker.lifecycle import run_worker  # noqa: PLC0415
+
+        run_worker(arguments[1], is_confined=True)
     if len(arguments) != 1:
-        usage = "usage: python -m gpufn_runtime.worker CONFIG.json | --template|--contained MODULE... | --prove-cuda"
+        usage = (
+            "usage: python -m gpufn_runtime.worker [--within PYTHON] CONFIG.json | --template|--contained MODULE... | "
+            "--prove-cuda"
+        )
         print(usage, file=sys.stderr)  # noqa: T201
         return 2
     from gpufn_runtime.worker.lifecycle import run_worker  # noqa: PLC0415

@@ -91,11 +91,12 @@ _HUNG_UP_WITHIN_S = 5.0
 _DRAINED_WITHIN_S = 10.0
 
 
-def run_worker(config_path: str) -> NoReturn:
+def run_worker(config_path: str, *, is_confined: bool = False) -> NoReturn:
+    """Run a worker. `is_confined`: the process ends with the supervisor, and has its limits and its sandbox."""
     with open(config_path, "rb") as file:  # pathlib would add 6 ms to a cold start
         config = msgspec.json.decode(file.read(), type=WorkerConfig)
     try:
-        code = Worker(config).run()
+        code = Worker(config, is_confined=is_confined).run()
     except BaseException:  # from a user's signal handler; user threads would keep the process alive without calls
         traceback.print_exc(file=sys.__stderr__)
         code = 1
@@ -103,8 +104,9 @@ def run_worker(config_path: str) -> NoReturn:
 
 
 class Worker:
-    def __init__(self, config: WorkerConfig) -> None:
+    def __init__(self, config: WorkerConfig, *, is_confined: bool = False) -> None:
         self._config = config
+        self._is_confined = is_confined
         gang, results, requests = config.gang, Results, PendingRequests
         self._is_other_rank = gang is not None and gang.rank_0 != config.worker
         dial = unix_dialer(config.socket)
@@ -149,7 +151,7 @@ class Worker:
     def run(self) -> int:
         """Run until the worker ends; returns the exit code."""
         process.enable_crash_tracebacks()
-        fifo = self._config.supervisor_fifo
+        fifo = "" if self._is_confined else self._config.supervisor_fifo
         if fifo and not end_with_supervisor(fifo):
             print("the platform that started this worker has ended", file=sys.stderr)  # noqa: T201
             return EXIT_LINK_LOST
@@ -201,6 +203,19 @@ class Worker:
             from gpufn_runtime.worker.gang.environment import environment  # noqa: PLC0415
 
             os.environ.update(environment(self._config.gang, self._config.worker))
+        if not self._is_confined and (error := self._enter_sandbox()) is not None:
+            return error
+        os.environ.update(self._config.spec.env)  # only now: libraries load code that a variable names
+        time.tzset()  # the function may set TZ; the C library may have read the template's value
+        if self._config.secrets_socket:
+            try:
+                self._receive_secrets()
+            except OSError as failure:
+                return LoadError(f"cannot receive the secrets: {failure}")
+        process.use_cores(self._config.spec.resources.cpu)  # after the cgroup, since this may start threads
+        return None
+
+    def _enter_sandbox(self) -> LoadError | None:
         try:
             process.confine(self._config)
         except (OSError, ValueError) as error:
@@ -210,14 +225,6 @@ class Worker:
                 enter(self._config.sandbox)
             except OSError as error:
                 return LoadError(f"cannot enter the sandbox: {error}")
-        os.environ.update(self._config.spec.env)  # only now: libraries load code that a variable names
-        time.tzset()  # the function may set TZ; the C library may have read the template's value
-        if self._config.secrets_socket:
-            try:
-                self._receive_secrets()
-            except OSError as error:
-                return LoadError(f"cannot receive the secrets: {error}")
-        process.use_cores(self._config.spec.resources.cpu)  # after the cgroup, since this may start threads
         return None
 
     def _receive_secrets(self) -> None:

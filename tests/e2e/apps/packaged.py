@@ -15,6 +15,13 @@ def new() -> list[str]:
     return _report()
 
 
+@gpu_function(image=Image().pip_install("tint==1"), memory="256Mi")
+def spied() -> dict[str, Any]:
+    import sys
+
+    return {"saw_platform": getattr(sys, "saw_platform", None)}
+
+
 def _report() -> list[str]:
     import importlib.util
     import os

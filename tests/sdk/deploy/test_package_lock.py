@@ -81,7 +81,7 @@ def test_without_uv_the_deploy_says_how_to_get_it(folder: Path, monkeypatch: pyt
         lambda: Image.from_name("debian").requirements(),
         lambda: Image.python("3.12", machine="sparc"),
         lambda: Image().run("a\nb"),
-        lambda: Image().env(A=1),
+        lambda: Image().env(A=1),  # type: ignore[arg-type]
     ],
 )
 def test_an_impossible_image_is_refused_at_the_declaration(make: Callable[[], Image]) -> None:

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from gpufn_core.errors import PlatformError
+from gpufn_core.protocol.launch import WITHIN
 from gpufn_runtime.agent.environments.environment import Environment
 from gpufn_runtime.agent.launchers.base import Launched, LaunchOrder, NodeFault
 
@@ -18,6 +19,14 @@ WORKER = (sys.executable, "-P", "-m", "gpufn_runtime.worker")
 def command_in(environment: Environment | None, command: Sequence[str]) -> tuple[str, ...]:
     """Return the worker's command with the interpreter of its environment; None: with the agent's."""
     return tuple(command) if environment is None else (environment.python, *WORKER[1:])
+
+
+def _cold_command(order: LaunchOrder, command: Sequence[str]) -> tuple[str, ...]:
+    """Return the command of a cold worker. An environment's Python runs code of its packages as soon as it starts (.pth
+    files, sitecustomize), so the agent's Python enters the sandbox first."""
+    if order.python is None or order.worker_config.sandbox is None:
+        return command_in(order.python, command)
+    return (*command, WITHIN, order.python.python)
 
 
 class ProcessLauncher:
@@ -31,7 +40,7 @@ class ProcessLauncher:
         output = os.open(order.output, os.O_RDWR | os.O_CLOEXEC)
         try:
             process = subprocess.Popen(  # noqa: S603, ASYNC220 - returns at exec, which takes a millisecond
-                [*command_in(order.python, self._command), os.fspath(order.config)],
+                [*_cold_command(order, self._command), os.fspath(order.config)],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,

@@ -249,6 +249,8 @@ class TemplateLauncher:
 
     def set_uses(self, uses: Iterable[Use]) -> None:
         wanted = tuple(uses if self._imports_with_env else map(template_choice.without_env, uses))
+        if self._sandbox_of is not None:  # packages of a user run in the sandbox of their worker only
+            wanted = tuple(use for use in wanted if use.python is None)
         if wanted != self._uses:
             self._uses = wanted
             for counters in (self._failures, self._deaths):
@@ -310,8 +312,8 @@ class TemplateLauncher:
     def _may_fork(self, order: LaunchOrder, preload: Preload, *, has_gpu: bool) -> bool:
         """Return whether the worker may fork from a template with this preload."""
         config = order.worker_config
-        if self._sandbox_of is not None and config.sandbox is None:
-            return False  # it must not be confined, and a template is
+        if self._sandbox_of is not None and (config.sandbox is None or order.python is not None):
+            return False  # it must not be confined, and a template is; or its packages may not run in a template
         offline = config.spec.network is Network.NONE
         return preload.serves(
             config.spec.env, has_gpu=has_gpu, offline=offline, domain=order.domain, python=order.python
