@@ -24,6 +24,7 @@ def write_wheel(
     name: str,
     version: str,
     code: str,
+    *,
     requires: Iterable[str] = (),
     others: Mapping[str, str] | None = None,
 ) -> None:
