@@ -191,20 +191,6 @@ def test_a_step_that_fails_beside_a_platform_shows_the_ends_of_its_logs() -> Non
     assert "--- agent.log" in result.detail
 
 
-@pytest.mark.e2e
-def test_an_option_that_is_not_built_yet_skips_a_step() -> None:
-    source = "from gpufn import gpu_function\n\n\n@gpu_function(volumes=1)\ndef f() -> int:\n    return 1\n"
-
-    def check(machine: Machine) -> Finding:
-        with up(machine) as platform:
-            platform.deploy(source)
-        return FOUND
-
-    result = performed(check)
-    assert result.state is State.SKIPPED
-    assert "volumes" in result.line
-
-
 def test_parking_is_not_possible_without_a_gpu() -> None:
     with pytest.raises(CannotRun, match="no GPU"):
         parking.small(MACHINE)

@@ -458,8 +458,8 @@ def test_a_change_that_makes_no_sense(  # noqa: PLR0917
     [
         ({"host": "evil.example"}, "serves only the hosts localhost and 127.0.0.1"),
         ({"host": "127.0.0.1.evil.example"}, "serves only the hosts localhost and 127.0.0.1"),
-        ({"origin": "http://evil.example"}, "Requests from web pages of another origin are not allowed."),
-        ({"origin": "null"}, "Requests from web pages of another origin are not allowed."),
+        ({"origin": "http://evil.example"}, "Requests from web pages are not allowed here."),
+        ({"origin": "null"}, "Requests from web pages are not allowed here."),
     ],
 )
 def test_a_web_page_cannot_reach_a_gateway_without_keys(picky: Platform, headers: dict[str, str], said: str) -> None:

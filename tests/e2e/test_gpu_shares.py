@@ -75,6 +75,7 @@ def node(tmp_path: Path) -> Iterator[Node]:
         "PATH": f"{machine.folder}:{os.environ['PATH']}",
         "GPUFN_DEVICES": json.dumps(GPUS),
         "GPUFN_TEMPLATES": "0",  # what the workers' stand-in needs of the environment is there from the start
+        "GPUFN_ISOLATION": "off",  # a sandboxed worker gets the PYTHONPATH of the stand-in too late
         "GPUFN_SANDBOX_FOLDERS": f"{os.environ['GPUFN_SANDBOX_FOLDERS']},{ROOT}",  # and its modules
     }
     search = [ROOT / "tests/e2e/gpu_stand_in", ROOT, ROOT / "sdk", ROOT / "runtime"]

@@ -35,7 +35,7 @@ BUILD_FILTER = f"{PREFIX}.bld.>"
 CHECKPOINTS_FILTER = f"{PREFIX}.ckp.>"
 WEBHOOKS_FILTER = f"{PREFIX}.hook.>"
 AUDIT_FILTER = f"{PREFIX}.audit"
-QUEUES_FILTER = f"{PREFIX}.itm.>"
+QUEUES_FILTER = f"{PREFIX}.que.>"
 PROBE_FILTER = f"{PREFIX}.probe"
 WEBHOOK_CONSUMER = "H-webhooks"
 
@@ -166,11 +166,11 @@ def webhook(function: str) -> str:
 
 def queue(name: str) -> str:
     """Subject of the items of a queue by name."""
-    return f"{PREFIX}.itm.{name}"
+    return f"{PREFIX}.que.{name}"
 
 
 def queue_name(subject: str) -> str:
-    return subject.removeprefix(f"{PREFIX}.itm.")
+    return subject.removeprefix(f"{PREFIX}.que.")
 
 
 def queue_consumer(name: str) -> str:

@@ -154,8 +154,9 @@ class Node:
         await KeyValue.open(self.bus, subjects.ENGINES)
         await KeyValue.open(self.bus, subjects.SECRETS)
         await KeyValue.open(self.bus, subjects.TEAMS)
+        await KeyValue.open(self.bus, subjects.VOLUMES)
         await KeyValue.open(self.bus, subjects.SIGNING)
-        for store in (subjects.BUNDLES, subjects.ENGINE_FILES, subjects.MODEL_FILES):
+        for store in (subjects.BUNDLES, subjects.ENGINE_FILES, subjects.MODEL_FILES, subjects.VOLUME_FILES):
             await object_store.ensure_bucket(self.bus, store)
 
     async def fetch(self, digest: Digest) -> bytes:

@@ -254,7 +254,7 @@ def _publish(staging: Path, path: Path, about: _About) -> None:
 
 def link_packages(folder: Path, packages: Iterable[str]) -> Path:
     """Make a folder with links to gpufn's packages, and nothing else of this Python."""
-    folder.mkdir(parents=True, exist_ok=True, mode=0o755)
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     for package in packages:
         link = folder / os.path.basename(package)
         new = link.with_name(f".{link.name}.{os.getpid()}")

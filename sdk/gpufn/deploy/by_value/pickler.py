@@ -44,7 +44,9 @@ def pickle_by_value(thing: Any) -> Pickled:
                 if (source := _lines_in_cell(obj)) is not None:
                     name = f"cell-{hashlib.sha256(source).hexdigest()[:12]}.py"
                     cells[name] = source
-                    return self.dispatch_table[CodeType](_renamed(obj, name))
+                    return _with_filename(self.dispatch_table[CodeType](_renamed(obj, name)), name)
+                if obj.co_filename in cells:  # a function inside
+                    return _with_filename(self.dispatch_table[CodeType](obj), obj.co_filename)
             elif isinstance(obj, (FunctionType, type)) and is_sent_by_value(obj):
                 if isinstance(obj, type) and issubclass(obj, msgspec.Struct):
                     raise TypeError(f"{obj.__qualname__} is a msgspec.Struct, which loses its fields when pickled")
@@ -85,6 +87,12 @@ def _with_nested(code: CodeType) -> Iterator[CodeType]:
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             yield from _with_nested(constant)
+
+
+def _with_filename(reduced: tuple[Any, tuple[Any, ...]], filename: str) -> tuple[Any, tuple[Any, ...]]:
+    """Restore the file name of reduced code, which cloudpickle replaces from version 3.1.3 on."""
+    kind, arguments = reduced
+    return kind, tuple(filename if each == "<dynamic-code>" else each for each in arguments)
 
 
 def _renamed(code: CodeType, filename: str) -> CodeType:
