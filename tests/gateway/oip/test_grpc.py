@@ -7,6 +7,7 @@ import contextlib
 import functools
 import queue
 import ssl
+import threading
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -177,6 +178,7 @@ async def test_a_key_sees_the_models_that_it_may_call(models: Any, tmp_path: Pat
             except InferenceServerException as error:
                 seen[scope] = error.status().removeprefix("StatusCode.")
     assert seen == {"": "UNAUTHENTICATED", "invoke:same": "OK", "invoke:other": "NOT_FOUND"}
+    assert [status for _, status in models.audit.refused] == [401]
 
 
 async def test_errors_have_the_codes_and_metadata_of_grpc(models: Any, tmp_path: Path, make: Any) -> None:
@@ -223,15 +225,44 @@ async def test_connections_count_as_those_of_their_address(models: Any, tmp_path
         await until_async(lambda: limit.add("127.0.0.1"))
 
 
-async def test_a_server_that_does_not_start_closes_the_connection(models: Any, tmp_path: Path) -> None:
+async def test_a_server_that_does_not_start_closes_the_connection_and_is_tried_again(models: Any) -> None:
+    tries = []
+
     def load() -> Any:
+        tries.append(1)
         raise ImportError("a library is missing")
 
     async with serving(models.app, http2=Http2(load, grace_s=1.0)) as (_, port):
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        for _ in range(2):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(PREFACE)
+            assert await reader.read() == b""
+            writer.close()
+    assert len(tries) == 2
+
+
+async def test_a_client_that_leaves_while_the_server_starts_is_forgotten(models: Any, tmp_path: Path) -> None:
+    may_start, servers = threading.Event(), []
+
+    def load() -> Any:
+        may_start.wait()
+
+        def make() -> GrpcServer:
+            servers.append(GrpcServer(models.app, models.access, GatewaySettings(), tmp_path / "gateway.grpc"))
+            return servers[0]
+
+        return make
+
+    limit, connections = ConnectionLimit(1), Http2(load, grace_s=1.0)
+    async with serving(models.app, limit=limit, http2=connections) as (_, port):
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(PREFACE)
-        assert await reader.read() == b""
-        writer.close()
+        await until_async(lambda: limit.add("127.0.0.1") is False)
+        writer.transport.abort()
+        may_start.set()
+        await until_async(lambda: bool(servers))
+        await until_async(lambda: servers[0].clients == 0 and limit.add("127.0.0.1"))
+        await connections.close()
 
 
 async def test_without_grpc_the_error_says_what_to_install(models: Any) -> None:

@@ -54,7 +54,7 @@ class Http2:
         tunnel.opening = asyncio.get_running_loop().create_task(tunnel.open(received, client), name="http2 tunnel")
 
     async def server(self) -> Http2Server:
-        if self._starting is None:
+        if self._starting is None or (self._starting.done() and self._starting.exception() is not None):
             self._starting = asyncio.get_running_loop().create_task(self._start(), name="gRPC server")
         return await asyncio.shield(self._starting)
 
@@ -124,6 +124,7 @@ class _ClientEnd(_End):
         self._on_lost = on_lost
         self._server: Http2Server | None = None
         self._name = ""
+        self._is_lost = False
 
     async def open(self, received: bytes, client: tuple[str, int]) -> None:
         try:
@@ -137,8 +138,9 @@ class _ClientEnd(_End):
             return
         self.other = server_end.transport
         self.other.write(received)
-        if self.transport.is_closing():
+        if self._is_lost:
             self.other.close()
+            self._server.disconnect(self._name)
         else:
             self.transport.resume_reading()
 
@@ -147,6 +149,7 @@ class _ClientEnd(_End):
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
+        self._is_lost = True
         if self._server is not None:
             self._server.disconnect(self._name)
         self._connections.discard(self)

@@ -109,7 +109,7 @@ class Service(grpc.GenericRpcHandler):
     ) -> Callable[[AsyncIterator[bytes], Context], Awaitable[bytes]]:
         async def handle(requests: AsyncIterator[bytes], context: Context) -> bytes:
             try:
-                self._access.authenticate(dict(_headers(context)))
+                await self._check(context)
                 request = await self._read(requests)
                 if request is None:
                     raise InvalidInput("the request has no message")
@@ -126,9 +126,9 @@ class Service(grpc.GenericRpcHandler):
     async def _stream_infer(self, requests: AsyncIterator[bytes], context: Context) -> AsyncIterator[bytes]:
         """Serve the requests of a stream in order. An error of a request does not end the stream."""
         try:
-            self._access.authenticate(dict(_headers(context)))
-        except GpufnError as error:
-            await _abort(context, error)
+            await self._check(context)
+        except _Refused as refused:
+            await context.abort(refused.code, refused.message, refused.metadata)
         while (request := await self._next(requests)) is not None:
             try:
                 response = messages.ModelStreamInferResponse(infer_response=await self._model_infer(request, context))
@@ -137,6 +137,14 @@ class Service(grpc.GenericRpcHandler):
             except GpufnError as error:
                 response = messages.ModelStreamInferResponse(error_message=error.message)
             yield response.SerializeToString()
+
+    async def _check(self, context: Context) -> None:
+        """Refuse a client before its message is read. The application records the refusal. Raises _Refused."""
+        try:
+            self._access.authenticate(dict(_headers(context)))
+        except GpufnError:
+            await self._send(context, "GET", "/v2")
+            raise AssertionError from None  # the application authenticates as well
 
     async def _next(self, requests: AsyncIterator[bytes]) -> bytes | None:
         """Return the next request of a stream, or None at its end or if the server stops."""
