@@ -134,6 +134,11 @@ class Platform:
 
     # --- calls that a client waits for -------------------------------------------------------------------------------
 
+    @property
+    def max_argument_bytes(self) -> int:
+        """Return the limit for the arguments of a call."""
+        return self._calls.bodies.max_bytes
+
     async def body(self, request: Request) -> bytes:
         """Read the body of a request, within the limit for arguments."""
         return await self._calls.bodies.read(headers_of(request), request.receive, may_share=False)

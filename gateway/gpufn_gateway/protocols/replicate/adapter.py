@@ -73,7 +73,8 @@ class Replicate(Adapter):
 
     async def _create(self, target: Target, new: predictions.NewPrediction, request: Request) -> Response:
         owner, properties = principal_of(request).owner, target.method.parameters.get("properties", {})
-        arguments = await files.InputFiles(self.platform.files, owner, properties).resolve(new.input)
+        limit = self.platform.max_argument_bytes
+        arguments = await files.InputFiles(self.platform.files, owner, properties, limit).resolve(new.input)
         record = await self.platform.submit(target.path, msgspec.json.encode(arguments), request, new.options())
         wait_s = predictions.wait_s(request.headers.get("prefer", ""))
         view, outcome = await self.platform.result(record.id, request, wait_s)
