@@ -23,6 +23,7 @@ from gpufn_core.protocol.codec import encode
 from gpufn_core.protocol.records import CallRecord
 from gpufn_core.spec.function_spec import MethodSpec
 from gpufn_gateway.auth.access import new_key
+from gpufn_gateway.http.responses import USER_CONTENT
 from gpufn_gateway.protocols.cloudevents.adapter import sent_event
 from gpufn_platform.bus.storage.key_value import Entry
 from tests.gateway.whole import DIGEST, gateway_on
@@ -57,6 +58,18 @@ async def test_the_data_are_arguments_and_the_result_is_an_event(functions: Any,
         {"texts": ["a"]}, "dev.gpufn.result", "/cloudevents/embed",
     )  # fmt: skip
     assert result.get_id()
+
+
+@pytest.mark.parametrize("structured", [False, True])
+async def test_a_result_cannot_be_a_page_on_the_origin_of_the_api(functions: Any, structured: bool) -> None:
+    functions.queue.answer = lambda call: call.reply(b"<script>", content_type="text/html\nset-cookie: a=b")
+    event = CloudEvent({**ATTRIBUTES, "datacontenttype": "application/json"}, {"texts": []})
+    write = to_structured_event if structured else to_binary_event
+    answer = await sent(functions, "/cloudevents/embed", write(event))
+    for name, value in USER_CONTENT:
+        assert answer.headers[name.decode()] == value.decode()
+    given = msgspec.json.decode(answer.content)["datacontenttype"] if structured else answer.headers["content-type"]
+    assert (given, "set-cookie" in answer.headers) == ("application/octet-stream", False)
 
 
 @pytest.mark.parametrize("structured", [False, True])

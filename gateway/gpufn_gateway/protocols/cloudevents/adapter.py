@@ -15,7 +15,8 @@ from gpufn_core.domain.invocation import InvocationState
 from gpufn_core.encoding import media
 from gpufn_core.protocol.records import CallRecord
 from gpufn_core.spec.function_spec import MethodSpec
-from gpufn_gateway.http.responses import GPUFN_FORMAT
+from gpufn_gateway.http import negotiation
+from gpufn_gateway.http.responses import GPUFN_FORMAT, USER_CONTENT
 from gpufn_gateway.protocols.adapter import Adapter
 from gpufn_gateway.protocols.cloudevents import events
 from gpufn_gateway.protocols.platform import CallOptions
@@ -72,13 +73,13 @@ class CloudEvents(Adapter):
             target.path,
             call,
             time.time(),
-            outcome.content_type,
+            negotiation.clean(outcome.content_type),
             outcome.body,
             type_=events.RESULT_TYPE,
             is_structured=event.is_structured,
         )
         headers, body = events.encode(result)
-        return Response(body, headers=headers)
+        return Response(body, headers={name.decode(): value.decode() for name, value in USER_CONTENT} | headers)
 
 
 def _arguments(method: MethodSpec, event: events.Event) -> bytes:
