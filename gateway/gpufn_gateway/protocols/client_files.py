@@ -33,7 +33,9 @@ class ClientFiles:
         self._bucket = bucket
         self._clock = clock
 
-    async def create(self, owner: str, name: str, content_type: str, data: bytes, *, purpose: str = "") -> ClientFile:
+    async def create(
+        self, owner: str, name: str, content_type: str, data: bytes | memoryview, *, purpose: str = ""
+    ) -> ClientFile:
         """Store a file. Raises Conflict if the owner has too many, CapacityError, BusUnavailable."""
         stored = sum(each.size for each in await self.all(owner))
         if stored + len(data) > MAX_OWNED_BYTES:
@@ -57,7 +59,7 @@ class ClientFiles:
         await self._bucket.create(f"{owner}.{file.id}", encode(file))
         return file
 
-    async def _store(self, data: bytes) -> BodyReference:
+    async def _store(self, data: bytes | memoryview) -> BodyReference:
         owner = large_bodies.expiring_owner()
         return await large_bodies.store(
             self._bus, subjects.ARGUMENT_FILES, data, owner=owner, ttl_s=CLIENT_FILES_RETENTION_S

@@ -242,6 +242,11 @@ class Platform:
         await self._submissions.send_outcome(record, body, capture.send, response_format=capture)
         return record, capture.outcome()
 
+    async def record(self, invocation: str, request: Request) -> CallRecord:
+        """Return the record of a submitted call, without its result. Raises InvocationNotFound."""
+        record, _ = await self._submissions.result(invocation, principal_of(request), 0.0)
+        return record
+
     async def recent(self, request: Request, limit: int) -> list[dict[str, Any]]:
         """Return the status of the newest submitted calls that the client may read."""
         return await self._submissions.recent("*", limit, principal=principal_of(request))

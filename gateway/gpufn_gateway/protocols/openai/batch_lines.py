@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 import msgspec
 
 from gpufn_core.domain.invocation import InvocationState
 from gpufn_core.encoding.msgspec_errors import describe_json_error
-from gpufn_core.errors import FunctionRaised, InvalidInput
+from gpufn_core.errors import FunctionRaised, GpufnError, InvalidInput, PayloadTooLarge
 from gpufn_core.protocol.records import CallRecord
 from gpufn_core.spec.function_spec import Serves
+from gpufn_core.spec.units import format_bytes
 from gpufn_gateway import problems
 from gpufn_gateway.protocols.openai import bodies, responses
 from gpufn_gateway.protocols.openai.errors import error_object
@@ -109,13 +110,45 @@ def ended_line(call: BatchCall, record: CallRecord | None, result: bytes | None,
             status, body = _failed(problems.from_state(state, error))
     except FunctionRaised as error:  # a result that does not fit the API
         status, body = _failed(problems.from_info(error.info()))
+    return _line_of(call, status, body)
+
+
+def _line_of(call: BatchCall, status: int, body: dict[str, Any]) -> dict[str, Any]:
     response = {"status_code": status, "request_id": call.call, "body": body}
     return {"id": f"batch_req_{call.call}", "custom_id": call.custom_id, "response": response, "error": None}
+
+
+def refused_line(call: BatchCall, error: GpufnError) -> dict[str, Any]:
+    """Return the line for a call whose result cannot be in the file."""
+    status, body = _failed(problems.from_info(error.info()))
+    return _line_of(call, status, body)
 
 
 def _failed(problem: problems.Problem) -> tuple[int, dict[str, Any]]:
     return problem.status, {"error": error_object(problem)}
 
 
-def json_lines(lines: Iterable[dict[str, Any]]) -> bytes:
-    return b"".join(msgspec.json.encode(line) + b"\n" for line in lines)
+class ResultFiles:
+    """The contents of the two files of a batch. A result beyond `limit_bytes` becomes an error."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit_bytes = limit_bytes
+        self.output = bytearray()
+        self.errors = bytearray()
+        self.completed = 0
+        self.failed = 0
+
+    def add(self, call: BatchCall, line: dict[str, Any]) -> None:
+        row = msgspec.json.encode(line) + b"\n"
+        if line["response"]["status_code"] == 200:
+            if len(self.output) + len(row) <= self._limit_bytes:
+                self.output += row
+                self.completed += 1
+                return
+            error = PayloadTooLarge(
+                f"The results of the batch exceed {format_bytes(self._limit_bytes)}. Read this one at "
+                f"/v1/invocations/{call.call}/result."
+            )
+            row = msgspec.json.encode(refused_line(call, error)) + b"\n"
+        self.errors += row
+        self.failed += 1

@@ -15,10 +15,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from gpufn_core.domain.invocation import InvocationState
 from gpufn_core.encoding.msgspec_errors import describe_json_error, parse_validation_error
-from gpufn_core.errors import Conflict, GpufnError, InvalidInput, InvocationNotFound
-from gpufn_core.protocol.records import CallRecord, ClientBatch
-from gpufn_gateway.protocols.captured import Outcome
+from gpufn_core.errors import Conflict, GpufnError, InvalidInput, InvocationNotFound, PayloadTooLarge
+from gpufn_core.protocol.records import ClientBatch
 from gpufn_gateway.protocols.openai import batch_lines
 from gpufn_gateway.protocols.openai.batch_lines import ENDPOINTS, BatchCall, Endpoint, Line
 from gpufn_gateway.protocols.openai.files import PREFIX as FILE_PREFIX
@@ -33,6 +33,7 @@ _PREFIX: Final = "batch_"  # of ids
 _WINDOW: Final = "24h"
 _AT_ONCE: Final = 50
 _CONTENT_TYPE: Final = "application/jsonl"
+MAX_RESULTS_BYTES: Final = 256 << 20  # of a batch; they are in memory while they are written
 _calls: Final = msgspec.json.Decoder(list[BatchCall])
 
 
@@ -48,6 +49,7 @@ class BatchRoutes:
         self._platform = platform
         self._files = files
         self._path = f"{prefix}/batches"
+        self._ending = asyncio.Lock()  # the results of one batch at a time are in memory
 
     def routes(self) -> list[Route]:
         one = f"{self._path}/{{id}}"
@@ -133,39 +135,57 @@ class BatchRoutes:
 
     async def _finished(self, batch: ClientBatch, request: Request) -> ClientBatch:
         """Count the calls that have ended. After the last one, write the files with their results."""
-        endpoint = ENDPOINTS[batch.endpoint]
         calls = await self._calls_of(batch)
-        ends = await _some_at_once(self._outcome(call.call, request) for call in calls)
-        lines = [
-            batch_lines.ended_line(call, record, None if outcome is None else bytes(json_of(outcome)), endpoint)
-            for call, (record, outcome) in zip(calls, ends, strict=True)
-            if record is None or record.state.ended
-        ]
-        good = [line for line in lines if line["response"]["status_code"] == 200]
-        bad = [line for line in lines if line["response"]["status_code"] != 200]
-        if len(lines) < batch.total:
-            return msgspec.structs.replace(batch, completed=len(good), failed=len(bad))
-        output, errors = await self._write(batch, "output", good), await self._write(batch, "error", bad)
-        counts = {"completed": len(good), "failed": len(bad)}
+        states = await _some_at_once(self._state(call.call, request) for call in calls)
+        completed = states.count(InvocationState.SUCCEEDED)
+        failed = sum(state.ended for state in states) - completed
+        if completed + failed < batch.total:
+            return msgspec.structs.replace(batch, completed=completed, failed=failed)
+        async with self._ending:
+            latest = await self._platform.files.find_batch(batch.owner, batch.id)
+            return latest if latest.is_ended else await self._end(latest, calls, request)
+
+    async def _state(self, call: str, request: Request) -> InvocationState:
+        try:
+            return (await self._platform.record(call, request)).state
+        except InvocationNotFound:  # it is no longer kept
+            return InvocationState.EXPIRED
+
+    async def _end(self, batch: ClientBatch, calls: list[BatchCall], request: Request) -> ClientBatch:
+        """Write the files with the results, which are read one after the other."""
+        results = batch_lines.ResultFiles(MAX_RESULTS_BYTES)
+        for call in calls:
+            results.add(call, await self._line(call, ENDPOINTS[batch.endpoint], request))
+        output = await self._write(batch, "output", results.output)
+        errors = await self._write(batch, "error", results.errors)
         try:
             return await self._platform.files.change_batch(
-                batch, is_ended=True, output_file=output, error_file=errors, **counts
+                batch,
+                is_ended=True,
+                output_file=output,
+                error_file=errors,
+                completed=results.completed,
+                failed=results.failed,
             )
         except Conflict:  # another gateway has just done it
             return await self._platform.files.find_batch(batch.owner, batch.id)
 
-    async def _outcome(self, call: str, request: Request) -> tuple[CallRecord | None, Outcome | None]:
+    async def _line(self, call: BatchCall, endpoint: Endpoint, request: Request) -> dict[str, Any]:
         try:
-            return await self._platform.outcome(call, request)
+            record, outcome = await self._platform.outcome(call.call, request)
         except InvocationNotFound:
-            return None, None
+            return batch_lines.ended_line(call, None, None, endpoint)
+        except PayloadTooLarge as error:
+            return batch_lines.refused_line(call, error)
+        return batch_lines.ended_line(call, record, None if outcome is None else bytes(json_of(outcome)), endpoint)
 
-    async def _write(self, batch: ClientBatch, kind: str, lines: list[dict[str, Any]]) -> str:
+    async def _write(self, batch: ClientBatch, kind: str, data: bytearray) -> str:
         """Store lines as a file, and return its id; "" without lines."""
-        if not lines:
+        if not data:
             return ""
-        name, data = f"{_PREFIX}{batch.id}_{kind}.jsonl", batch_lines.json_lines(lines)
-        file = await self._platform.files.create(batch.owner, name, _CONTENT_TYPE, data, purpose="batch_output")
+        name = f"{_PREFIX}{batch.id}_{kind}.jsonl"
+        view = memoryview(data)
+        file = await self._platform.files.create(batch.owner, name, _CONTENT_TYPE, view, purpose="batch_output")
         return file.id
 
     async def _calls_of(self, batch: ClientBatch) -> list[BatchCall]:

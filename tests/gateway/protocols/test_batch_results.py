@@ -1,0 +1,136 @@
+"""The end of batches: what is read, what is written, and what remains after a lost race. The bucket is real."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+
+from gpufn_core.domain.invocation import InvocationState
+from gpufn_core.errors import GpufnError, PayloadTooLarge
+from gpufn_core.ids import new_ulid
+from gpufn_core.protocol.records import CallRecord
+from gpufn_gateway.buckets import Buckets
+from gpufn_gateway.protocols.captured import Outcome
+from gpufn_gateway.protocols.client_files import ClientFiles
+from gpufn_gateway.protocols.openai import batch_lines
+from gpufn_gateway.protocols.openai.batch_lines import BatchCall
+from gpufn_gateway.protocols.openai.batches import BatchRoutes
+from gpufn_gateway.protocols.openai.files import FileRoutes
+from gpufn_platform.bus.connection import Bus
+from gpufn_platform.process.clock import SystemClock
+from gpufn_platform.queue import large_bodies
+
+CHAT = "/v1/chat/completions"
+
+
+class StubPlatform:
+    """Calls whose states the test sets. Each result is `"text"`."""
+
+    def __init__(self, files: ClientFiles) -> None:
+        self.files = files
+        self.states: dict[str, InvocationState] = {}
+        self.read: list[str] = []
+        self.cancelled: list[str] = []
+        self.refuses: dict[str, GpufnError] = {}
+
+    async def record(self, call: str, request: Request) -> CallRecord:
+        return CallRecord(id=call, function="f", revision=1, state=self.states[call], submitted_at=0.0)
+
+    async def outcome(self, call: str, request: Request) -> tuple[CallRecord, Outcome | None]:
+        self.read.append(call)
+        if call in self.refuses:
+            raise self.refuses[call]
+        record = await self.record(call, request)
+        is_good = record.state is InvocationState.SUCCEEDED
+        return record, Outcome("application/json", b'"text"', []) if is_good else None
+
+    async def cancel(self, call: str, request: Request) -> None:
+        self.cancelled.append(call)
+
+
+class Batches:
+    """The routes of batches for one owner."""
+
+    def __init__(self, files: ClientFiles) -> None:
+        self.files = files
+        self.owner = f"o{new_ulid()}"
+        self.platform = StubPlatform(files)
+        platform: Any = self.platform
+        self.routes = BatchRoutes(platform, FileRoutes(platform, "/v1"), "/v1")
+
+    async def started(self, *calls: str) -> str:
+        """Store a batch of running calls; return its id."""
+        self.platform.states |= dict.fromkeys(calls, InvocationState.RUNNING)
+        rows = msgspec.json.encode([BatchCall(f"row {call}", "f", call=call) for call in calls])
+        batch = await self.files.create_batch(
+            self.owner, rows, endpoint=CHAT, input_file="i", metadata={}, total=len(calls)
+        )
+        return batch.id
+
+    def request(self, batch: str) -> Request:
+        principal = type("Caller", (), {"owner": self.owner})()
+        return Request({"type": "http", "path_params": {"id": batch}, "gpufn.principal": principal})
+
+    async def shown(self, batch: str) -> Any:
+        response = await self.routes.show(self.request(batch))
+        return msgspec.json.decode(bytes(response.body))
+
+    def end(self, *calls: str) -> None:
+        self.platform.states |= dict.fromkeys(calls, InvocationState.SUCCEEDED)
+
+
+@contextlib.asynccontextmanager
+async def batches_on(nats: Any) -> AsyncIterator[Batches]:
+    bus = await Bus.connect(nats.url, name="gateway")
+    try:
+        await large_bodies.ensure_buckets(bus)
+        yield Batches(ClientFiles(bus, (await Buckets.open(bus)).client_files, SystemClock()))
+    finally:
+        await bus.close()
+
+
+async def test_results_are_read_once_when_all_calls_have_ended(nats: Any) -> None:
+    async with batches_on(nats) as batches:
+        batch = await batches.started("a", "b")
+        batches.end("a")
+        assert (await batches.shown(batch))["request_counts"] == {"total": 2, "completed": 1, "failed": 0}
+        assert batches.platform.read == []
+        batches.end("b")
+        assert (await batches.shown(batch))["status"] == "completed"
+        await batches.shown(batch)
+        assert batches.platform.read == ["a", "b"]
+
+
+async def test_a_result_that_is_too_large_for_a_file_is_an_error_of_its_line(nats: Any) -> None:
+    async with batches_on(nats) as batches:
+        batch = await batches.started("a", "b")
+        batches.end("a", "b")
+        batches.platform.refuses["a"] = PayloadTooLarge("too large")
+        ended = await batches.shown(batch)
+        assert (ended["status"], ended["request_counts"]["completed"], ended["request_counts"]["failed"]) == (
+            "completed", 1, 1,
+        )  # fmt: skip
+
+
+def test_the_results_of_a_batch_have_a_bound() -> None:
+    endpoint = batch_lines.ENDPOINTS[CHAT]
+    results = batch_lines.ResultFiles(1000)
+    for number in range(5):
+        call = BatchCall(f"row {number}", "f", call=f"c{number}")
+        record = CallRecord(id=call.call, function="f", revision=1, state=InvocationState.SUCCEEDED, submitted_at=0.0)
+        results.add(call, batch_lines.ended_line(call, record, b'"' + b"x" * 200 + b'"', endpoint))
+    rows = [msgspec.json.decode(row) for row in results.errors.splitlines()]
+    assert len(results.output) <= 1000
+    assert (results.completed, results.failed, results.completed > 0, len(rows)) == (
+        5 - len(rows),
+        len(rows),
+        True,
+        results.failed,
+    )
+    assert {(row["response"]["status_code"], row["response"]["body"]["error"]["code"]) for row in rows} == {
+        (413, "payload_too_large")
+    }
