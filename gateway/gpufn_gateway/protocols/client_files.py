@@ -121,12 +121,13 @@ class ClientFiles:
         return [_decode_batch(entry.value) for entry in reversed(entries)]
 
     async def change_batch(self, batch: ClientBatch, **changes: Any) -> ClientBatch:
-        """Change a batch, and return it. Raises Conflict if it was changed meanwhile."""
+        """Change the stored batch, and return it. Raises Conflict if it has ended, or is changed at the same time."""
         key = _batch_key(batch.owner, batch.id)
         entry = await self._bucket.get(key)
-        changed = msgspec.structs.replace(batch, **changes)
-        if entry is None or _decode_batch(entry.value).is_ended:
+        latest = None if entry is None else _decode_batch(entry.value)
+        if entry is None or latest is None or latest.is_ended:
             raise Conflict(f"batch {batch.id} has ended meanwhile")
+        changed = msgspec.structs.replace(latest, **changes)
         await self._bucket.update(key, encode(changed), entry.revision)
         return changed
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import msgspec
+import pytest
 from starlette.requests import Request
 
 from gpufn_core.domain.invocation import InvocationState
-from gpufn_core.errors import GpufnError, PayloadTooLarge
+from gpufn_core.errors import CapacityError, GpufnError, PayloadTooLarge
 from gpufn_core.ids import new_ulid
 from gpufn_core.protocol.records import CallRecord
 from gpufn_gateway.buckets import Buckets
@@ -36,12 +37,16 @@ class StubPlatform:
         self.read: list[str] = []
         self.cancelled: list[str] = []
         self.refuses: dict[str, GpufnError] = {}
+        self.while_read: Callable[[], Awaitable[None]] | None = None
 
     async def record(self, call: str, request: Request) -> CallRecord:
         return CallRecord(id=call, function="f", revision=1, state=self.states[call], submitted_at=0.0)
 
     async def outcome(self, call: str, request: Request) -> tuple[CallRecord, Outcome | None]:
         self.read.append(call)
+        if self.while_read is not None:
+            during, self.while_read = self.while_read, None
+            await during()
         if call in self.refuses:
             raise self.refuses[call]
         record = await self.record(call, request)
@@ -114,6 +119,52 @@ async def test_a_result_that_is_too_large_for_a_file_is_an_error_of_its_line(nat
         assert (ended["status"], ended["request_counts"]["completed"], ended["request_counts"]["failed"]) == (
             "completed", 1, 1,
         )  # fmt: skip
+
+
+async def test_a_batch_that_is_cancelled_while_it_ends_is_cancelled(nats: Any) -> None:
+    async with batches_on(nats) as batches:
+        batch = await batches.started("a")
+        batches.end("a")
+
+        async def cancel() -> None:
+            stored = await batches.files.find_batch(batches.owner, batch)
+            await batches.files.change_batch(stored, is_cancelled=True)
+
+        batches.platform.while_read = cancel
+        assert (await batches.shown(batch))["status"] == "cancelled"
+
+
+async def test_the_loser_of_a_race_removes_its_files(nats: Any) -> None:
+    async with batches_on(nats) as batches:
+        batch = await batches.started("a", "b")
+        batches.end("a")
+        batches.platform.states["b"] = InvocationState.FAILED
+
+        async def end() -> None:
+            stored = await batches.files.find_batch(batches.owner, batch)
+            await batches.files.change_batch(stored, is_ended=True, output_file="first")
+
+        batches.platform.while_read = end
+        assert (await batches.shown(batch))["output_file_id"] == "file-first"
+        assert await batches.files.all(batches.owner) == []
+
+
+async def test_a_file_without_its_batch_is_removed(nats: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with batches_on(nats) as batches:
+        batch = await batches.started("a", "b")
+        batches.end("a")
+        batches.platform.states["b"] = InvocationState.FAILED
+        create = batches.files.create
+
+        async def create_only_output(owner: str, name: str, *given: Any, **more: Any) -> Any:
+            if "error" in name:
+                raise CapacityError("the store is full")
+            return await create(owner, name, *given, **more)
+
+        monkeypatch.setattr(batches.files, "create", create_only_output)
+        with pytest.raises(CapacityError):
+            await batches.shown(batch)
+        assert await batches.files.all(batches.owner) == []
 
 
 def test_the_results_of_a_batch_have_a_bound() -> None:

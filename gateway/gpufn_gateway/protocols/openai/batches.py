@@ -18,7 +18,7 @@ from starlette.routing import Route
 from gpufn_core.domain.invocation import InvocationState
 from gpufn_core.encoding.msgspec_errors import describe_json_error, parse_validation_error
 from gpufn_core.errors import Conflict, GpufnError, InvalidInput, InvocationNotFound, PayloadTooLarge
-from gpufn_core.protocol.records import ClientBatch
+from gpufn_core.protocol.records import ClientBatch, ClientFile
 from gpufn_gateway.protocols.openai import batch_lines
 from gpufn_gateway.protocols.openai.batch_lines import ENDPOINTS, BatchCall, Endpoint, Line
 from gpufn_gateway.protocols.openai.files import PREFIX as FILE_PREFIX
@@ -156,8 +156,13 @@ class BatchRoutes:
         results = batch_lines.ResultFiles(MAX_RESULTS_BYTES)
         for call in calls:
             results.add(call, await self._line(call, ENDPOINTS[batch.endpoint], request))
-        output = await self._write(batch, "output", results.output)
-        errors = await self._write(batch, "error", results.errors)
+        written: list[ClientFile] = []
+        try:
+            output = await self._write(batch, "output", results.output, written)
+            errors = await self._write(batch, "error", results.errors, written)
+        except BaseException:
+            await self._remove(written)
+            raise
         try:
             return await self._platform.files.change_batch(
                 batch,
@@ -167,7 +172,8 @@ class BatchRoutes:
                 completed=results.completed,
                 failed=results.failed,
             )
-        except Conflict:  # another gateway has just done it
+        except Conflict:  # another gateway has just done it, or a client has cancelled the batch
+            await self._remove(written)
             return await self._platform.files.find_batch(batch.owner, batch.id)
 
     async def _line(self, call: BatchCall, endpoint: Endpoint, request: Request) -> dict[str, Any]:
@@ -179,14 +185,20 @@ class BatchRoutes:
             return batch_lines.refused_line(call, error)
         return batch_lines.ended_line(call, record, None if outcome is None else bytes(json_of(outcome)), endpoint)
 
-    async def _write(self, batch: ClientBatch, kind: str, data: bytearray) -> str:
-        """Store lines as a file, and return its id; "" without lines."""
+    async def _write(self, batch: ClientBatch, kind: str, data: bytearray, written: list[ClientFile]) -> str:
+        """Store lines as a file, add it to `written`, and return its id; "" without lines."""
         if not data:
             return ""
         name = f"{_PREFIX}{batch.id}_{kind}.jsonl"
         view = memoryview(data)
         file = await self._platform.files.create(batch.owner, name, _CONTENT_TYPE, view, purpose="batch_output")
+        written.append(file)
         return file.id
+
+    async def _remove(self, files: list[ClientFile]) -> None:
+        for file in files:
+            with contextlib.suppress(GpufnError):
+                await self._platform.files.remove(file)
 
     async def _calls_of(self, batch: ClientBatch) -> list[BatchCall]:
         return _calls.decode(await self._platform.files.read_bytes(batch.calls))
