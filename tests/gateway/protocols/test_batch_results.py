@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -14,6 +15,7 @@ from gpufn_core.domain.invocation import InvocationState
 from gpufn_core.errors import CapacityError, GpufnError, PayloadTooLarge
 from gpufn_core.ids import new_ulid
 from gpufn_core.protocol.records import CallRecord
+from gpufn_core.spec.function_spec import Serves
 from gpufn_gateway.buckets import Buckets
 from gpufn_gateway.protocols.captured import Outcome
 from gpufn_gateway.protocols.client_files import ClientFiles
@@ -21,9 +23,11 @@ from gpufn_gateway.protocols.openai import batch_lines
 from gpufn_gateway.protocols.openai.batch_lines import BatchCall
 from gpufn_gateway.protocols.openai.batches import BatchRoutes
 from gpufn_gateway.protocols.openai.files import FileRoutes
+from gpufn_gateway.protocols.platform import CallOptions
 from gpufn_platform.bus.connection import Bus
 from gpufn_platform.process.clock import SystemClock
 from gpufn_platform.queue import large_bodies
+from tests.gateway.protocols.test_openai_batches import lines
 
 CHAT = "/v1/chat/completions"
 
@@ -35,6 +39,7 @@ class StubPlatform:
         self.files = files
         self.states: dict[str, InvocationState] = {}
         self.read: list[str] = []
+        self.submitted: list[str] = []
         self.cancelled: list[str] = []
         self.refuses: dict[str, GpufnError] = {}
         self.while_read: Callable[[], Awaitable[None]] | None = None
@@ -52,6 +57,20 @@ class StubPlatform:
         record = await self.record(call, request)
         is_good = record.state is InvocationState.SUCCEEDED
         return record, Outcome("application/json", b'"text"', []) if is_good else None
+
+    def resolve(self, model: str, request: Request) -> Any:
+        spec = SimpleNamespace(serves=Serves.OPENAI_CHAT)
+        signature = SimpleNamespace(check=lambda arguments: None)
+        return SimpleNamespace(path=model, revision=SimpleNamespace(spec=spec), signature=signature)
+
+    async def body(self, request: Request) -> bytes:
+        return await request.body()
+
+    async def submit(self, function: str, arguments: bytes, request: Request, options: CallOptions) -> CallRecord:
+        call = new_ulid()
+        self.submitted.append(call)
+        self.states[call] = InvocationState.QUEUED
+        return await self.record(call, request)
 
     async def cancel(self, call: str, request: Request) -> None:
         self.cancelled.append(call)
@@ -76,9 +95,17 @@ class Batches:
         )
         return batch.id
 
-    def request(self, batch: str) -> Request:
-        principal = type("Caller", (), {"owner": self.owner})()
-        return Request({"type": "http", "path_params": {"id": batch}, "gpufn.principal": principal})
+    def request(self, batch: str = "", body: bytes = b"") -> Request:
+        async def receive() -> Any:
+            return {"type": "http.request", "body": body}
+
+        principal = SimpleNamespace(owner=self.owner)
+        return Request({"type": "http", "path_params": {"id": batch}, "gpufn.principal": principal}, receive)
+
+    async def create(self, file: str, **fields: Any) -> Any:
+        given = {"input_file_id": file, "endpoint": CHAT, "completion_window": "24h"} | fields
+        response = await self.routes.create(self.request(body=msgspec.json.encode(given)))
+        return msgspec.json.decode(bytes(response.body))
 
     async def shown(self, batch: str) -> Any:
         response = await self.routes.show(self.request(batch))
@@ -165,6 +192,20 @@ async def test_a_file_without_its_batch_is_removed(nats: Any, monkeypatch: pytes
         with pytest.raises(CapacityError):
             await batches.shown(batch)
         assert await batches.files.all(batches.owner) == []
+
+
+async def test_calls_without_a_batch_are_cancelled(nats: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with batches_on(nats) as batches:
+        file = await batches.files.create(batches.owner, "in", "application/jsonl", lines("f", "a", "b"))
+
+        async def full(*_: Any, **__: Any) -> None:
+            raise CapacityError("the store is full")
+
+        monkeypatch.setattr(batches.files, "create_batch", full)
+        with pytest.raises(CapacityError):
+            await batches.create(file.id)
+        assert sorted(batches.platform.cancelled) == sorted(batches.platform.submitted)
+        assert len(batches.platform.submitted) == 2
 
 
 def test_the_results_of_a_batch_have_a_bound() -> None:

@@ -67,15 +67,20 @@ class BatchRoutes:
         lines = batch_lines.read(await self._platform.files.read(file), new.endpoint)
         endpoint = ENDPOINTS[new.endpoint]
         ready = [self._checked(number, line, endpoint, request) for number, line in enumerate(lines, 1)]
-        calls = await self._submit(ready, request)
-        batch = await self._platform.files.create_batch(
-            principal_of(request).owner,
-            msgspec.json.encode(calls),
-            endpoint=new.endpoint,
-            input_file=file.id,
-            metadata=new.metadata or {},
-            total=len(calls),
-        )
+        submitted: list[str] = []
+        try:
+            calls = await self._submit(ready, submitted, request)
+            batch = await self._platform.files.create_batch(
+                principal_of(request).owner,
+                msgspec.json.encode(calls),
+                endpoint=new.endpoint,
+                input_file=file.id,
+                metadata=new.metadata or {},
+                total=len(calls),
+            )
+        except BaseException:  # such as a full queue: without the batch, the results would be of no use
+            await self._cancel_calls(submitted, request)
+            raise
         return json_response(_view(batch))
 
     def _checked(self, number: int, line: Line, endpoint: Endpoint, request: Request) -> tuple[BatchCall, str, bytes]:
@@ -90,19 +95,17 @@ class BatchRoutes:
         is_base64 = line.fields.get("encoding_format") == "base64"
         return BatchCall(line.custom_id, model, is_base64), target.path, arguments
 
-    async def _submit(self, ready: list[tuple[BatchCall, str, bytes]], request: Request) -> list[BatchCall]:
-        submitted: list[str] = []
+    async def _submit(
+        self, ready: list[tuple[BatchCall, str, bytes]], submitted: list[str], request: Request
+    ) -> list[BatchCall]:
+        """Submit the calls, and add their ids to `submitted`."""
 
         async def submit(call: BatchCall, function: str, arguments: bytes) -> BatchCall:
             record = await self._platform.submit(function, arguments, request, CallOptions(priority="low"))
             submitted.append(record.id)
             return msgspec.structs.replace(call, call=record.id)
 
-        try:
-            return await _some_at_once(submit(*each) for each in ready)
-        except GpufnError:  # such as a full queue: without the batch, its results would be of no use
-            await self._cancel_calls(submitted, request)
-            raise
+        return await _some_at_once(submit(*each) for each in ready)
 
     async def all(self, request: Request) -> Response:
         """List the batches as they were when a client last looked at them."""
