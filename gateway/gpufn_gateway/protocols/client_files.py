@@ -10,11 +10,12 @@ from typing import Any, Final
 
 import msgspec
 
-from gpufn_core.errors import Conflict
+from gpufn_core.errors import Conflict, InvalidInput
 from gpufn_core.ids import is_client_id, new_ulid
 from gpufn_core.protocol import subjects
 from gpufn_core.protocol.codec import encode
 from gpufn_core.protocol.records import CLIENT_FILES_RETENTION_S, BodyReference, ClientBatch, ClientFile
+from gpufn_gateway.http import negotiation
 from gpufn_gateway.problems import RouteError
 from gpufn_platform.bus.connection import Bus
 from gpufn_platform.bus.storage.key_value import KeyValue
@@ -22,6 +23,8 @@ from gpufn_platform.process.clock import Clock
 from gpufn_platform.queue import large_bodies
 
 MAX_OWNED_BYTES: Final = 2 << 30  # the files share their store with the arguments of all waiting calls
+MAX_OWNED_RECORDS: Final = 5000  # files and batches; each upload reads their records
+_MAX_NAME_CHARS: Final = 512
 _decode: Final = msgspec.msgpack.Decoder(ClientFile).decode
 _decode_batch: Final = msgspec.msgpack.Decoder(ClientBatch).decode
 _BATCH: Final = "batch"  # no key has this id
@@ -36,20 +39,17 @@ class ClientFiles:
     async def create(
         self, owner: str, name: str, content_type: str, data: bytes | memoryview, *, purpose: str = ""
     ) -> ClientFile:
-        """Store a file. Raises Conflict if the owner has too many, CapacityError, BusUnavailable."""
-        stored = sum(each.size for each in await self.all(owner))
-        if stored + len(data) > MAX_OWNED_BYTES:
-            raise Conflict(
-                f"This API key keeps {stored:,} bytes of files and may keep {MAX_OWNED_BYTES:,}: delete some. They "
-                f"expire after {CLIENT_FILES_RETENTION_S / 86400:g} days."
-            )
+        """Store a file. Raises Conflict if the owner has too many, InvalidInput, CapacityError, BusUnavailable."""
+        if len(name) > _MAX_NAME_CHARS:
+            raise InvalidInput(f"the name of a file has at most {_MAX_NAME_CHARS} characters", field="file")
+        await self.check_room(owner, len(data))
         reference = await self._store(data)
         now = self._clock.time()
         file = ClientFile(
             id=new_ulid(),
             owner=owner,
             name=name,
-            content_type=content_type,
+            content_type=negotiation.clean(content_type),
             size=len(data),
             purpose=purpose,
             created_at=now,
@@ -58,6 +58,18 @@ class ClientFiles:
         )
         await self._bucket.create(f"{owner}.{file.id}", encode(file))
         return file
+
+    async def check_room(self, owner: str, size: int = 0) -> None:
+        """Raise Conflict unless the owner may store one more file or batch with `size` bytes."""
+        files, batches = await self.all(owner), await self.batches(owner)
+        stored = sum(each.size for each in files) + sum(each.calls.size for each in batches)
+        count = len(files) + len(batches)
+        if stored + size > MAX_OWNED_BYTES or count >= MAX_OWNED_RECORDS:
+            raise Conflict(
+                f"This API key keeps {count:,} files and batches with {stored:,} bytes, and may keep "
+                f"{MAX_OWNED_RECORDS:,} with {MAX_OWNED_BYTES:,}: delete some files. All expire after "
+                f"{CLIENT_FILES_RETENTION_S / 86400:g} days."
+            )
 
     async def _store(self, data: bytes | memoryview) -> BodyReference:
         owner = large_bodies.expiring_owner()
@@ -95,7 +107,8 @@ class ClientFiles:
     # --- batches -----------------------------------------------------------------------------------------------------
 
     async def create_batch(self, owner: str, calls: bytes, **fields: Any) -> ClientBatch:
-        """Store a batch. Raises CapacityError if the store is full, BusUnavailable."""
+        """Store a batch. Raises Conflict if the owner has too many, CapacityError, BusUnavailable."""
+        await self.check_room(owner, len(calls))
         now = self._clock.time()
         batch = ClientBatch(
             id=new_ulid(),

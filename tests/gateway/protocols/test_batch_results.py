@@ -12,11 +12,12 @@ import pytest
 from starlette.requests import Request
 
 from gpufn_core.domain.invocation import InvocationState
-from gpufn_core.errors import CapacityError, GpufnError, PayloadTooLarge
+from gpufn_core.errors import CapacityError, Conflict, GpufnError, InvalidInput, PayloadTooLarge
 from gpufn_core.ids import new_ulid
 from gpufn_core.protocol.records import CallRecord
 from gpufn_core.spec.function_spec import Serves
 from gpufn_gateway.buckets import Buckets
+from gpufn_gateway.protocols import client_files
 from gpufn_gateway.protocols.captured import Outcome
 from gpufn_gateway.protocols.client_files import ClientFiles
 from gpufn_gateway.protocols.openai import batch_lines
@@ -206,6 +207,44 @@ async def test_calls_without_a_batch_are_cancelled(nats: Any, monkeypatch: pytes
             await batches.create(file.id)
         assert sorted(batches.platform.cancelled) == sorted(batches.platform.submitted)
         assert len(batches.platform.submitted) == 2
+
+
+async def test_a_key_keeps_a_limited_number_of_files_and_batches(nats: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with batches_on(nats) as batches:
+        file = await batches.files.create(batches.owner, "in", "text/plain", lines("f", "a"))
+        await batches.started("a")
+        monkeypatch.setattr(client_files, "MAX_OWNED_RECORDS", 2)
+        with pytest.raises(Conflict):
+            await batches.files.create(batches.owner, "empty", "text/plain", b"")
+        with pytest.raises(Conflict):
+            await batches.create(file.id)
+        assert batches.platform.submitted == []
+
+
+async def test_the_calls_of_batches_count_as_bytes(nats: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with batches_on(nats) as batches:
+        await batches.started("a")
+        monkeypatch.setattr(client_files, "MAX_OWNED_BYTES", 10)
+        with pytest.raises(Conflict):
+            await batches.files.create(batches.owner, "in", "text/plain", b"1")
+        with pytest.raises(Conflict):
+            await batches.started("b")
+
+
+async def test_what_is_stored_with_a_batch_is_short(nats: Any) -> None:
+    async with batches_on(nats) as batches:
+        with pytest.raises(InvalidInput):
+            await batches.files.create(batches.owner, "n" * 513, "text/plain", b"")
+        named = {"custom_id": "n" * 513}
+        for changes, model in ((named, "f"), ({"custom_id": ""}, "f"), ({}, "f" * 513)):
+            file = await batches.files.create(batches.owner, "in", "text/plain", lines(model, "a", **changes))
+            with pytest.raises(InvalidInput):
+                await batches.create(file.id)
+        file = await batches.files.create(batches.owner, "in", "text/plain", lines("f", "a", custom_id="n" * 512))
+        for metadata in ({"k" * 65: "v"}, {"k": "v" * 513}, {str(key): "v" for key in range(17)}):
+            with pytest.raises(InvalidInput):
+                await batches.create(file.id, metadata=metadata)
+        assert (await batches.create(file.id, metadata={"k" * 64: "v" * 512}))["status"] == "in_progress"
 
 
 def test_the_results_of_a_batch_have_a_bound() -> None:

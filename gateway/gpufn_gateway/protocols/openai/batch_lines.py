@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple
 
 import msgspec
 
@@ -18,6 +18,7 @@ from gpufn_gateway.protocols.openai import bodies, responses
 from gpufn_gateway.protocols.openai.errors import error_object
 
 MAX_LINES: Final = 1000
+MAX_TEXT_CHARS: Final = 512  # of a custom_id, a model, and a value of the metadata: they are stored with the batch
 
 
 class BatchCall(msgspec.Struct, frozen=True, array_like=True):
@@ -43,7 +44,7 @@ class Line(NamedTuple):
 
 
 class _Request(msgspec.Struct):
-    custom_id: str
+    custom_id: Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_TEXT_CHARS)]
     method: str
     url: str
     body: dict[str, Any]
@@ -91,6 +92,8 @@ def _line(number: int, row: bytes, url: str) -> Line:
         raise at_line(number, error.message) from None
     if (request.method, request.url) != ("POST", url):
         raise at_line(number, f"the request must be POST {url}")
+    if len(fields["model"]) > MAX_TEXT_CHARS:
+        raise at_line(number, f"the name of a model has at most {MAX_TEXT_CHARS} characters")
     if fields.get("stream"):
         raise at_line(number, "a batch cannot stream")
     return Line(request.custom_id, fields)

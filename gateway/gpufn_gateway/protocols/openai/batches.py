@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Iterable
-from typing import Any, Final, TypeVar
+from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
 from starlette.requests import Request
@@ -37,11 +37,15 @@ MAX_RESULTS_BYTES: Final = 256 << 20  # of a batch; they are in memory while the
 _calls: Final = msgspec.json.Decoder(list[BatchCall])
 
 
+_Key = Annotated[str, msgspec.Meta(max_length=64)]
+_Value = Annotated[str, msgspec.Meta(max_length=batch_lines.MAX_TEXT_CHARS)]
+
+
 class _NewBatch(msgspec.Struct, forbid_unknown_fields=True):
     input_file_id: str
     endpoint: str
     completion_window: str
-    metadata: dict[str, str] | None = None
+    metadata: Annotated[dict[_Key, _Value], msgspec.Meta(max_length=16)] | None = None
 
 
 class BatchRoutes:
@@ -67,6 +71,7 @@ class BatchRoutes:
         lines = batch_lines.read(await self._platform.files.read(file), new.endpoint)
         endpoint = ENDPOINTS[new.endpoint]
         ready = [self._checked(number, line, endpoint, request) for number, line in enumerate(lines, 1)]
+        await self._platform.files.check_room(principal_of(request).owner)  # before a call starts
         submitted: list[str] = []
         try:
             calls = await self._submit(ready, submitted, request)
