@@ -33,7 +33,7 @@ _PREFIX: Final = "batch_"  # of ids
 _WINDOW: Final = "24h"
 _AT_ONCE: Final = 50
 _CONTENT_TYPE: Final = "application/jsonl"
-MAX_RESULTS_BYTES: Final = 256 << 20  # of a batch; they are in memory while they are written
+MAX_RESULTS_BYTES: Final = 256 << 20  # of a batch, in memory until they are written
 _calls: Final = msgspec.json.Decoder(list[BatchCall])
 
 
