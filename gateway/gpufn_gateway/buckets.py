@@ -14,6 +14,7 @@ from gpufn_core.domain.team import Team
 from gpufn_core.domain.usage import USAGE_RETENTION_S
 from gpufn_core.domain.worker import Assignment
 from gpufn_core.protocol import subjects
+from gpufn_core.protocol.data import MAX_DICTS_BYTES
 from gpufn_core.protocol.records import CLIENT_FILES_RETENTION_S, ApiKey
 from gpufn_platform.bus.connection import Bus
 from gpufn_platform.bus.storage.key_value import KeyValue
@@ -79,7 +80,7 @@ class Buckets:
             builds=await KeyValue.open(bus, subjects.BUILDS),
             engines=await KeyValue.open(bus, subjects.ENGINES),
             volumes=await KeyValue.open(bus, subjects.VOLUMES),
-            dicts=await KeyValue.open(bus, subjects.DICTS),
+            dicts=await KeyValue.open(bus, subjects.DICTS, max_bytes=MAX_DICTS_BYTES),
             usage=await KeyValue.open(bus, subjects.USAGE, ttl_s=USAGE_RETENTION_S),
             client_files=await KeyValue.open(bus, subjects.CLIENT_FILES, ttl_s=CLIENT_FILES_RETENTION_S),
         )

@@ -1,23 +1,23 @@
 """Dicts by name, in one key-value bucket: `<dict>.<key in base64url>`.
 
-Each write of an entry is atomic, and the last one stays. `create` writes only if the key is absent.
+Each write of an entry is atomic, and the last one stays. `create` writes only if the key is absent. The bucket has a
+limit of bytes. Deletions purge, because a deletion marker would not fit into a full bucket.
 """
 
 from __future__ import annotations
 
 import base64
-from typing import Final
+import contextlib
+from collections.abc import Iterator
 
 import msgspec
 
-from gpufn_core.errors import Conflict, InvalidInput, PayloadTooLarge
+from gpufn_core.errors import CapacityError, Conflict, InvalidInput, PayloadTooLarge, QueueFull
 from gpufn_core.protocol import codec
-from gpufn_core.protocol.data import KEY_CHARS, MAX_ENTRIES, check_seconds
+from gpufn_core.protocol.data import KEY_CHARS, MAX_DICTS_BYTES, MAX_ENTRIES, check_seconds
 from gpufn_gateway.data.queues import check_size
 from gpufn_platform.bus.storage import streams
 from gpufn_platform.bus.storage.key_value import KeyValue
-
-_FOREVER_S: Final = 30.0  # how long a deletion is marked
 
 
 class _Entry(msgspec.Struct, frozen=True):
@@ -52,10 +52,14 @@ class Dicts:
     async def set(
         self, name: str, key: str, content_type: str, value: bytes, *, ttl_s: float | None, only_new: bool
     ) -> bool:
-        """Store a value. Return False if the key exists and `only_new` is set. Raises PayloadTooLarge, InvalidInput."""
+        """Store a value. Return False if the key exists and `only_new` is set. Raises PayloadTooLarge, InvalidInput,
+        CapacityError."""
         check_size(value, f"the value of {key[:60]!r} in {name}")
         check_seconds("ttl", ttl_s)
-        stored, record = _stored(name, key), codec.pack(_Entry(content_type), value)
+        with _translate_full_bucket(name):
+            return await self._set(name, _stored(name, key), codec.pack(_Entry(content_type), value), ttl_s, only_new)
+
+    async def _set(self, name: str, stored: str, record: bytes, ttl_s: float | None, only_new: bool) -> bool:
         if not only_new and await self._bucket.get(stored) is not None:
             await self._bucket.update(stored, record, None, ttl_s=ttl_s)
             return True
@@ -70,7 +74,7 @@ class Dicts:
         return True
 
     async def _count(self, name: str) -> int:
-        """Count the entries, with those that were deleted in the last seconds."""
+        """Count the entries."""
         return await streams.count(self._bucket.bus, self._bucket.stream, f"{self._bucket.subject(name)}.*")
 
     async def remove(self, name: str, key: str) -> bool:
@@ -78,7 +82,7 @@ class Dicts:
         stored = _stored(name, key)
         if await self._bucket.get(stored) is None:
             return False
-        await self._bucket.delete(stored, marked_s=_FOREVER_S)
+        await self._bucket.purge(stored)
         return True
 
     async def keys(self, name: str) -> list[str]:
@@ -87,8 +91,18 @@ class Dicts:
 
     async def clear(self, name: str) -> None:
         """Delete all entries."""
-        for key in await self._bucket.keys(f"{name}."):
-            await self._bucket.delete(key, marked_s=_FOREVER_S)
+        await self._bucket.purge(f"{name}.*")
+
+
+@contextlib.contextmanager
+def _translate_full_bucket(name: str) -> Iterator[None]:
+    try:
+        yield
+    except QueueFull as error:
+        raise CapacityError(
+            f"{name} cannot store the value: all dicts together have "
+            f"{MAX_DICTS_BYTES >> 30} GiB, as many as they may have. Delete entries."
+        ) from error
 
 
 def _stored(name: str, key: str) -> str:

@@ -154,6 +154,7 @@ VALUE_BYTES = 60 << 20  # of a value that `gpufn.put` stores
 MAX_VALUES_BYTES = 16 << 30  # of all stored values
 MAX_ITEMS = 100_000  # of a queue
 MAX_ENTRIES = 10_000  # of a dict
+MAX_DICTS_BYTES = 4 << 30  # of all dicts
 KEY_CHARS = 256  # of a key of a dict
 WAIT_S = 25.0  # the longest wait of one request for an item
 MIN_S, MAX_S = 1.0, 7 * 86_400.0  # of a lease, and of a time to live

@@ -8,11 +8,14 @@ from typing import Any
 import httpx
 import pytest
 
+from gpufn_core.errors import CapacityError
 from gpufn_core.protocol import codec
-from gpufn_core.protocol.data import CommitVolume, DataReply, DataRequest, GetEntry, SetEntry
+from gpufn_core.protocol.data import MAX_DICTS_BYTES, CommitVolume, DataReply, DataRequest, GetEntry, SetEntry
 from gpufn_core.protocol.subjects import DATA_REQUESTS
 from gpufn_core.spec.volume_spec import VolumeChange
+from gpufn_gateway.data.dicts import Dicts
 from gpufn_gateway.data.function_requests import FunctionRequests
+from gpufn_platform.bus.storage.key_value import KeyValue
 from tests.gateway.whole import Whole, gateway_on
 
 _unpack: codec.Unpacker[DataReply] = codec.Unpacker(DataReply)
@@ -132,3 +135,28 @@ async def test_a_function_uses_the_data_of_its_app(http: Any) -> None:
         assert failed.error is not None
         assert failed.error.code == "invalid_input"
         answering.cancel()
+
+
+async def test_dicts_have_a_limit_of_bytes_and_a_full_bucket_can_be_emptied(http: Any) -> None:
+    async with http() as gateway:
+        info = await gateway.bus.js(f"STREAM.INFO.{gateway.buckets.dicts.stream}")
+        assert info["config"]["max_bytes"] == MAX_DICTS_BYTES
+        dicts = Dicts(await KeyValue.open(gateway.bus, "small_dicts", max_bytes=100_000))
+
+        async def set_(key: str, size: int) -> bool:
+            return await dicts.set("d", key, "", bytes(size), ttl_s=None, only_new=False)
+
+        assert await set_("a", 50_000)
+        for key, size in (("a", 60_000), ("b", 60_000)):
+            with pytest.raises(CapacityError) as caught:
+                await set_(key, size)
+            assert caught.value.code == "capacity"
+        await set_("b", 40_000)
+        with pytest.raises(CapacityError):  # fill the last bytes, so that no deletion marker fits
+            for number in range(1_000):
+                await set_(f"small-{number}", 0)
+        assert await dicts.remove("d", "a")
+        assert await set_("c", 40_000)
+        await dicts.clear("d")
+        assert await dicts.keys("d") == []
+        assert await set_("a", 60_000)

@@ -62,8 +62,18 @@ class KeyValue:
         self.watches: set[Watch] = set()  # local reads and writes are reported to them at once
 
     @classmethod
-    async def open(cls, bus: Bus, bucket: str, *, ttl_s: float = 0, history: int = 1, memory: bool = False) -> Self:
-        """Open the bucket, creating it if absent. `ttl_s`: record lifetime, 0 for none; watches do not see expiries."""
+    async def open(
+        cls,
+        bus: Bus,
+        bucket: str,
+        *,
+        ttl_s: float = 0,
+        history: int = 1,
+        memory: bool = False,
+        max_bytes: int | None = None,
+    ) -> Self:
+        """Open the bucket, creating it if absent. `ttl_s`: record lifetime, 0 for none; watches do not see expiries.
+        Once the bucket has `max_bytes`, writes and deletions raise QueueFull; `purge` still works."""
         ttl = int(ttl_s * _NANO)
         window = 120 * _NANO
         kv = cls(
@@ -73,6 +83,7 @@ class KeyValue:
                 "subjects": [f"$KV.{bucket}.>"],
                 "storage": "memory" if memory else "file",
                 "max_msgs_per_subject": history,
+                "max_bytes": -1 if max_bytes is None else max_bytes,
                 "max_age": ttl,
                 "duplicate_window": min(ttl, window) if ttl else window,
                 "discard": "new",
@@ -155,6 +166,10 @@ class KeyValue:
         subject = self.subject(key)
         stored = await self.bus.publish_stored(subject, b"", expected_last=revision, ttl_s=marked_s, headers=_DELETE)
         self._notify(key, None, stored.seq)
+
+    async def purge(self, keys: str) -> None:
+        """Delete the records that match `keys`, which may end with a wildcard. Watches do not see it."""
+        await streams.purge(self.bus, self.stream, f"{self._prefix}{keys}")
 
     async def entries(self, prefix: str = "") -> list[Entry]:
         """Return every record whose key starts with `prefix`, oldest change first."""
