@@ -149,6 +149,9 @@ Forwarded = CommitVolume | QueueOperation | DictOperation  # to a gateway
 ValueOperation = PutValue | GetValue
 Operation = PutVolumePart | ValueOperation | Forwarded
 
+FILE_BYTES = 4 << 30  # of a file that a function commits to a volume
+UNCOMMITTED_BYTES = 16 << 30  # of files that a worker has stored in the last hour and not committed
+UNCOMMITTED_FILES = 10_000
 ITEM_BYTES = 1 << 20  # of an item of a queue, or of a value in a dict
 VALUE_BYTES = 60 << 20  # of a value that `gpufn.put` stores
 MAX_VALUES_BYTES = 16 << 30  # of all stored values

@@ -24,8 +24,11 @@ from gpufn_core.errors import (
 from gpufn_core.ids import is_digest
 from gpufn_core.protocol import codec, subjects
 from gpufn_core.protocol.data import (
+    FILE_BYTES,
     PART_BYTES,
     STORED,
+    UNCOMMITTED_BYTES,
+    UNCOMMITTED_FILES,
     CommitVolume,
     DataReply,
     DataRequest,
@@ -46,6 +49,7 @@ from gpufn_runtime.runner.workers.stored_values import StoredValues
 _REPLY_S: Final = 35.0  # longer than a gateway waits for an item
 _STALLED_S: Final = 60.0  # an upload without a further part ends
 _MAX_UPLOADS: Final = 8  # of one worker
+_REMOVED_S: Final = 3600.0  # files that no version names are removed after this time
 
 unpack: codec.Unpacker[Any] = codec.Unpacker(Operation)
 _unpack_reply: codec.Unpacker[DataReply] = codec.Unpacker(DataReply)
@@ -64,6 +68,8 @@ class DataRequests:
         self._bus = bus
         self.values = StoredValues(bus, shared_bodies)
         self._uploads: dict[tuple[str, str], _Upload] = {}  # by worker and digest
+        self._uncommitted: dict[str, list[_Upload]] = {}  # by worker, with failed ones: their parts are stored too
+        self.uncommitted_bytes = UNCOMMITTED_BYTES
 
     async def execute(self, worker: str, function: str, spec: FunctionSpec, request: bytes) -> Reply:
         """Execute a worker's request. Raises GpufnError."""
@@ -85,16 +91,21 @@ class DataRequests:
         reply, body = _unpack_reply(response.payload)
         if reply.error is not None:
             raise error_from(reply.error)
+        if isinstance(operation, CommitVolume):
+            self._note_commit(worker, {file.digest for file in operation.change.put})
         return Reply(reply.content_type, body)
 
     def forget(self, worker: str) -> None:
         """End the uploads of a worker that is gone."""
         for key in [key for key in self._uploads if key[0] == worker]:
             self._uploads.pop(key).cancel()
+        self._uncommitted.pop(worker, None)
 
     async def _add_part(self, worker: str, part: PutVolumePart, data: bytes) -> bytes:
         if not is_digest(part.digest) or len(data) > PART_BYTES or part.size < part.offset + len(data):
             raise InvalidInput("a part of a volume's file is not as announced")
+        if part.size > FILE_BYTES:
+            raise PayloadTooLarge(f"a file has {part.size:,} bytes, more than the {FILE_BYTES:,} allowed: split it")
         key = worker, part.digest
         if part.offset == 0:
             if (other := self._uploads.pop(key, None)) is not None:
@@ -103,9 +114,10 @@ class DataRequests:
                 return STORED
             if sum(owner == worker for owner, _ in self._uploads) >= _MAX_UPLOADS:
                 raise PayloadTooLarge(f"a worker stores at most {_MAX_UPLOADS} files at a time")
-            self._uploads[key] = _Upload(self._bus, part.digest, part.size)
-        upload = self._uploads.get(key)
-        if upload is None:
+            self._check_uncommitted(worker, part.size)
+            upload = self._uploads[key] = _Upload(self._bus, part.digest, part.size)
+            self._uncommitted.setdefault(worker, []).append(upload)
+        if (upload := self._uploads.get(key)) is None:
             raise Conflict("The upload of this file was interrupted: commit again.")
         is_last = part.offset + len(data) == part.size
         try:
@@ -118,6 +130,24 @@ class DataRequests:
             self._uploads.pop(key, None)
         return STORED if is_last else b""
 
+    def _check_uncommitted(self, worker: str, size: int) -> None:
+        """Raise PayloadTooLarge if the worker has stored too much without a commit."""
+        since = asyncio.get_running_loop().time() - _REMOVED_S
+        kept = [upload for upload in self._uncommitted.pop(worker, ()) if upload.started_at > since]
+        if kept:
+            self._uncommitted[worker] = kept
+        stored = sum(upload.stored_bytes for upload in kept)
+        if len(kept) >= UNCOMMITTED_FILES or stored + size > self.uncommitted_bytes:
+            raise PayloadTooLarge(
+                f"the worker has stored {len(kept):,} files with {stored:,} bytes and not committed them: it may have "
+                f"{UNCOMMITTED_FILES:,} with {self.uncommitted_bytes:,} bytes, so commit fewer files at a time"
+            )
+
+    def _note_commit(self, worker: str, digests: set[str]) -> None:
+        kept = [upload for upload in self._uncommitted.pop(worker, ()) if upload.digest not in digests]
+        if kept:
+            self._uncommitted[worker] = kept
+
 
 class _Upload:
     """A file that is being stored."""
@@ -125,8 +155,16 @@ class _Upload:
     def __init__(self, bus: Bus, digest: str, size: int) -> None:
         self._parts: asyncio.Queue[bytes | None] = asyncio.Queue(maxsize=1)
         self._next = 0
+        self._size = size
+        self.digest = digest
+        self.started_at = asyncio.get_running_loop().time()
         stored = object_store.put_stream(bus, subjects.VOLUME_FILES, digest, size, self._read(), purges=False)
         self._task = asyncio.create_task(stored, name=f"volume file {digest[:12]}")
+
+    @property
+    def stored_bytes(self) -> int:
+        """The bytes that were stored, or will be if no part fails."""
+        return self._next if self._task.done() else self._size
 
     async def add(self, offset: int, data: bytes, *, is_last: bool) -> None:
         """Pass on a part; with the last one, wait until the file is stored. Raises what the upload raises."""

@@ -11,12 +11,22 @@ from typing import Any
 import msgspec
 import pytest
 
-from gpufn_core.errors import Conflict, DataNotFound, Forbidden, GpufnError, InvalidInput, InvalidSpec
+from gpufn_core.errors import Conflict, DataNotFound, Forbidden, GpufnError, InvalidInput, InvalidSpec, PayloadTooLarge
 from gpufn_core.ids import digest_of
 from gpufn_core.protocol import codec, subjects
-from gpufn_core.protocol.data import STORED, GetItem, GetValue, PutValue, PutVolumePart, StoredValue
+from gpufn_core.protocol.data import (
+    FILE_BYTES,
+    STORED,
+    CommitVolume,
+    DataReply,
+    GetItem,
+    GetValue,
+    PutValue,
+    PutVolumePart,
+    StoredValue,
+)
 from gpufn_core.spec.function_spec import EntryPoint, FunctionSpec, MethodSpec
-from gpufn_core.spec.volume_spec import VolumeMount
+from gpufn_core.spec.volume_spec import VolumeChange, VolumeFile, VolumeMount
 from gpufn_platform.bus.connection import Bus
 from gpufn_platform.bus.storage import object_store
 from gpufn_platform.queue import large_bodies
@@ -91,6 +101,28 @@ def test_parts_that_do_not_fit_store_nothing(with_worker: Any) -> None:
         assert await worker.refused(worker.part(b" fild", 5, digest=digest)) == InvalidInput.code
         assert await worker.refused(worker.part(b"too long for it", 0, digest=digest)) == InvalidInput.code
         assert not await object_store.touch(worker.bus, subjects.VOLUME_FILES, digest)
+
+    with_worker(scenario)
+
+
+def test_the_size_of_a_file_and_the_uncommitted_bytes_of_a_worker_are_limited(with_worker: Any) -> None:
+    async def scenario(worker: Worker) -> None:
+        large = worker.part(b"", 0, digest=digest_of(b"large"), size=FILE_BYTES + 1)
+        assert await worker.refused(large) == PayloadTooLarge.code
+        worker.data.uncommitted_bytes = 20
+        assert await worker.part(b"first file", 0, digest=digest_of(b"first file")) == STORED
+        second = digest_of(b"other file")
+        await worker.part(b"other", 0, digest=second)
+        assert await worker.refused(worker.part(b"!", 0, digest=digest_of(b"!"), size=1)) == PayloadTooLarge.code
+        assert await worker.refused(worker.part(b"x", 9, digest=second)) == InvalidInput.code  # five bytes are stored
+        assert await worker.refused(worker.part(b"other", 0, digest=second)) == PayloadTooLarge.code
+        answering = worker.bus.subscribe(
+            subjects.DATA_REQUESTS, lambda message: worker.bus.publish(message.reply, codec.pack(DataReply(), b""))
+        )
+        change = VolumeChange(put=(VolumeFile("a", 10, digest_of(b"first file")),))
+        await worker.send(CommitVolume("v", change))
+        answering.unsubscribe()
+        assert await worker.part(b"other file", 0, digest=second) == STORED
 
     with_worker(scenario)
 
