@@ -8,16 +8,25 @@ import contextlib
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import ASGIApp
 
 from gpufn_core.encoding import media
-from gpufn_core.errors import ArtifactUnavailable, Conflict, DataNotFound, InvalidInput
+from gpufn_core.errors import Conflict, DataNotFound, InvalidInput
 from gpufn_core.protocol import subjects
 from gpufn_core.protocol.data import MAX_ITEMS, MAX_S, MIN_S, VALUE_BYTES, WAIT_S, StoredValue
 from gpufn_core.protocol.records import BodyReference
 from gpufn_gateway.auth.scopes import DEPLOY, INVOKE, READ
 from gpufn_gateway.data.operations import Operations
 from gpufn_gateway.http.body_reader import BodyReader, iter_body, require_content_length
-from gpufn_gateway.routes.requests import flag, headers_of, json_response, number, principal_of, route
+from gpufn_gateway.routes.requests import (
+    StreamedResponse,
+    flag,
+    headers_of,
+    json_response,
+    number,
+    principal_of,
+    route,
+)
 from gpufn_gateway.routes.volumes import full_name_in
 from gpufn_platform.bus.connection import Bus
 from gpufn_platform.bus.storage import object_store
@@ -115,15 +124,15 @@ class DataRoutes:
             stored = await object_store.keep_stream(self._bus, subjects.VALUES, size, parts, owner=owner, ttl_s=ttl_s)
         return json_response(StoredValue.of(BodyReference(owner, stored, size)), 201)
 
-    async def get_value(self, request: Request) -> Response:
+    async def get_value(self, request: Request) -> ASGIApp:
+        """Send the value as it arrives. A damaged value breaks off."""
         id_ = str(request.path_params["id"])
-        parts = large_bodies.read(self._bus, subjects.VALUES, StoredValue(id_, 0).reference)
-        try:
-            async with contextlib.aclosing(parts) as chunks:
-                value = b"".join([chunk async for chunk in chunks])
-        except ArtifactUnavailable:
-            raise DataNotFound(f"There is no value {id_[:100]!r}: it may have expired.") from None
-        return Response(value, media_type=media.BYTES)
+        reference = StoredValue(id_, 0).reference
+        size = await object_store.size_of(self._bus, subjects.VALUES, reference.digest, owner=reference.owner)
+        if size is None:
+            raise DataNotFound(f"There is no value {id_[:100]!r}: it may have expired.")
+        headers = [(b"content-type", media.BYTES.encode()), (b"content-length", b"%d" % size)]
+        return StreamedResponse(headers, large_bodies.read(self._bus, subjects.VALUES, reference))
 
     # --- dicts -------------------------------------------------------------------------------------------------------
 

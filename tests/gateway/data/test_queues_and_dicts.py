@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from typing import Any
 
 import httpx
 import pytest
+from starlette.requests import Request
 
 from gpufn_core.errors import CapacityError
 from gpufn_core.protocol import codec
@@ -15,6 +17,9 @@ from gpufn_core.protocol.subjects import DATA_REQUESTS
 from gpufn_core.spec.volume_spec import VolumeChange
 from gpufn_gateway.data.dicts import Dicts
 from gpufn_gateway.data.function_requests import FunctionRequests
+from gpufn_gateway.http.body_reader import BodyBudget, BodyReader
+from gpufn_gateway.routes.data import DataRoutes
+from gpufn_gateway.routes.requests import CHECK_KEY
 from gpufn_platform.bus.storage.key_value import KeyValue
 from tests.gateway.whole import Whole, gateway_on
 
@@ -114,6 +119,27 @@ async def test_a_dict_keeps_values_by_any_text(http: Any) -> None:
         assert (await gateway.http.get("/v1/dicts/prod/search/d/keys")).json()["keys"] == []
 
 
+async def test_a_stored_value_is_sent_as_it_arrives(http: Any) -> None:
+    async with http() as gateway:
+        value = os.urandom(9 << 20)
+        id_ = (await gateway.http.post("/v1/values", content=value)).json()["id"]
+        sent: list[dict[str, Any]] = []
+        answer = await gateway.http.get(f"/v1/values/{id_}")
+        assert (answer.content, answer.headers["content-length"]) == (value, str(len(value)))
+        routes = DataRoutes(gateway.bus, gateway.operations, BodyReader(1, 1, what="", budget=BodyBudget(1)))
+        scope: Any = {"type": "http", "method": "GET", "path_params": {"id": id_}, CHECK_KEY: lambda: None}
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        await (await routes.get_value(Request(scope)))(scope, asyncio.Event().wait, send)  # type: ignore[arg-type]
+        parts = [message["body"] for message in sent if message.get("body")]
+        assert b"".join(parts) == value
+        assert len(parts) > 1
+        absent = await gateway.http.get(f"/v1/values/{id_[:-1]}{'0' if id_[-1] != '0' else '1'}")
+        assert (absent.status_code, absent.json()["code"]) == (404, "data_not_found")
+
+
 async def test_a_function_uses_the_data_of_its_app(http: Any) -> None:
     async with http() as gateway:
         bus = gateway.bus
@@ -146,15 +172,18 @@ async def test_dicts_have_a_limit_of_bytes_and_a_full_bucket_can_be_emptied(http
         async def set_(key: str, size: int) -> bool:
             return await dicts.set("d", key, "", bytes(size), ttl_s=None, only_new=False)
 
+        async def fill() -> None:
+            for number in range(1_000):
+                await set_(f"small-{number}", 0)
+
         assert await set_("a", 50_000)
         for key, size in (("a", 60_000), ("b", 60_000)):
             with pytest.raises(CapacityError) as caught:
                 await set_(key, size)
             assert caught.value.code == "capacity"
         await set_("b", 40_000)
-        with pytest.raises(CapacityError):  # fill the last bytes, so that no deletion marker fits
-            for number in range(1_000):
-                await set_(f"small-{number}", 0)
+        with pytest.raises(CapacityError):  # the last bytes are used up, so no deletion marker fits
+            await fill()
         assert await dicts.remove("d", "a")
         assert await set_("c", 40_000)
         await dicts.clear("d")

@@ -222,9 +222,9 @@ async def touch(bus: Bus, bucket: str, digest: str) -> bool:
     return False
 
 
-async def size_of(bus: Bus, bucket: str, digest: str) -> int | None:
+async def size_of(bus: Bus, bucket: str, digest: str, *, owner: str = "") -> int | None:
     """Return a blob's size; None if it is absent."""
-    description = await _description(bus, bucket, digest)
+    description = await _description(bus, bucket, _name(digest, owner))
     info = None if description is None else object_info.read(description)
     return None if info is None or info.deleted else info.size
 
