@@ -12,6 +12,7 @@ subject without its prefix. It is checked, because a client could name any other
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
@@ -29,6 +30,7 @@ from gpufn_platform.bus.storage import streams
 
 _NANO: Final = 1_000_000_000
 _MAX_LEASED: Final = 10_000  # items of a queue that are leased at a time
+_TRIES: Final = 3  # the queue may be deleted meanwhile
 _ACK: Final = "$JS.ACK."
 _TYPE: Final = "Gpufn-Content-Type"
 _MARGIN_S: Final = 2.0  # for a response of the server after the wait
@@ -46,7 +48,6 @@ class Item(NamedTuple):
 class Queues:
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
-        self._leases: dict[str, float] = {}  # of the consumers that this gateway has created
 
     async def all(self) -> dict[str, int]:
         """Return the number of stored items, by queue. A queue without items does not exist."""
@@ -76,13 +77,11 @@ class Queues:
 
     async def get(self, name: str, *, wait_s: float, lease_s: float) -> Item | None:
         """Lease the first item, after waiting for one for at most `wait_s`; None if none came."""
-        if self._leases.get(name) != lease_s:
+        for _ in range(_TRIES):
             await self._ensure_consumer(name, lease_s)
-        try:
-            return await self._next(name, wait_s)
-        except _NoConsumer:
-            await self._ensure_consumer(name, lease_s)
-        return await self._next(name, wait_s)
+            with contextlib.suppress(_NoConsumer):
+                return await self._next(name, wait_s)
+        raise BusUnavailable(f"The queue {name} is being deleted again and again.")
 
     async def settle(self, name: str, lease: str, *, is_done: bool) -> None:
         """Remove a leased item, or with `is_done` False deliver it again. Raises InvalidInput."""
@@ -98,12 +97,16 @@ class Queues:
 
     async def remove(self, name: str) -> None:
         """Delete a queue with its items."""
-        self._leases.pop(name, None)
         await streams.purge(self._bus, subjects.QUEUES, subjects.queue(name))
         await streams.delete_consumer(self._bus, subjects.QUEUES, subjects.queue_consumer(name))
 
     async def _ensure_consumer(self, name: str, lease_s: float) -> None:
+        """Create the consumer, or update its lease. The server is asked, because other gateways update it too."""
         check_seconds("lease", lease_s)
+        consumer = f"{subjects.QUEUES}.{subjects.queue_consumer(name)}"
+        info = await self._bus.js_or_none(f"CONSUMER.INFO.{consumer}")
+        if info is not None and info["config"].get("ack_wait") == int(lease_s * _NANO):
+            return
         await streams.ensure_consumer(
             self._bus,
             subjects.QUEUES,
@@ -112,7 +115,6 @@ class Queues:
             ack_wait_s=lease_s,
             max_ack_pending=_MAX_LEASED,
         )
-        self._leases[name] = lease_s
 
     async def _next(self, name: str, wait_s: float) -> Item | None:
         loop = asyncio.get_running_loop()

@@ -11,12 +11,13 @@ import pytest
 from starlette.requests import Request
 
 from gpufn_core.errors import CapacityError
-from gpufn_core.protocol import codec
+from gpufn_core.protocol import codec, subjects
 from gpufn_core.protocol.data import MAX_DICTS_BYTES, CommitVolume, DataReply, DataRequest, GetEntry, SetEntry
 from gpufn_core.protocol.subjects import DATA_REQUESTS
 from gpufn_core.spec.volume_spec import VolumeChange
 from gpufn_gateway.data.dicts import Dicts
 from gpufn_gateway.data.function_requests import FunctionRequests
+from gpufn_gateway.data.queues import Queues
 from gpufn_gateway.http.body_reader import BodyBudget, BodyReader
 from gpufn_gateway.routes.data import DataRoutes
 from gpufn_gateway.routes.requests import CHECK_KEY
@@ -59,6 +60,16 @@ async def test_an_item_that_is_not_acknowledged_is_delivered_again(http: Any) ->
         assert (released.content, await end(gateway, "again", "ack", released)) == (b"first", 204)
         assert (await take(gateway, "again", "?lease=1")).status_code == 204
         assert (await gateway.http.get("/v1/queues/again")).json() == {"name": "again", "items": 0}
+
+
+async def test_the_last_get_decides_the_lease_on_whatever_gateway(http: Any) -> None:
+    async with http() as gateway:
+        first, second = gateway.operations.queues, Queues(gateway.bus)
+        for queues, lease_s in ((first, 60.0), (second, 30.0), (first, 60.0)):
+            await queues.get("last", wait_s=0, lease_s=lease_s)
+            consumer = f"{subjects.QUEUES}.{subjects.queue_consumer('last')}"
+            info = await gateway.bus.js(f"CONSUMER.INFO.{consumer}")
+            assert info["config"]["ack_wait"] == lease_s * 1e9
 
 
 async def test_a_waiting_client_gets_the_next_item_and_one_that_left_gets_none(http: Any, settle: Any) -> None:
