@@ -171,6 +171,7 @@ class Agent:
             gpus=devices.gpus,
             launcher=launcher,
             running=self._fleet.revisions,
+            workers=self._fleet.workers,
             image_of=configs.image,
             limits_of=configs.limits,
             environment_of=configs.environment,
@@ -234,7 +235,7 @@ class Agent:
         await self._shares.take_over()
         self._take_over(folders, await secret_patterns_of(folders, self._secrets))
         if self._volumes is not None:
-            self._volumes.inherit(self._fleet.revisions())
+            self._volumes.inherit(self._fleet.records)
         in_use = {uuid for record in self._fleet.records.values() for uuid in record.gpus}
         self._prove_cuda(gpu.uuid for gpu in self._devices.gpus if gpu.uuid not in in_use)
         subscriptions = [

@@ -59,7 +59,7 @@ class Preparer(Protocol):
 
 class Prefetch:
     """Prefetch and cache cleanup. `gpus` are the GPUs of this node. `running` returns the revisions
-    that have a worker here. `image_of` returns the image of a function that runs in containers, and `limits_of` its
+    that have a worker here, and `workers` each of their workers. `image_of` returns the image of a function that runs in containers, and `limits_of` its
     container's limits."""
 
     def __init__(
@@ -75,6 +75,7 @@ class Prefetch:
         gpus: Iterable[Device],
         launcher: Preparer,
         running: Callable[[], Iterable[RevisionKey]],
+        workers: Callable[[], Iterable[tuple[str, RevisionKey]]] = tuple,
         image_of: Callable[[FunctionSpec], ImageSpec | None],
         limits_of: Callable[[FunctionSpec], Limits],
         environment_of: Callable[[FunctionSpec], ImageSpec | None] = lambda spec: None,
@@ -95,6 +96,7 @@ class Prefetch:
         self._gpu_kinds = frozenset(gpu.kind for gpu in self._gpus)
         self._launcher = launcher
         self._running_revisions = running
+        self._running_workers = workers
         self._image_of = image_of
         self._limits_of = limits_of
         self._environments = environments
@@ -175,13 +177,14 @@ class Prefetch:
         paths = [await self._weights.get(spec, self._weights_in_use) for spec in revision.spec.weights]
         return tuple(map(os.fspath, paths))
 
-    async def volumes(self, revision: Revision) -> tuple[MountedVolume, ...]:
-        """Return the newest version of each of the revision's volumes. Raises ArtifactUnavailable, BusUnavailable."""
+    async def volumes(self, revision: Revision, worker: str) -> tuple[MountedVolume, ...]:
+        """Return the newest version of each of the revision's volumes, for a worker. Raises ArtifactUnavailable,
+        BusUnavailable."""
         if self._volumes is None:
             return ()
         mounted = []
         for mount in revision.spec.mounts:
-            tree = await self._volumes.newest(mount, revision)
+            tree = await self._volumes.newest(mount, revision, worker)
             path = await self._weights.get(tree, self._weights_in_use)
             mounted.append(MountedVolume(mount.name, os.fspath(path), tree.version, tree.digest))
         return tuple(mounted)
@@ -218,10 +221,9 @@ class Prefetch:
         if not running <= self._known.keys():
             return None
         digests = {spec.digest for key in running for spec in self._known[key].spec.weights}
-        mounting = {key for key in running if self._known[key].spec.mounts}
-        if not mounting or self._volumes is None:
+        if self._volumes is None:
             return digests
-        in_use = self._volumes.in_use(mounting)
+        in_use = self._volumes.in_use(worker for worker, key in self._running_workers() if self._known[key].spec.mounts)
         return None if in_use is None else digests | in_use
 
     def _weights_deployed(self) -> set[str] | None:

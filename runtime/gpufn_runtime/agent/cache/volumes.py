@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Iterable
 
 import msgspec
 
-from gpufn_core.domain.revision import Revision, RevisionKey
+from gpufn_core.domain.revision import Revision
 from gpufn_core.encoding.msgspec_errors import DECODE_ERRORS
 from gpufn_core.errors import ArtifactUnavailable, InvalidSpec
 from gpufn_core.spec.names import home_of
@@ -26,18 +26,18 @@ class Volumes:
     def __init__(self, records: KeyValue, fetch_manifest: Callable[[str], Awaitable[bytes]]) -> None:
         self._records = records
         self._fetch_manifest = fetch_manifest
-        self._digests: dict[RevisionKey, set[str]] = {}  # of the trees that workers of a revision were given
-        self._inherited: set[RevisionKey] = set()  # revisions with workers of an earlier agent
+        self._digests: dict[str, set[str]] = {}  # of the trees that a worker was given
+        self._inherited: set[str] = set()  # workers of an earlier agent
 
-    def inherit(self, running: Iterable[RevisionKey]) -> None:
-        """Note the revisions whose workers an earlier agent started."""
-        self._inherited = set(running)
+    def inherit(self, workers: Iterable[str]) -> None:
+        """Note the workers that an earlier agent started."""
+        self._inherited = set(workers)
 
-    async def newest(self, mount: VolumeMount, revision: Revision) -> VolumeTree:
+    async def newest(self, mount: VolumeMount, revision: Revision, worker: str) -> VolumeTree:
         """Return the newest version for a worker that starts now: an empty tree if there is none and the function may
         commit. Raises ArtifactUnavailable, BusUnavailable."""
         tree = await self._read(full_name_at(mount.name, home_of(revision.function)), mount)
-        self._digests.setdefault(revision.key, set()).add(tree.digest)
+        self._digests.setdefault(worker, set()).add(tree.digest)
         return tree
 
     async def _read(self, name: str, mount: VolumeMount) -> VolumeTree:
@@ -53,11 +53,12 @@ class Volumes:
         except (*DECODE_ERRORS, InvalidSpec) as error:
             raise ArtifactUnavailable(f"Version {version.number} of {name} is damaged: {error}.") from error
 
-    def in_use(self, running: Iterable[RevisionKey]) -> set[str] | None:
-        """Return the digests of the trees that workers of these revisions may read; None if that is unknown."""
-        keys = set(running)
-        self._digests = {key: digests for key, digests in self._digests.items() if key in keys}
-        self._inherited &= keys
-        if self._inherited or keys - self._digests.keys():
+    def in_use(self, workers: Iterable[str]) -> set[str] | None:
+        """Return the digests of the trees that these workers may read, starting ones included; None if that is
+        unknown. A worker without trees has not come to its volumes yet."""
+        running = set(workers)
+        self._digests = {worker: digests for worker, digests in self._digests.items() if worker in running}
+        self._inherited &= running
+        if self._inherited:
             return None
         return set[str]().union(*self._digests.values())

@@ -76,6 +76,10 @@ class Fleet:
         """Return the revisions that have workers here."""
         return {record.key for record in self.records.values()}
 
+    def workers(self) -> list[tuple[str, RevisionKey]]:
+        """Return the workers with their revisions."""
+        return [(worker, record.key) for worker, record in self.records.items()]
+
     def add(self, assignment: Assignment) -> WorkerRecord:
         record = WorkerRecord(assignment.worker, assignment.function, assignment.revision, assignment)
         self.records[record.worker] = record

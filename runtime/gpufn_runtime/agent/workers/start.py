@@ -156,7 +156,7 @@ class Launches:
         spec = revision.spec
         if not spec.weights and not spec.mounts and self._configs.environment(spec) is None:
             return _Files((), (), None)
-        task = asyncio.create_task(self._fetch(revision, bundle), name=f"files-{record.worker}")
+        task = asyncio.create_task(self._fetch(record.worker, revision, bundle), name=f"files-{record.worker}")
         try:
             while not task.done():
                 await asyncio.wait([task], timeout=_END_CHECK_S)
@@ -166,10 +166,10 @@ class Launches:
         finally:
             task.cancel()
 
-    async def _fetch(self, revision: Revision, bundle: str) -> _Files:
+    async def _fetch(self, worker: str, revision: Revision, bundle: str) -> _Files:
         return _Files(
             await self._prefetch.weights(revision),
-            await self._prefetch.volumes(revision),
+            await self._prefetch.volumes(revision, worker),
             await self._prefetch.environment(revision, bundle),
         )
 

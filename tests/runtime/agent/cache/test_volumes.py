@@ -69,10 +69,10 @@ def volumes_with(records: Records) -> Volumes:
 async def test_a_worker_gets_the_newest_version_of_its_app(tmp_path: Path) -> None:
     records = Records(tree_of(3, VolumeFile("a", 1, "a" * 64)))
     volumes = volumes_with(records)
-    assert await volumes.newest(VolumeMount("models"), _REVISION) == records.tree
+    assert await volumes.newest(VolumeMount("models"), _REVISION, "w-1") == records.tree
     with pytest.raises(ArtifactUnavailable):
-        await volumes.newest(VolumeMount("other"), _REVISION)
-    assert await volumes.newest(VolumeMount("other", writable=True), _REVISION) == VolumeTree(
+        await volumes.newest(VolumeMount("other"), _REVISION, "w-1")
+    assert await volumes.newest(VolumeMount("other", writable=True), _REVISION, "w-1") == VolumeTree(
         "prod/search/other", 0, ()
     )
 
@@ -84,7 +84,9 @@ async def test_a_damaged_list_of_files_fails_the_start() -> None:
             return (await super().manifest(digest))[:-3]
 
     with pytest.raises(ArtifactUnavailable):
-        await volumes_with(Cut(tree_of(1, VolumeFile("a", 1, "a" * 64)))).newest(VolumeMount("models"), _REVISION)
+        await volumes_with(Cut(tree_of(1, VolumeFile("a", 1, "a" * 64)))).newest(
+            VolumeMount("models"), _REVISION, "w-1"
+        )
 
 
 @in_loop
@@ -92,14 +94,14 @@ async def test_versions_stay_while_workers_read_them_and_all_while_that_is_unkno
     first, second = tree_of(1, VolumeFile("a", 1, "a" * 64)), tree_of(2, VolumeFile("a", 1, "b" * 64))
     records = Records(first)
     volumes = volumes_with(records)
-    volumes.inherit([("old", 1)])
-    assert volumes.in_use([("old", 1)]) is None
-    for records.tree in (first, second):
-        await volumes.newest(VolumeMount("models"), _REVISION)
-    assert volumes.in_use([("old", 1), _REVISION.key]) is None
-    assert volumes.in_use([_REVISION.key]) == {first.digest, second.digest}
+    volumes.inherit(["w-old"])
+    assert volumes.in_use(["w-old"]) is None
+    for worker, records.tree in (("w-1", first), ("w-2", second)):
+        await volumes.newest(VolumeMount("models"), _REVISION, worker)
+    assert volumes.in_use(["w-old", "w-1", "w-2"]) is None
+    assert volumes.in_use(["w-1", "w-2"]) == {first.digest, second.digest}
+    assert volumes.in_use(["w-2", "w-starting"]) == {second.digest}
     assert volumes.in_use([]) == set()
-    assert volumes.in_use([_REVISION.key]) is None
 
 
 class Store:
