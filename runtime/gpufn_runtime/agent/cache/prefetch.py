@@ -58,9 +58,9 @@ class Preparer(Protocol):
 
 
 class Prefetch:
-    """Prefetch and cache cleanup. `gpus` are the GPUs of this node. `running` returns the revisions
-    that have a worker here, and `workers` each of their workers. `image_of` returns the image of a function that runs in containers, and `limits_of` its
-    container's limits."""
+    """Prefetch and cache cleanup. `gpus` are the GPUs of this node. `running` returns the revisions that have a worker
+    here, and `workers` each of their workers. `image_of` returns the image of a function that runs in containers, and
+    `limits_of` its container's limits."""
 
     def __init__(
         self,

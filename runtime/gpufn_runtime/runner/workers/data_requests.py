@@ -115,9 +115,10 @@ class DataRequests:
             if sum(owner == worker for owner, _ in self._uploads) >= _MAX_UPLOADS:
                 raise PayloadTooLarge(f"a worker stores at most {_MAX_UPLOADS} files at a time")
             self._check_uncommitted(worker, part.size)
-            upload = self._uploads[key] = _Upload(self._bus, part.digest, part.size)
-            self._uncommitted.setdefault(worker, []).append(upload)
-        if (upload := self._uploads.get(key)) is None:
+            self._uploads[key] = _Upload(self._bus, part.digest, part.size)
+            self._uncommitted.setdefault(worker, []).append(self._uploads[key])
+        upload = self._uploads.get(key)
+        if upload is None:
             raise Conflict("The upload of this file was interrupted: commit again.")
         is_last = part.offset + len(data) == part.size
         try:
