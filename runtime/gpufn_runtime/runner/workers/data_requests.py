@@ -117,8 +117,7 @@ class DataRequests:
             self._check_uncommitted(worker, part.size)
             self._uploads[key] = _Upload(self._bus, part.digest, part.size)
             self._uncommitted.setdefault(worker, []).append(self._uploads[key])
-        upload = self._uploads.get(key)
-        if upload is None:
+        if (upload := self._uploads.get(key)) is None:
             raise Conflict("The upload of this file was interrupted: commit again.")
         is_last = part.offset + len(data) == part.size
         try:
