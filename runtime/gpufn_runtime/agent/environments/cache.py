@@ -35,7 +35,6 @@ from gpufn_runtime.agent.environments.interpreters import find_interpreter
 
 log = logging.getLogger(__name__)
 
-_ABOUT = "gpufn.json"
 _PARTS = 4  # default: a quarter of the disk
 _RETRY_S = 60.0  # until a prefetch that failed is tried again
 _SPARE_BYTES = 256 << 20  # free space that an environment needs at least
@@ -99,7 +98,7 @@ class EnvironmentCache:
             return None
         if digest not in self._known:
             try:
-                about = msgspec.json.decode((path / _ABOUT).read_bytes(), type=_About)
+                about = msgspec.json.decode(disk.facts(path).read_bytes(), type=_About)
             except (OSError, msgspec.MsgspecError):
                 return None
             self._known[digest] = Environment(os.fspath(path), about.interpreter, self._packages)
@@ -222,6 +221,7 @@ class EnvironmentCache:
                 log.info("removing environment %s: others need the space", name[:12])
                 self._known.pop(name, None)
                 await asyncio.to_thread(folder_cache.discard, self._environments / name)
+                disk.facts(self._environments / name).unlink(missing_ok=True)
             if await asyncio.to_thread(self._short_bytes) > 0:
                 raise ArtifactUnavailable(
                     f"There is no room for environment {digest[:12]}: the limit is {format_bytes(self._limit())} "
@@ -242,10 +242,10 @@ class EnvironmentCache:
 
 def _publish(staging: Path, path: Path, about: _About) -> None:
     shutil.rmtree(staging / ".tmp", ignore_errors=True)
-    (staging / _ABOUT).write_bytes(msgspec.json.encode(about))
-    disk.touch(staging)
     if reason := damage(staging):
         raise ArtifactUnavailable(f"The environment that uv has made is damaged: {reason}.")
+    disk.write_facts(path, msgspec.json.encode(about))
+    disk.touch(path)
     os.sync()  # thousands of files, many in the cache: faster than one by one
     with contextlib.suppress(FileExistsError):
         staging.rename(path)

@@ -1,4 +1,7 @@
-"""The folders of environments and of uv's cache, which share files by hard links."""
+"""The folders of environments and of uv's cache, which share files by hard links.
+
+The agent's facts about an environment lie beside it: commands of its build can write all that is in it.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,24 @@ from pathlib import Path
 
 from gpufn_runtime.agent.decide.weights_eviction import StoredWeights
 
-_USED = ".used"  # its time is that of the last start
+_FACTS = "facts"
+
+
+def facts(environment: Path) -> Path:
+    """Return the file with the facts about an environment. Its time is that of the last start."""
+    return environment.parent.parent / _FACTS / f"{environment.name}.json"
+
+
+def write_facts(environment: Path, data: bytes) -> None:
+    path = facts(environment)
+    path.parent.mkdir(mode=0o700, exist_ok=True)
+    new = path.with_name(f".{path.name}.{os.getpid()}")
+    new.write_bytes(data)
+    new.replace(path)
 
 
 def touch(environment: Path) -> None:
-    (environment / _USED).touch()
+    os.utime(facts(environment))
 
 
 def stored(root: Path) -> list[StoredWeights]:
@@ -40,6 +56,6 @@ def _files(root: Path) -> Iterator[tuple[str, int]]:
 
 def _used_at(environment: Path) -> float:
     try:
-        return (environment / _USED).stat().st_mtime
+        return facts(environment).stat().st_mtime
     except OSError:
         return 0.0

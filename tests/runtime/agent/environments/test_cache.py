@@ -131,7 +131,7 @@ def test_the_environment_used_the_longest_time_ago_makes_room(tmp_path: Path) ->
         node = Node(tmp_path)
         for version in (1, 2, 3):
             await node.get(image(version))
-            os.utime(node.root / image(version).digest / ".used", (version, version))
+            os.utime(node.root.parent / "facts" / f"{image(version).digest}.json", (version, version))
         node.cache = Node(tmp_path, limit_bytes=1).cache
         node.cache.in_use = lambda: {image(1).digest}
         with pytest.raises(ArtifactUnavailable, match="GPUFN_ENVIRONMENTS_DISK"):
@@ -147,3 +147,13 @@ def test_an_interpreter_that_does_not_run_is_skipped(tmp_path: Path) -> None:
         (program := tmp_path / folder / "python3.98").write_text(f"#!/bin/sh\n{code}\n")
         program.chmod(0o755)
     assert find_interpreter("3.98", f"{tmp_path}/stub:{tmp_path}/good").prefix == "/good"
+
+
+@pytest.mark.parametrize("name", ["gpufn.json", ".used"])
+def test_the_agent_writes_through_no_link_of_a_build(name: str, tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("as before")
+    os.utime(victim, (1, 1))
+    node = Node(tmp_path, UV + f"ln -s {victim} {name}\n")
+    asyncio.run(node.get(image()))
+    assert (victim.read_text(), victim.stat().st_mtime) == ("as before", 1)
