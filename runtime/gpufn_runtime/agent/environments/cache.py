@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import logging
 import os
 import platform
@@ -163,6 +164,7 @@ class EnvironmentCache:
                 f"The packages are locked for {image.machine}, and this node is {machine}: deploy with "
                 f"Image.python({image.python!r}, machine={machine!r})."
             )
+        await asyncio.to_thread(_check_lock, Path(bundle) / FILES_FOLDER / image.locked)
         uv = self._find_uv()
         if uv is None:
             raise ArtifactUnavailable("This node has no uv, which makes environments: run `pip install uv` there.")
@@ -238,6 +240,16 @@ class EnvironmentCache:
 
     def _free(self) -> int:
         return shutil.disk_usage(self._root).free
+
+
+def _check_lock(lock: Path) -> None:
+    """Raises ArtifactUnavailable unless the file has the digest that it is named by: teams share environments."""
+    try:
+        digest = hashlib.sha256(lock.read_bytes()).hexdigest()
+    except OSError as error:
+        raise ArtifactUnavailable(f"The bundle lacks a file of its image: {error.filename}.") from error
+    if digest != lock.name:
+        raise ArtifactUnavailable(f"The lock in the bundle differs from its digest {lock.name[:12]}: deploy again.")
 
 
 def _publish(staging: Path, path: Path, about: _About) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import os
 import platform
 import sys
@@ -18,7 +19,7 @@ from gpufn_runtime.agent.environments.interpreters import find_interpreter
 
 PYTHON = "{}.{}".format(*sys.version_info)
 OTHER_MACHINE = {"x86_64": "aarch64"}.get(platform.machine(), "x86_64")
-LOCK = "0" * 64
+LOCK = hashlib.sha256(b"").hexdigest()
 # Makes the environment, whose folder is the last argument; then installs a package with its RECORD.
 UV = """#!/bin/sh
 if [ "$1" = venv ]; then
@@ -157,3 +158,11 @@ def test_the_agent_writes_through_no_link_of_a_build(name: str, tmp_path: Path) 
     node = Node(tmp_path, UV + f"ln -s {victim} {name}\n")
     asyncio.run(node.get(image()))
     assert (victim.read_text(), victim.stat().st_mtime) == ("as before", 1)
+
+
+def test_a_lock_that_differs_from_its_digest_is_refused(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    (node.bundle / FILES_FOLDER / LOCK).write_text("b==1")
+    with pytest.raises(ArtifactUnavailable, match="differs from its digest"):
+        asyncio.run(node.get(image()))
+    assert node.names == set()
