@@ -35,6 +35,7 @@ OnLine = Callable[[str], None]
 
 _SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _MAX_LINES = 200
+_STEP_TIMEOUT_S = 1800.0  # a process that keeps the output open counts too
 _LONGEST_LINE = 4 << 10
 # Variables of the agent that uv reads: its settings, certificates and proxies.
 _PASSED = ("UV_", "SSL_CERT_", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", "LD_LIBRARY_PATH")
@@ -125,12 +126,16 @@ class Build:
         lines: deque[str] = deque(maxlen=_MAX_LINES)
         try:
             assert process.stdout is not None
-            while line := await _line(process.stdout):
-                text = line.decode(errors="replace").rstrip()[:_LONGEST_LINE]
-                if text:
-                    lines.append(text)
-                    on_line(text)
-            code = await process.wait()
+            async with asyncio.timeout(_STEP_TIMEOUT_S):
+                while line := await _line(process.stdout):
+                    text = line.decode(errors="replace").rstrip()[:_LONGEST_LINE]
+                    if text:
+                        lines.append(text)
+                        on_line(text)
+                code = await process.wait()
+        except TimeoutError as error:
+            reason = f"cannot {what}: it took longer than {_STEP_TIMEOUT_S:g} s"
+            raise BuildFailed(reason, stage="packages", log="\n".join(lines)) from error
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)

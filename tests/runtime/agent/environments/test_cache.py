@@ -166,3 +166,9 @@ def test_a_lock_that_differs_from_its_digest_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ArtifactUnavailable, match="differs from its digest"):
         asyncio.run(node.get(image()))
     assert node.names == set()
+
+
+def test_a_build_that_keeps_its_output_open_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gpufn_runtime.agent.environments.build._STEP_TIMEOUT_S", 0.1)
+    with pytest.raises(BuildFailed, match="longer than"):
+        asyncio.run(Node(tmp_path, "#!/bin/sh\nsleep 60 &\n").get(image()))
