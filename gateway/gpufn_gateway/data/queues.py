@@ -101,7 +101,8 @@ class Queues:
         await streams.delete_consumer(self._bus, subjects.QUEUES, subjects.queue_consumer(name))
 
     async def _ensure_consumer(self, name: str, lease_s: float) -> None:
-        """Create the consumer, or update its lease. The server is asked, because other gateways update it too."""
+        """Create the consumer, or update its lease. The comparison is with the
+        server, because other gateways update the lease too."""
         check_seconds("lease", lease_s)
         consumer = f"{subjects.QUEUES}.{subjects.queue_consumer(name)}"
         info = await self._bus.js_or_none(f"CONSUMER.INFO.{consumer}")
