@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Protocol
 
 from gpufn_core.errors import ArtifactUnavailable, PlatformError
+from gpufn_core.ids import digest_of
 from gpufn_core.spec.image_spec import FILES_FOLDER, ImageSpec
 from gpufn_runtime.agent.cache.image_recipe import Recipe, recipe
 
@@ -127,6 +128,10 @@ class Images:
 
 def _read(digests: Iterable[str], folder: Path) -> dict[str, bytes]:
     try:
-        return {digest: (folder / digest).read_bytes() for digest in digests}
+        files = {digest: (folder / digest).read_bytes() for digest in digests}
     except OSError as error:
         raise ArtifactUnavailable(f"The bundle lacks a file of its image: {error.filename}.") from error
+    for digest, data in files.items():  # teams share the image that they make
+        if digest_of(data) != digest:
+            raise ArtifactUnavailable(f"A file in the bundle differs from its digest {digest[:12]}: deploy again.")
+    return files

@@ -21,6 +21,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import msgspec
@@ -41,6 +42,7 @@ _LONGEST_LINE = 4 << 10
 _PASSED = ("UV_", "SSL_CERT_", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", "LD_LIBRARY_PATH")
 _FOLDERS_OF_PACKAGES = ("UV_FIND_LINKS", "UV_INDEX", "UV_DEFAULT_INDEX", "UV_INDEX_URL", "UV_EXTRA_INDEX_URL")
 _BUILD_MEMORY_BYTES = 1 << 30
+_END_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -139,6 +141,7 @@ class Build:
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
+            await _close(process)
         if code and not may_fail:
             raise BuildFailed(f"cannot {what}: {_reason(lines, code)}", stage="packages", log="\n".join(lines))
 
@@ -174,6 +177,16 @@ class Build:
             network=network or not self.confinement.namespaces,
             namespaces=self.confinement.namespaces,
         )
+
+
+async def _close(process: asyncio.subprocess.Process) -> None:
+    """Wait until a killed process has ended. Another process that left its group may hold its output open."""
+    try:
+        async with asyncio.timeout(_END_S):
+            await process.wait()
+    except TimeoutError:
+        transport: Any = process
+        transport._transport.close()
 
 
 async def _line(stream: asyncio.StreamReader) -> bytes:

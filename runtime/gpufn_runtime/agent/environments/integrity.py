@@ -12,7 +12,6 @@ import io
 import os
 import stat
 from pathlib import Path
-from typing import BinaryIO
 
 _LARGEST_RECORD = 64 << 20
 _LARGEST_FILE = 16 << 30
@@ -37,7 +36,7 @@ def damage(environment: Path) -> str:
     return ""
 
 
-def _open(environment: Path, path: Path, largest: int) -> BinaryIO:
+def _open(environment: Path, path: Path, largest: int) -> io.BufferedReader:
     """Open a regular file inside the environment. Raises OSError, ValueError."""
     path = Path(os.path.normpath(path))  # scripts have names such as ../../../bin/pip
     if not Path(os.path.realpath(path.parent)).is_relative_to(os.path.realpath(environment)):

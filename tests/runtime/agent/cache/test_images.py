@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from gpufn_core.errors import ArtifactUnavailable, BuildFailed, PlatformError
+from gpufn_core.ids import digest_of
 from gpufn_core.spec.image_spec import FILES_FOLDER, ImageFile, ImageSpec
 from gpufn_runtime.agent.cache.image_recipe import Recipe
 from gpufn_runtime.agent.cache.images import Images
@@ -112,7 +113,7 @@ def test_who_stops_waiting_does_not_stop_the_build() -> None:
 
 
 def test_its_files_are_read_from_the_bundle(tmp_path: Path) -> None:
-    digest = "a" * 64
+    digest = digest_of(b"x")
     spec = ImageSpec(python="3.12", files=(ImageFile("/opt/x", digest),))
 
     async def test(daemon: Daemon, images: Images) -> None:
@@ -120,6 +121,9 @@ def test_its_files_are_read_from_the_bundle(tmp_path: Path) -> None:
         with pytest.raises(ArtifactUnavailable, match="lacks a file"):
             await images.get(spec, str(tmp_path), silent)
         (tmp_path / FILES_FOLDER).mkdir()
+        (tmp_path / FILES_FOLDER / digest).write_bytes(b"y")
+        with pytest.raises(ArtifactUnavailable, match="differs from its digest"):
+            await images.get(spec, str(tmp_path), silent)
         (tmp_path / FILES_FOLDER / digest).write_bytes(b"x")
         await images.get(spec, str(tmp_path), silent)
         assert daemon.builds == [{digest: b"x"}]
