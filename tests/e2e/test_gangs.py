@@ -68,7 +68,7 @@ def is_back(platform: Platform, role: str, killed: int) -> bool:
 def has_ended(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # the latter if it ends while its entry is read
         return True
 
 
