@@ -8,7 +8,7 @@
     │  ├─ PayloadTooLarge      UnsupportedMediaType Conflict
     │  ├─ IdempotencyMismatch  DeadlinePassed       DeadLetterNotFound
     │  ├─ Unauthorized         Forbidden            InvalidSignature     ScheduleNotFound
-    │  └─ SecretNotFound       SignerNotFound       UntrustedDeploy
+    │  └─ SecretNotFound       SignerNotFound       UntrustedDeploy      DataNotFound
     ├─ FunctionRaised          the user's code raised: type, message, traceback text. Also an instance of that type if
     │  │                       the caller has the class: `except KeyError` works (gpufn_core.encoding.raised_types)
     │  └─ ResultNotEncodable   its return value cannot be encoded

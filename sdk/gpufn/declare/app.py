@@ -20,7 +20,8 @@ C = TypeVar("C", bound=type)
 
 
 class App:
-    """A named group of functions. Two apps may each have a function of the same name.
+    """A named group of functions. Two apps may each have a function of the same name. `gpufn deploy app.py --env prod`
+    deploys the function below as `prod/search/predict`. Raises InvalidSpec for a wrong name.
 
     >>> app = App("search")
     >>> @app.function(cpu=2)
@@ -28,8 +29,6 @@ class App:
     ...     return [query]
     >>> predict
     <Function search/predict>
-
-    `gpufn deploy app.py --env prod` deploys it as `prod/search/predict`. Raises InvalidSpec for a wrong name.
     """
 
     def __init__(self, name: str) -> None:
