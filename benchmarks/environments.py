@@ -18,7 +18,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from gpufn.deploy.package_lock import find_uv, lock, this_python
+from gpufn.deploy.package_lock import lock, this_python
+from gpufn_core.find_uv import find_uv
 from gpufn_core.ids import digest_of
 from gpufn_core.spec.image_spec import FILES_FOLDER, ImageSpec
 from gpufn_runtime.agent.environments.build import Confinement

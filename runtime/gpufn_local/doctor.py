@@ -22,6 +22,7 @@ from gpufn.cli.terminal.output import print_json, say, size
 from gpufn.cli.version import installed
 from gpufn_core.domain import clock_skew
 from gpufn_core.errors import BusUnavailable, GpufnError
+from gpufn_core.find_uv import find_uv
 from gpufn_core.home import Home
 from gpufn_local.instance_lock import Instance
 
@@ -100,8 +101,6 @@ def _nats_server() -> Iterator[Finding]:
 
 
 def _uv() -> Iterator[Finding]:
-    from gpufn.deploy.package_lock import find_uv  # noqa: PLC0415
-
     uv = find_uv()
     if uv is None:
         yield Finding("uv", "note", "not found: functions with packages do not start here", "pip install uv")

@@ -49,13 +49,12 @@ def merged(query: bytes, body: bytes, signature: Signature) -> bytes:
         fields = msgspec.json.decode(body, type=dict[str, Any])
     except msgspec.MsgspecError as error:
         raise InvalidInput(f"the body is not a JSON object of arguments: {error}") from None
-    texts_by_name: dict[str, list[str]] = {}
-    for name, text in _pairs(query):
+    texts = texts_by_name(query)
+    for name in texts:
         if name in fields:
             raise InvalidInput(f"{name} is in the query and in the body: send it once", field=name)
         check_name(name, signature, signature.names, "the query")
-        texts_by_name.setdefault(name, []).append(text)
-    parsed = {name: _value(name, texts, signature) for name, texts in texts_by_name.items()}
+    parsed = {name: _value(name, value_texts, signature) for name, value_texts in texts.items()}
     data = msgspec.json.encode(fields | parsed)
     signature.check(data)
     return data

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import msgspec
 
-from gpufn.deploy.package_lock import find_uv
 from gpufn_core.domain.engine import EngineManifest
 from gpufn_core.errors import BusUnavailable, Conflict, GpufnError
+from gpufn_core.find_uv import find_uv
 from gpufn_core.home import Home
 from gpufn_core.ids import Digest
 from gpufn_core.protocol import subjects

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import platform
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -17,6 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from gpufn_core.errors import InvalidSpec
+from gpufn_core.find_uv import find_uv
 from gpufn_core.spec.image_spec import MACHINES
 
 WORKER_NEEDS = ("cloudpickle>=3.1", "msgspec>=0.20,<1")
@@ -24,16 +24,6 @@ _TIMEOUT_S = 600.0
 _LONGEST_MESSAGE = 2000
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _PLAIN = ("--no-header", "--no-annotate", "--no-progress", "--color=never")
-
-
-def find_uv() -> str | None:
-    """Return the path of uv: of the package `uv`, or of the machine."""
-    try:
-        import uv  # noqa: PLC0415  (an optional package)
-
-        return os.fspath(uv.find_uv_bin())
-    except (ImportError, FileNotFoundError):
-        return shutil.which("uv")
 
 
 def this_machine() -> str:

@@ -1,7 +1,8 @@
-"""Paths of the files in a tree of weights or of a volume. Pure."""
+"""Trees of files: weights, and versions of volumes. Pure."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Sequence
 from typing import Final, Protocol
 
@@ -46,6 +47,17 @@ class FileTree(Protocol):
     @property
     def size(self) -> int: ...
     def key(self, file: TreeFile, /) -> str: ...
+
+
+def digest_of_tree(tree: FileTree) -> str:
+    """Return the address of the content: equal for equal files, wherever they come from."""
+    lines = sorted(f"{tree.key(file)} {file.size} {file.path}\n" for file in tree.files)
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
+def sizes_of_tree(tree: FileTree) -> dict[str, int]:
+    """Return the size of each content, by key."""
+    return {tree.key(file): file.size for file in tree.files}
 
 
 def check_path(path: str, what: str) -> None:

@@ -8,7 +8,6 @@ and removes.
 from __future__ import annotations
 
 import functools
-import hashlib
 import re
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Final
@@ -19,7 +18,7 @@ from gpufn_core.errors import Conflict, InvalidInput, InvalidSpec
 from gpufn_core.ids import is_digest
 from gpufn_core.protocol.limits import LARGEST_INTEGER
 from gpufn_core.spec import names
-from gpufn_core.spec.file_tree import TreeFile, check_path, check_paths
+from gpufn_core.spec.file_tree import TreeFile, check_path, check_paths, digest_of_tree, sizes_of_tree
 
 MAX_VOLUMES: Final = 16  # of one function
 MAX_FILES: Final = 10_000  # of one version
@@ -93,14 +92,11 @@ class VolumeTree(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=T
 
     @functools.cached_property
     def digest(self) -> str:
-        """The address of the content: equal for equal trees."""
-        lines = sorted(f"{self.key(file)} {file.size} {file.path}\n" for file in self.files)
-        return hashlib.sha256("".join(lines).encode()).hexdigest()
+        return digest_of_tree(self)
 
     @functools.cached_property
     def sizes(self) -> dict[str, int]:
-        """The size of each content, by key."""
-        return {self.key(file): file.size for file in self.files}
+        return sizes_of_tree(self)
 
     @property
     def size(self) -> int:

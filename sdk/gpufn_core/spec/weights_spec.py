@@ -16,7 +16,7 @@ import msgspec
 from gpufn_core.errors import InvalidSpec
 from gpufn_core.ids import is_digest
 from gpufn_core.protocol.limits import LARGEST_INTEGER
-from gpufn_core.spec.file_tree import TreeFile, check_path, check_paths
+from gpufn_core.spec.file_tree import TreeFile, check_path, check_paths, digest_of_tree, sizes_of_tree
 
 MAX_WEIGHTS = 16  # of one function
 MAX_FILES = 1000  # of one Weights; the manifest is part of the revision's record
@@ -144,14 +144,11 @@ class WeightsSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
     @functools.cached_property
     def digest(self) -> str:
-        """The address of the content: equal for equal files, wherever they come from."""
-        lines = sorted(f"{self.key(file)} {file.size} {file.path}\n" for file in self.files)
-        return hashlib.sha256("".join(lines).encode()).hexdigest()
+        return digest_of_tree(self)
 
     @functools.cached_property
     def sizes(self) -> dict[str, int]:
-        """The size of each content, by key."""
-        return {self.key(file): file.size for file in self.files}
+        return sizes_of_tree(self)
 
     @property
     def size(self) -> int:

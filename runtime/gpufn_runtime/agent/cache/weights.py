@@ -30,7 +30,7 @@ from gpufn_runtime.agent.cache import folder_cache
 from gpufn_runtime.agent.cache.transfer_rate import TransferRate
 from gpufn_runtime.agent.cache.weights_disk import PartFile, WeightsDisk, WrongContent
 from gpufn_runtime.agent.cache.weights_fetch import to_end
-from gpufn_runtime.agent.decide.weights_eviction import evicted
+from gpufn_runtime.agent.decide.eviction import evicted
 
 log = logging.getLogger(__name__)
 

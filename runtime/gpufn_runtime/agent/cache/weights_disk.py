@@ -22,7 +22,7 @@ from gpufn_core.spec.file_tree import FileTree
 from gpufn_core.spec.volume_spec import EXECUTABLE_KEY
 from gpufn_core.weights import safetensors
 from gpufn_runtime.agent.cache import folder_cache
-from gpufn_runtime.agent.decide.weights_eviction import StoredWeights
+from gpufn_runtime.agent.decide.eviction import StoredFiles
 
 _COMPLETE_NS = 1_000_000_000  # the modification time of complete files
 _HASH_CHUNK = 1 << 20
@@ -94,7 +94,7 @@ class WeightsDisk:
         finally:
             remove_tree(staging)
 
-    def stored(self) -> list[StoredWeights]:
+    def stored(self) -> list[StoredFiles]:
         """List the complete weights."""
         keys = {path.stat().st_ino: (path.name, path.stat().st_size) for path in self._complete_files()}
         result = []
@@ -104,7 +104,7 @@ class WeightsDisk:
                     os.stat(os.path.join(base, name)).st_ino for base, _, names in os.walk(folder) for name in names
                 }
                 files = dict(keys[inode] for inode in inodes & keys.keys())
-                result.append(StoredWeights(folder.name, folder.stat().st_mtime, files))
+                result.append(StoredFiles(folder.name, folder.stat().st_mtime, files))
         return result
 
     def touch(self, digests: Iterable[str]) -> None:

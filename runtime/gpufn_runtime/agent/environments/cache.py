@@ -27,7 +27,7 @@ from gpufn_core.spec.image_spec import FILES_FOLDER, ImageSpec
 from gpufn_core.spec.units import format_bytes
 from gpufn_platform.sandbox.host_paths import python_folders
 from gpufn_runtime.agent.cache import folder_cache
-from gpufn_runtime.agent.decide.weights_eviction import evicted
+from gpufn_runtime.agent.decide.eviction import evicted
 from gpufn_runtime.agent.environments import disk
 from gpufn_runtime.agent.environments.build import Build, Confinement, OnLine
 from gpufn_runtime.agent.environments.environment import Environment

@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from gpufn_runtime.agent.decide.weights_eviction import StoredWeights
+from gpufn_runtime.agent.decide.eviction import StoredFiles
 
 _FACTS = "facts"
 
@@ -31,10 +31,10 @@ def touch(environment: Path) -> None:
     os.utime(facts(environment))
 
 
-def stored(root: Path) -> list[StoredWeights]:
+def stored(root: Path) -> list[StoredFiles]:
     """Return the environments with their files. A file that several have is counted once."""
     return [
-        StoredWeights(path.name, _used_at(path), dict(_files(path)))
+        StoredFiles(path.name, _used_at(path), dict(_files(path)))
         for path in (root.iterdir() if root.is_dir() else ())
         if not path.name.startswith(".")
     ]
