@@ -7,9 +7,9 @@ from typing import Any
 
 import msgspec
 
-from gpufn_core.encoding.msgspec_errors import describe_json_error
 from gpufn_core.errors import InvalidInput
 from gpufn_core.spec.function_spec import MethodSpec
+from gpufn_gateway.arguments.json_body import decode_json
 
 
 def arguments_of(method: MethodSpec, content_type: str, body: bytes) -> bytes:
@@ -58,10 +58,7 @@ def _text(body: bytes) -> str:
 
 
 def _object(body: bytes) -> dict[str, Any]:
-    try:
-        value = msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise InvalidInput(f"the body is not valid JSON: {describe_json_error(error, body)}") from None
+    value = decode_json(body, object)
     if not isinstance(value, dict):
         raise InvalidInput("the body must be a JSON object with the keyword arguments")
     return value

@@ -15,10 +15,11 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gpufn_core.encoding import media
-from gpufn_core.encoding.msgspec_errors import describe_json_error, parse_validation_error
+from gpufn_core.encoding.msgspec_errors import parse_validation_error
 from gpufn_core.errors import InvalidInput
 from gpufn_core.ids import is_digest
 from gpufn_core.spec import names
+from gpufn_gateway.arguments.json_body import decode_json
 from gpufn_gateway.auth.access import Principal
 from gpufn_gateway.http.body_reader import BodyReader
 from gpufn_gateway.http.sse import pump
@@ -127,11 +128,9 @@ async def read_json(request: Request, kind: type[T], bodies: BodyReader) -> T:
     """Decode the body as `kind`; no body counts as an empty object. Raises InvalidInput with the field."""
     body = await bodies.read(headers_of(request), request.receive)
     try:
-        return msgspec.json.decode(body or b"{}", type=kind)
+        return decode_json(body or b"{}", kind)
     except msgspec.ValidationError as error:
         raise _invalid_input(str(error), kind) from None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise InvalidInput(f"the body is not valid JSON: {describe_json_error(error, body)}") from None
 
 
 def _invalid_input(text: str, kind: type[msgspec.Struct]) -> InvalidInput:

@@ -16,9 +16,10 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from gpufn_core.domain.invocation import InvocationState
-from gpufn_core.encoding.msgspec_errors import describe_json_error, parse_validation_error
+from gpufn_core.encoding.msgspec_errors import parse_validation_error
 from gpufn_core.errors import Conflict, GpufnError, InvalidInput, InvocationNotFound, PayloadTooLarge
 from gpufn_core.protocol.records import ClientBatch, ClientFile
+from gpufn_gateway.arguments.json_body import decode_json
 from gpufn_gateway.protocols.openai import batch_lines
 from gpufn_gateway.protocols.openai.batch_lines import ENDPOINTS, BatchCall, Endpoint, Line
 from gpufn_gateway.protocols.openai.files import PREFIX as FILE_PREFIX
@@ -230,12 +231,10 @@ async def _some_at_once(jobs: Iterable[Awaitable[T]]) -> list[T]:
 def _parse(body: bytes) -> _NewBatch:
     """Raises InvalidInput with the field."""
     try:
-        new = msgspec.json.decode(body, type=_NewBatch)
+        new = decode_json(body, _NewBatch)
     except msgspec.ValidationError as error:
         found = parse_validation_error(str(error))
         raise InvalidInput(f"{found.path or 'the body'}: {found.text}", field=found.path or None) from None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise InvalidInput(f"the body is not valid JSON: {describe_json_error(error, body)}") from None
     if new.endpoint not in ENDPOINTS:
         raise InvalidInput(f"endpoint must be one of {', '.join(ENDPOINTS)}", field="endpoint")
     if new.completion_window != _WINDOW:

@@ -9,8 +9,8 @@ from typing import Any, Final
 
 import msgspec
 
-from gpufn_core.encoding.msgspec_errors import describe_json_error
 from gpufn_core.errors import FunctionRaised, InvalidInput
+from gpufn_gateway.arguments.json_body import decode_json
 from gpufn_gateway.protocols.multipart import FormParts
 
 # Fields of a request that are for the gateway, not for the function.
@@ -23,10 +23,7 @@ _FORM_OWN: Final = frozenset({"model", "stream", "response_format", "include[]",
 
 def parse(body: bytes) -> dict[str, Any]:
     """Parse a request. Raises InvalidInput."""
-    try:
-        fields = msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise InvalidInput(f"the body is not valid JSON: {describe_json_error(error, body)}") from None
+    fields = decode_json(body, object)
     if not isinstance(fields, dict):
         raise InvalidInput("the body is a JSON object")
     return check(fields)

@@ -10,9 +10,10 @@ import msgspec
 
 from gpufn_core.domain.invocation import InvocationState
 from gpufn_core.encoding import media
-from gpufn_core.encoding.msgspec_errors import describe_json_error, parse_validation_error
+from gpufn_core.encoding.msgspec_errors import parse_validation_error
 from gpufn_core.errors import InvalidInput
 from gpufn_core.protocol.records import CallRecord
+from gpufn_gateway.arguments.json_body import decode_json
 from gpufn_gateway.protocols.captured import Outcome
 from gpufn_gateway.protocols.platform import CallOptions
 from gpufn_gateway.protocols.replicate import models
@@ -58,7 +59,7 @@ class NewPrediction(msgspec.Struct, forbid_unknown_fields=True):
 def new_prediction(body: bytes) -> NewPrediction:
     """Parse the body of a new prediction. Raises InvalidInput with the field."""
     try:
-        return msgspec.json.decode(body, type=NewPrediction)
+        return decode_json(body, NewPrediction)
     except msgspec.ValidationError as error:
         found = parse_validation_error(str(error))
         if found.is_unknown:
@@ -67,8 +68,6 @@ def new_prediction(body: bytes) -> NewPrediction:
                 f"{found.path}: not supported; a prediction may have {known}", field=found.path
             ) from None
         raise InvalidInput(f"{found.path or 'the body'}: {found.text}", field=found.path or None) from None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise InvalidInput(f"the body is not valid JSON: {describe_json_error(error, body)}") from None
 
 
 def wait_s(prefer: str) -> int:

@@ -7,10 +7,11 @@ from typing import Any, Final
 import msgspec
 
 from gpufn_core.domain.invocation import InvocationState
-from gpufn_core.encoding.msgspec_errors import describe_json_error, parse_validation_error
+from gpufn_core.encoding.msgspec_errors import parse_validation_error
 from gpufn_core.errors import InvalidInput
 from gpufn_core.protocol.limits import LONGEST_TIMEOUT_S
 from gpufn_core.protocol.records import CallRecord
+from gpufn_gateway.arguments.json_body import decode_json
 from gpufn_gateway.protocols.captured import Outcome
 from gpufn_gateway.protocols.platform import CallOptions, Figures, json_of
 from gpufn_gateway.submitted import call_views
@@ -68,7 +69,7 @@ class NewJob(msgspec.Struct, forbid_unknown_fields=True):
 def new_job(body: bytes) -> NewJob:
     """Parse the body of run and runsync. Raises InvalidInput with the field."""
     try:
-        return msgspec.json.decode(body, type=NewJob)
+        return decode_json(body, NewJob)
     except msgspec.ValidationError as error:
         found = parse_validation_error(str(error))
         if found.is_missing:
@@ -78,8 +79,6 @@ def new_job(body: bytes) -> NewJob:
             raise InvalidInput(f"{found.path}: not supported; a job may have {known}", field=found.path) from None
         path = found.path or "the body"
         raise InvalidInput(f"{path}: {found.text}", field=found.path or None) from None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise InvalidInput(f"the body is not valid JSON: {describe_json_error(error, body)}") from None
 
 
 def state(of: InvocationState) -> str:
