@@ -43,6 +43,18 @@ def bench_web():
     return app
 """
 Once = Callable[[], Awaitable[None]]
+
+
+def wait_for_port(port: int) -> None:
+    while True:
+        try:
+            socket.create_connection(("127.0.0.1", port)).close()
+        except ConnectionRefusedError:
+            time.sleep(0.05)
+        else:
+            return
+
+
 CASES = ("GET", "WebSocket")
 CONNECTIONS = (1, 8)
 
@@ -115,7 +127,7 @@ def main() -> None:
         }
         figures: dict[str, list[tuple[float, float]]] = {}
         try:
-            time.sleep(2)
+            wait_for_port(port)
             for _ in range(options.rounds):
                 for case in CASES:
                     for connections in CONNECTIONS:

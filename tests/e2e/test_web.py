@@ -169,14 +169,24 @@ def test_an_application_that_breaks_the_rules(web: Platform, case: str, status: 
 
 
 @pytest.mark.parametrize("case", ["short", "half", "dies"])
-def test_a_response_that_is_cut(web: Platform, case: str) -> None:
+def test_a_response_that_is_cut(web: Platform, case: str, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+
+    def read() -> None:
+        with web.client.stream("GET", f"{BROKEN}/{case}?gate={gate}") as response:
+            for _ in response.iter_raw():
+                gate.touch()
+
     with pytest.raises(httpx.RemoteProtocolError):
-        web.client.get(f"{BROKEN}/{case}")
+        read()
     assert web.client.get(f"{BROKEN}/ok").text == "part"  # another worker starts for the next request
 
 
-def test_a_websocket_whose_session_ends(web: Platform) -> None:
-    code, reason = close_of(dial(web, f"{BROKEN}/dies"))
+def test_a_websocket_whose_session_ends(web: Platform, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    client = dial(web, f"{BROKEN}/dies?gate={gate}")
+    gate.touch()
+    code, reason = close_of(client)
     assert (code, reason.partition(":")[0]) == (1011, "worker_lost")
     code, reason = close_of(dial(web, f"{BROKEN}/sleeps"))
     assert (code, reason.partition(":")[0]) == (1011, "invocation_timed_out")

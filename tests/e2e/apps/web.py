@@ -5,6 +5,7 @@ import os
 import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 from gpufn import asgi_app, web_endpoint, wsgi_app
@@ -113,7 +114,9 @@ def broken() -> Any:
         if case in ("never", "sleeps"):
             await asyncio.sleep(60)
         if case == "dies":
-            await asyncio.sleep(0.05)  # until the part is sent
+            gate = Path(scope["query_string"].decode().removeprefix("gate="))
+            while not gate.exists():  # noqa: ASYNC110, ASYNC240  until the client has the part
+                await asyncio.sleep(0.01)
             os._exit(7)
 
     return app
