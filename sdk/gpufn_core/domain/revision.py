@@ -73,9 +73,9 @@ class Lease(msgspec.Struct, frozen=True):
 
 
 class Variant(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What makes a revision one of a variant: the number of the function's revision that it copies, the parameters with
-    which its workers create their instance, and the options that its spec changes. `original` is the function's spec,
-    if that was signed and the options change it."""
+    """The difference between a variant and its function. `revision` is the function's revision that the variant copies,
+    `parameters` are those of its instance, and `options` replace options of the spec. `original` is the function's spec
+    if it was signed and the options change it."""
 
     revision: int
     parameters: dict[str, Any] = {}

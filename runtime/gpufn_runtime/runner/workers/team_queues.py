@@ -1,7 +1,7 @@
 """Limits of the submitted calls of teams, for calls that functions submit. The gateway does this for other callers.
 
-The bus counts a team's calls once a second. Calls that this runner accepts are added to the last count, those of other
-runners and of gateways are not, so a team can exceed its limit by what it submits elsewhere within that second.
+The bus counts a team's calls once a second. This runner adds the calls that it accepts to the last count. It does not
+know the calls that gateways and other runners accept within that second, so a team can exceed its limit by these.
 """
 
 from __future__ import annotations
