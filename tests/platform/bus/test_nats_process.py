@@ -74,11 +74,12 @@ def test_a_process_that_only_names_the_configuration_is_no_server(tmp_path: Path
 
 
 def test_a_start_that_is_interrupted_leaves_no_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupt(seconds: float) -> None:
+    def interrupt(*arguments: object) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("gpufn_local.nats_process.time.sleep", interrupt)
+        # The process exists, and its pid is stored next. A server may be ready before the first poll.
+        patch.setattr("gpufn_local.nats_process.os.pwrite", interrupt)
         with pytest.raises(KeyboardInterrupt):
             EmbeddedServer.start(tmp_path)
     EmbeddedServer.start(tmp_path).stop()
