@@ -1,11 +1,11 @@
 """Command line of a worker: `python -m gpufn_runtime.worker ARGUMENTS`.
 
-    CONFIG.json                     a worker
-    --within PYTHON CONFIG.json     a worker in the environment of PYTHON, confined before that Python starts
-    --confined CONFIG.json          the second half of it: this is that Python
-    --template MODULE...            a template process, which workers are forked from
-    --contained MODULE...           the first process of a container
-    --prove-cuda                    a process that proves CUDA
+CONFIG.json                     a worker
+--within PYTHON CONFIG.json     a worker in the environment of PYTHON, confined before that Python starts
+--confined CONFIG.json          the second half of it: this is that Python
+--template MODULE...            a template process, which workers are forked from
+--contained MODULE...           the first process of a container
+--prove-cuda                    a process that proves CUDA
 """
 
 from __future__ import annotations
