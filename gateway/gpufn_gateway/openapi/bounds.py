@@ -310,14 +310,29 @@ _RULES: Final[Mapping[str, Schema]] = {
 }
 
 
+# Also the starting point of generated requests: random values of all fields contradict each other.
+_SPEC: Final[Mapping[str, Any]] = {
+    "name": "hello",
+    "entry": {"module": "app", "qualname": "hello"},
+    "methods": [{"parameters": {"type": "object", "properties": {"name": {"type": "string"}}}}],
+    "timeout_s": 60,
+}
+_EXAMPLES: Final[Mapping[str, Mapping[str, Any]]] = {
+    "Deploy": {"spec": _SPEC, "bundle": ids.digest_of(b"")},
+    "FunctionSpec": _SPEC,
+}
+
+
 def add_to(schemas: dict[str, dict[str, Any]]) -> None:
-    """Add the bounds and rules to `schemas`, the struct schemas by name."""
+    """Add the bounds, rules and examples to `schemas`, the struct schemas by name."""
     for struct in _NUMBERS:
         _add_fields(schemas[struct.__name__], {name: _number(bounds_) for name, bounds_ in struct.bounds.items()})
     for name, fields in _FIELDS.items():
         _add_fields(schemas[name], fields)
     for name, rules in _RULES.items():
         schemas[name] |= rules
+    for name, example in _EXAMPLES.items():
+        schemas[name]["examples"] = [example]
 
 
 def _add_fields(schema: dict[str, Any], fields: Mapping[str, Schema]) -> None:
