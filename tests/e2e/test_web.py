@@ -137,6 +137,7 @@ def test_flask_and_an_endpoint(web: Platform) -> None:
 
     assert web.client.get(f"{AREA}/", params={"width": "2.5"}).json() == 2.5
     assert web.client.post(f"{AREA}/", params={"width": "2"}, json={"height": 3}).json() == 6.0
+    assert web.client.post(f"{AREA}/", params={"width": "2"}, data={"height": "3"}).json() == 6.0
     assert web.invoke("area", {"width": 2, "height": 2}) == 4.0
     for method, path, status in (
         ("GET", f"{AREA}/?width=a", 422),

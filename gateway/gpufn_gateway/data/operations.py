@@ -47,8 +47,9 @@ class Operations:
             case PutItem(_, content_type, id_, ttl_s, max_items):
                 await self.queues.put(name, content_type, value, ttl_s=ttl_s, max_items=max_items, id_=id_)
                 return Outcome("", b"", True)
-            case GetItem(_, wait_s, lease_s):
-                item = await self.queues.get(name, wait_s=max(0.0, min(wait_s, WAIT_S)), lease_s=lease_s)
+            case GetItem(_, wait_s, lease_s, max_deliveries):
+                wait_s = max(0.0, min(wait_s, WAIT_S))
+                item = await self.queues.get(name, wait_s=wait_s, lease_s=lease_s, max_deliveries=max_deliveries)
                 if item is None:
                     return Outcome("", b"", False)
                 header = ItemReply(item.lease, item.content_type, item.deliveries)

@@ -5,6 +5,8 @@ get    takes the first item with a lease. It is delivered again when the lease e
        item is delivered at least once
 ack    removes the item; release delivers it again at once
 
+An item that was delivered too often is moved to the queue `NAME-dead` by the next `get` that has a limit.
+
 The lease is the consumer's `ack_wait`; the last `get` decides it for the queue. A lease's token is the acknowledgement
 subject without its prefix. It is checked, because a client could name any other subject.
 """
@@ -14,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
+import time
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
@@ -21,7 +24,7 @@ import msgspec
 
 from gpufn_core.errors import BusUnavailable, Conflict, InvalidInput, PayloadTooLarge, QueueFull
 from gpufn_core.protocol import subjects
-from gpufn_core.protocol.data import ITEM_BYTES, MAX_ITEMS, check_seconds
+from gpufn_core.protocol.data import ITEM_BYTES, MAX_ITEMS, check_max_deliveries, check_seconds, dead_letters_of
 from gpufn_platform.bus import jetstream
 from gpufn_platform.bus.connection import Bus, Message
 from gpufn_platform.bus.jetstream import NoResponders
@@ -37,12 +40,13 @@ _MARGIN_S: Final = 2.0  # for a response of the server after the wait
 
 
 class Item(NamedTuple):
-    """A leased item. `deliveries` counts from 1."""
+    """A leased item. `deliveries` counts from 1. `sequence` is the item's number in the stream."""
 
     content_type: str
     value: bytes
     lease: str
     deliveries: int
+    sequence: int
 
 
 class Queues:
@@ -75,8 +79,23 @@ class Queues:
         except QueueFull as error:
             raise QueueFull(f"{name} has {MAX_ITEMS:,} items, or the stream of queues is full.") from error
 
-    async def get(self, name: str, *, wait_s: float, lease_s: float) -> Item | None:
-        """Lease the first item, after waiting for one for at most `wait_s`; None if none came."""
+    async def get(self, name: str, *, wait_s: float, lease_s: float, max_deliveries: int | None = None) -> Item | None:
+        """Lease the first item, after waiting for one for at most `wait_s`; None if none came. Items that had
+        `max_deliveries` before are moved to the dead letters. Raises InvalidInput."""
+        if max_deliveries is None:
+            return await self._lease(name, wait_s, lease_s)
+        check_max_deliveries(name, max_deliveries)
+        ends_at = time.monotonic() + wait_s
+        while (item := await self._lease(name, max(0.0, ends_at - time.monotonic()), lease_s)) is not None:
+            if item.deliveries <= max_deliveries:
+                return item
+            # In this order: after a crash between the two, the next `get` repeats the first one, which has no effect.
+            id_ = f"{name}:{item.sequence}"
+            await self.put(dead_letters_of(name), item.content_type, item.value, ttl_s=None, max_items=None, id_=id_)
+            await self.settle(name, item.lease, is_done=True)
+        return None
+
+    async def _lease(self, name: str, wait_s: float, lease_s: float) -> Item | None:
         for _ in range(_TRIES):
             await self._ensure_consumer(name, lease_s)
             with contextlib.suppress(_NoConsumer):
@@ -150,7 +169,7 @@ class Queues:
         if message.status:
             return None
         content_type = (message.headers or {}).get(_TYPE, "")
-        return Item(content_type, message.payload, message.reply.removeprefix(_ACK), _deliveries(message.reply))
+        return Item(content_type, message.payload, message.reply.removeprefix(_ACK), *ack_tokens(message.reply)[:2])
 
 
 class LeaseEnded(Conflict):
@@ -161,10 +180,6 @@ class LeaseEnded(Conflict):
 
 class _NoConsumer(Exception):
     """The server has no consumer for the queue: it was idle for an hour, or the queue was deleted."""
-
-
-def _deliveries(reply: str) -> int:
-    return ack_tokens(reply)[0]
 
 
 def check_size(value: bytes, what: str) -> None:

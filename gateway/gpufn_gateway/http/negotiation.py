@@ -9,7 +9,7 @@ import functools
 import re
 from typing import Final
 
-from gpufn_core.encoding.media import BYTES, EVENTS, ITEMS, JSON, MSGPACK, NATIVE, PICKLED, media_type
+from gpufn_core.encoding.media import BYTES, EVENTS, ITEMS, JSON, MSGPACK, NATIVE, PICKLED, URLENCODED, media_type
 
 # Most expressive first.
 _ARGUMENTS: Final = (PICKLED, NATIVE, MSGPACK, JSON)
@@ -29,6 +29,11 @@ def body_kind(content_type: bytes | None) -> str:
 
 def is_multipart(kind: str) -> bool:
     return kind[:10].lower() == "multipart/"
+
+
+def is_urlencoded(content_type: bytes | None) -> bool:
+    """True for the type of a form without files, as a browser sends it."""
+    return content_type is not None and content_type.decode("latin-1").partition(";")[0].strip().lower() == URLENCODED
 
 
 def is_arguments(kind: str) -> bool:

@@ -81,6 +81,7 @@ _SECONDS: Final = _query("lease", "number", minimum=data.MIN_S, maximum=data.MAX
 _ITEM_WAIT: Final = _query("wait", "number", minimum=0, maximum=data.WAIT_S)
 _MAX_ITEMS: Final = _query("max_items", "number", minimum=1, maximum=data.MAX_ITEMS)
 _ITEM_ID: Final = _query("id", "string")
+_MAX_DELIVERIES: Final = _query("max_deliveries", "integer", minimum=1, maximum=data.MAX_DELIVERIES)
 _TOKEN: Final = _query("lease", "string") | {"required": True}
 _ENTRY: Final = _query("key", "string", minLength=1, maxLength=data.KEY_CHARS) | {"required": True}
 _ONLY_NEW: Final[dict[str, Any]] = {"name": "only_new", "in": "query", "schema": FLAG}
@@ -164,7 +165,14 @@ _OPERATIONS: Final[tuple[tuple[str, str, str, Sequence[int], Sequence[dict[str, 
     ("get", "/v1/queues/{queue}", "Count the items of a queue", (200,), (), ""),
     ("delete", "/v1/queues/{queue}", "Delete a queue with its items", (204,), (), ""),
     ("post", "/v1/queues/{queue}/items", "Append an item", (201,), (_TTL, _MAX_ITEMS, _ITEM_ID), _VALUE),
-    ("post", "/v1/queues/{queue}/lease", "Take the first item with a lease", (200, 204), (_ITEM_WAIT, _SECONDS), ""),
+    (
+        "post",
+        "/v1/queues/{queue}/lease",
+        "Take the first item with a lease",
+        (200, 204),
+        (_ITEM_WAIT, _SECONDS, _MAX_DELIVERIES),
+        "",
+    ),
     ("post", "/v1/queues/{queue}/ack", "Remove a taken item", (204,), (_TOKEN,), ""),
     ("post", "/v1/queues/{queue}/release", "Let a taken item be delivered again", (204,), (_TOKEN,), ""),
     ("post", "/v1/values", "Store a value for some time", (201,), (_TTL,), _VALUE),

@@ -13,7 +13,7 @@ from starlette.types import ASGIApp
 from gpufn_core.encoding import media
 from gpufn_core.errors import Conflict, DataNotFound, InvalidInput
 from gpufn_core.protocol import subjects
-from gpufn_core.protocol.data import MAX_ITEMS, MAX_S, MIN_S, VALUE_BYTES, WAIT_S, StoredValue
+from gpufn_core.protocol.data import MAX_DELIVERIES, MAX_ITEMS, MAX_S, MIN_S, VALUE_BYTES, WAIT_S, StoredValue
 from gpufn_core.protocol.records import BodyReference
 from gpufn_gateway.auth.scopes import DEPLOY, INVOKE, READ
 from gpufn_gateway.data.operations import Operations
@@ -92,7 +92,9 @@ class DataRoutes:
         """Lease the first item, after a wait (`?wait=20`). Responds with 204 if none came."""
         name = _queue(request, INVOKE)
         wait_s = number(request, "wait", 0.0, 0.0, WAIT_S)
-        item = await self._queues.get(name, wait_s=wait_s, lease_s=_seconds(request, "lease") or _DEFAULT_LEASE_S)
+        lease_s = _seconds(request, "lease") or _DEFAULT_LEASE_S
+        limit = int(number(request, "max_deliveries", 0, 1, MAX_DELIVERIES)) or None
+        item = await self._queues.get(name, wait_s=wait_s, lease_s=lease_s, max_deliveries=limit)
         if item is None:
             return Response(status_code=204)
         headers = {"x-gpufn-lease": item.lease, "x-gpufn-deliveries": str(item.deliveries)}

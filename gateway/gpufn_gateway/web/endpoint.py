@@ -29,11 +29,15 @@ async def serve_endpoint(invoke: Invoke, match: Match, scope: Scope, receive: Re
         raise RouteError(405, f"{scope['method']} is not allowed here; {methods} is.", allow=methods)
     headers: dict[bytes, bytes] = dict(scope["headers"])
     query: bytes = scope["query_string"]
-    is_json = negotiation.body_kind(headers.get(b"content-type")) is media.JSON
+    content_type = headers.get(b"content-type")
+    is_json = negotiation.body_kind(content_type) is media.JSON
+    is_form = negotiation.is_urlencoded(content_type)
 
     async def read(name: str, target: Target, headers: dict[bytes, bytes], receive: Receive) -> Arguments:
-        body = await calls.bodies.read(headers, receive, may_share=False) or b"{}"
-        arguments = query_arguments.merged(query, body, target.signature)
+        texts, body = query, await calls.bodies.read(headers, receive, may_share=False) or b"{}"
+        if is_form and not body.lstrip().startswith(b"{"):  # `curl -d` sends JSON with the type of a form too
+            texts, body = b"&".join(filter(None, (query, body))), b"{}"
+        arguments = query_arguments.merged(texts, body, target.signature)
         accept = negotiation.result_encoding(headers.get(b"accept"))
         return Arguments(media.JSON, accept, calls.bodies.wrap(arguments, may_share=False))
 
@@ -43,7 +47,7 @@ async def serve_endpoint(invoke: Invoke, match: Match, scope: Scope, receive: Re
         receive,
         may_share=True,
         query=query,
-        read=read if is_json and query else None,
+        read=read if is_json and (query or is_form) else None,
         principal=match.principal,
     )
 

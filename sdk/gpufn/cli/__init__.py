@@ -59,6 +59,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "engines": ("gpufn.cli.models.engines:app", "List built engines, and remove unused ones."),
     "models": ("gpufn.cli.models.list:app", "List and describe the models that serve."),
     "volume": ("gpufn.cli.data.volumes:app", "Copy files to and from volumes, and list and delete them."),
+    "queue": ("gpufn.cli.data.queues:queue", "List and delete the queues of gpufn.Queue."),
+    "dict": ("gpufn.cli.data.queues:dict_", "List and delete the dicts of gpufn.Dict."),
     "secrets": ("gpufn.cli.operate.secrets:app", "Set, list and delete secrets, and rotate their master key."),
     "teams": ("gpufn.cli.operate.teams:app", "List, set and remove teams: who owns which functions."),
     "signing": (

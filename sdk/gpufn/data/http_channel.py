@@ -53,8 +53,8 @@ class HttpChannel:
                 params = _given(ttl=ttl_s, max_items=max_items, id=id_)
                 self._send("POST", f"queues/{self._path(name)}/items", params, content_type, value)
                 return b""
-            case GetItem(name, wait_s, lease_s):
-                return self._lease(name, wait_s, lease_s)
+            case GetItem():
+                return self._lease(operation)
             case SettleItem(name, lease, is_done):
                 verb = "ack" if is_done else "release"
                 self._send("POST", f"queues/{self._path(name)}/{verb}", {"lease": lease})
@@ -63,9 +63,10 @@ class HttpChannel:
                 response = self._send("GET", f"queues/{self._path(name)}", {})
                 return codec.encode(msgspec.json.decode(response.content)["items"])
 
-    def _lease(self, name: str, wait_s: float, lease_s: float) -> bytes:
-        params = _given(wait=wait_s, lease=lease_s)
-        response = self._send("POST", f"queues/{self._path(name)}/lease", params, timeout=wait_s + _WAIT_MARGIN_S)
+    def _lease(self, get: GetItem) -> bytes:
+        params = _given(wait=get.wait_s, lease=get.lease_s, max_deliveries=get.max_deliveries)
+        path = f"queues/{self._path(get.name)}/lease"
+        response = self._send("POST", path, params, timeout=get.wait_s + _WAIT_MARGIN_S)
         if response.status_code == 204:
             return b""
         headers = response.headers

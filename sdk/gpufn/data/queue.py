@@ -21,6 +21,7 @@ from gpufn_core.protocol.data import (
     ItemReply,
     PutItem,
     SettleItem,
+    check_max_deliveries,
     check_seconds,
 )
 from gpufn_core.spec.volume_spec import check_name
@@ -36,7 +37,8 @@ class Queue:
 
     `lease`: seconds for which a taken item belongs to its taker; then it is delivered again, unless acknowledged.
     `ttl`: seconds after which an item disappears, at most 7 days, which is also the default. `max_items` limits the
-    queue.
+    queue. `max_deliveries`: an item that was delivered so often, and never acknowledged, is moved to the queue
+    `NAME-dead`. Default: it is delivered again until its `ttl` ends.
 
     >>> from gpufn import Queue
     >>> jobs = Queue("jobs", lease=300)
@@ -46,15 +48,24 @@ class Queue:
     """
 
     def __init__(
-        self, name: str, *, lease: float = _LEASE_S, ttl: float | None = None, max_items: int | None = None
+        self,
+        name: str,
+        *,
+        lease: float = _LEASE_S,
+        ttl: float | None = None,
+        max_items: int | None = None,
+        max_deliveries: int | None = None,
     ) -> None:
         check_name(name)
+        if max_deliveries is not None:
+            check_max_deliveries(name, max_deliveries)
         check_seconds("lease", lease)
         check_seconds("ttl", ttl)
         self.name = name
         self._lease_s = lease
         self._ttl_s = ttl
         self._max_items = max_items
+        self._max_deliveries = max_deliveries
 
     def put(self, value: Any) -> None:
         """Append an item. Raises InvalidInput for a value that cannot be sent, QueueFull."""
@@ -66,7 +77,7 @@ class Queue:
         give_up = None if timeout is None else time.monotonic() + timeout
         while True:
             wait_s = WAIT_S if give_up is None else max(0.0, min(WAIT_S, give_up - time.monotonic()))
-            _, body = channel.current().execute(GetItem(self.name, wait_s, self._lease_s))
+            _, body = channel.current().execute(GetItem(self.name, wait_s, self._lease_s, self._max_deliveries))
             if body:
                 header, value = _unpack(body)
                 return Leased(self.name, header, value)

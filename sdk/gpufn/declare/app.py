@@ -65,10 +65,10 @@ class App:
         return _applied(web.wsgi_app(public=public, **self._options(options)), target)
 
     def web_endpoint(
-        self, *, methods: Sequence[str] = ("GET",), public: bool = False, **options: Unpack[PlainOptions]
-    ) -> Decorator:
+        self, target: Any = None, /, *, methods: Sequence[str] = ("GET",), public: bool = False, **options: Any
+    ) -> Any:
         """Declare an endpoint of this app. It takes the options of `gpufn.web_endpoint`. Raises InvalidSpec."""
-        return web.web_endpoint(methods=methods, public=public, **self._options(dict(options)))
+        return _applied(web.web_endpoint(methods=methods, public=public, **self._options(options)), target)
 
     def _options(self, options: dict[str, Any]) -> dict[str, Any]:
         if "app" in options:

@@ -106,7 +106,11 @@ def gpu_function(target: Any = None, /, **options: Any) -> Any:
 vars(gpu_function)["__signature__"] = signature()
 
 
-def enter(hook: F) -> F:
+@overload
+def enter(hook: F, /) -> F: ...
+@overload
+def enter() -> Callable[[F], F]: ...
+def enter(hook: Any = None, /) -> Any:
     """Mark a method that runs once when a worker starts, before its first call. Load the model in it.
 
     >>> @gpu_function
@@ -159,7 +163,11 @@ def method(call: Any = None, *, batch: Any = msgspec.UNSET) -> Any:
     return _mark(call, "method")
 
 
-def exit(hook: F) -> F:  # noqa: A001  the counterpart of `enter`
+@overload
+def exit(hook: F, /) -> F: ...  # noqa: A001  the counterpart of `enter`
+@overload
+def exit() -> Callable[[F], F]: ...  # noqa: A001
+def exit(hook: Any = None, /) -> Any:  # noqa: A001
     """Mark a method that runs when a worker stops, after its last call.
 
     With a parameter beside `self`, it receives the cause: `"idle"`, `"deploy"`, `"delete"`, `"room"` (another worker
@@ -186,7 +194,11 @@ def exit(hook: F) -> F:  # noqa: A001  the counterpart of `enter`
     return _mark(hook, "exit")
 
 
-def park(hook: F) -> F:
+@overload
+def park(hook: F, /) -> F: ...
+@overload
+def park() -> Callable[[F], F]: ...
+def park(hook: Any = None, /) -> Any:
     """Mark a method that moves the instance's GPU data to host memory when the worker is parked.
 
     No call runs meanwhile. With a parameter beside `self`, it receives the cause: `"idle"`, `"room"` or `"deploy"`. An
@@ -216,7 +228,11 @@ def park(hook: F) -> F:
     return _mark(hook, "park")
 
 
-def resume(hook: F) -> F:
+@overload
+def resume(hook: F, /) -> F: ...
+@overload
+def resume() -> Callable[[F], F]: ...
+def resume(hook: Any = None, /) -> Any:
     """Mark a method that moves the data of `@park` back to the GPU. Calls run again after it.
 
     With a parameter beside `self`, it receives the cause: `"calls"` that wait, or `"capacity"` for later ones. An
@@ -247,7 +263,10 @@ def resume(hook: F) -> F:
 _RESERVED = {name for name in (*dir(FunctionClass), "raw", "settings") if not name.startswith("_")}
 
 
-def _mark(function: F, hook: str) -> F:
+def _mark(function: Any, hook: str) -> Any:
+    """Mark a method; without one, return the decorator, as `@enter()` needs it."""
+    if function is None:
+        return functools.partial(_mark, hook=hook)
     if not inspect.isfunction(function):
         raise InvalidSpec(f"@{hook} decorates a plain method, not {function!r}")
     vars(function)[HOOK] = hook

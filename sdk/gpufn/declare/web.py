@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any, Final, Protocol, TypeVar, Unpack, overload
+from typing import Any, Final, ParamSpec, Protocol, TypeVar, Unpack, overload
 
 from gpufn.call.remote import kind_of
 from gpufn.declare.decorator import Decorator, declare
@@ -15,6 +15,8 @@ from gpufn_core.errors import InvalidSpec
 from gpufn_core.spec.function_spec import CallKind
 from gpufn_core.spec.web_spec import WebKind, WebSpec
 
+P = ParamSpec("P")
+R = TypeVar("R")
 T = TypeVar("T")
 
 # One worker serves so many requests and WebSockets at once, unless `concurrency` says otherwise. Each request to a WSGI
@@ -68,9 +70,15 @@ def wsgi_app(target: Any = None, /, *, public: bool = False, **options: Any) -> 
     return _app(WebKind.WSGI, target, public, options)
 
 
+@overload
+def web_endpoint(target: Callable[P, R], /) -> Function[P, R, R]: ...
+@overload
 def web_endpoint(
     *, methods: Sequence[str] = ("GET",), public: bool = False, **options: Unpack[PlainOptions]
-) -> Decorator:
+) -> Decorator: ...
+def web_endpoint(
+    target: Any = None, /, *, methods: Sequence[str] = ("GET",), public: bool = False, **options: Any
+) -> Any:
     """Declare a function that HTTP requests call at `/web/{env}/{app}/{function}/`.
 
     Its arguments are the query parameters, a JSON object, or the fields of a form. `methods` are the HTTP methods that
@@ -86,7 +94,9 @@ def web_endpoint(
     if isinstance(methods, str) or not all(isinstance(method, str) for method in methods):
         raise InvalidSpec(f"methods is a list of HTTP methods, such as ['GET', 'POST'], not {methods!r}")
     web = WebSpec(WebKind.ENDPOINT, _checked(public), tuple(dict.fromkeys(method.upper() for method in methods)))
-    return lambda target: declare(target, dict(options), web=web)
+    return (
+        declare(target, options, web=web) if target is not None else lambda each: declare(each, dict(options), web=web)
+    )
 
 
 def _app(kind: WebKind, target: Any, public: bool, options: dict[str, Any]) -> Any:

@@ -17,6 +17,7 @@ NATIVE: Final = "application/vnd.gpufn.msgpack"
 PICKLED: Final = "application/vnd.gpufn.pickle"
 BYTES: Final = "application/octet-stream"
 FORM: Final = "multipart/form-data"
+URLENCODED: Final = "application/x-www-form-urlencoded"
 PROBLEM: Final = "application/problem+json"
 EVENTS: Final = "text/event-stream"
 ITEMS: Final = "application/vnd.gpufn.items"
@@ -33,7 +34,7 @@ _HEADER_BYTES: Final = "header-bytes="
 
 _SAME_AS = {
     "": JSON,
-    "application/x-www-form-urlencoded": JSON,  # `curl -d` sends this type for JSON too
+    URLENCODED: JSON,  # `curl -d` sends this type for JSON too
     "text/json": JSON,
     "application/x-msgpack": MSGPACK,
     "application/vnd.msgpack": MSGPACK,

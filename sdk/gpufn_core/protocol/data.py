@@ -12,10 +12,10 @@ import re
 
 import msgspec
 
-from gpufn_core.errors import DataNotFound, ErrorInfo, InvalidInput
+from gpufn_core.errors import DataNotFound, ErrorInfo, InvalidInput, InvalidSpec
 from gpufn_core.ids import is_digest
 from gpufn_core.protocol.records import BodyReference
-from gpufn_core.spec.volume_spec import VolumeChange
+from gpufn_core.spec.volume_spec import VolumeChange, check_name
 
 PART_BYTES = 16 << 20  # the size of all but the last part of a volume's file
 
@@ -48,11 +48,14 @@ class PutItem(msgspec.Struct, frozen=True, tag="queue.put"):
 
 
 class GetItem(msgspec.Struct, frozen=True, tag="queue.get"):
-    """Lease the first item of a queue. The reply's body is an ItemReply; empty if none came within `wait_s`."""
+    """Lease the first item of a queue. The reply's body is an ItemReply; empty if none came within `wait_s`.
+
+    An item that was delivered `max_deliveries` times is moved to the queue's dead letters instead."""
 
     name: str
     wait_s: float
     lease_s: float
+    max_deliveries: int | None = None
 
 
 class SettleItem(msgspec.Struct, frozen=True, tag="queue.settle"):
@@ -156,11 +159,35 @@ ITEM_BYTES = 1 << 20  # of an item of a queue, or of a value in a dict
 VALUE_BYTES = 60 << 20  # of a value that `gpufn.put` stores
 MAX_VALUES_BYTES = 16 << 30  # of all stored values
 MAX_ITEMS = 100_000  # of a queue
+MAX_DELIVERIES = 1_000  # the largest limit of an item's deliveries
 MAX_ENTRIES = 10_000  # of a dict
 MAX_DICTS_BYTES = 4 << 30  # of all dicts
 KEY_CHARS = 256  # of a key of a dict
 WAIT_S = 25.0  # the longest wait of one request for an item
 MIN_S, MAX_S = 1.0, 7 * 86_400.0  # of a lease, and of a time to live
+
+
+def dead_letters_of(queue: str) -> str:
+    """Return the name of the queue with the items of `queue` that were delivered too often.
+
+    >>> dead_letters_of("prod/search/jobs")
+    'prod/search/jobs-dead'
+    """
+    return f"{queue}-dead"
+
+
+def check_max_deliveries(queue: str, number: int) -> None:
+    """Raise InvalidInput unless the limit is within bounds, and the queue's name leaves room for `-dead`."""
+    if not 1 <= number <= MAX_DELIVERIES:
+        raise InvalidInput(f"max_deliveries is from 1 to {MAX_DELIVERIES:,}, not {number}", field="max_deliveries")
+    try:
+        check_name(dead_letters_of(queue))
+    except InvalidSpec:
+        raise InvalidInput(
+            f"the name {queue!r} is too long for a queue with max_deliveries: its dead letters would be in "
+            f"{dead_letters_of(queue)!r}",
+            field="max_deliveries",
+        ) from None
 
 
 def check_seconds(what: str, seconds: float | None) -> None:

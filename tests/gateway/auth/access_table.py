@@ -450,6 +450,10 @@ COMMANDS: Final[dict[str, tuple[str, ...]]] = {
     "engines gc": ("POST /v1/engines/gc",),
     "models ls": ("GET /v1/models",),
     "models describe": ("GET /v1/models/{model}",),
+    "queue ls": ("GET /v1/queues",),
+    "queue rm": ("DELETE /v1/queues/{queue}",),
+    "dict ls": ("GET /v1/dicts",),
+    "dict rm": ("DELETE /v1/dicts/{dict}",),
     "volume put": (
         f"POST {_VOLUME}/missing",
         f"PUT {_VOLUME}/blobs/{{digest}}",

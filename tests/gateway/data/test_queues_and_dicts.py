@@ -62,6 +62,26 @@ async def test_an_item_that_is_not_acknowledged_is_delivered_again(http: Any) ->
         assert (await gateway.http.get("/v1/queues/again")).json() == {"name": "again", "items": 0}
 
 
+async def test_an_item_that_was_delivered_too_often_is_moved_to_the_dead_letters(http: Any) -> None:
+    async with http() as gateway:
+        await put(gateway, "poison", b"bad")
+        await put(gateway, "poison", b"good")
+        for _ in range(2):
+            bad = await take(gateway, "poison", "?max_deliveries=2&wait=20")
+            assert (bad.content, await end(gateway, "poison", "release", bad)) == (b"bad", 204)
+        good = await take(gateway, "poison", "?max_deliveries=2&wait=20")
+        assert (good.content, await end(gateway, "poison", "ack", good)) == (b"good", 204)
+        dead = await take(gateway, "poison-dead")
+        assert (dead.content, dead.headers["x-gpufn-deliveries"]) == (b"bad", "1")
+        assert (await take(gateway, "poison", "?max_deliveries=2")).status_code == 204
+
+
+async def test_dead_letters_need_a_name(http: Any) -> None:
+    async with http() as gateway:
+        refused = await take(gateway, "a" * 40, "?max_deliveries=2")
+        assert (refused.status_code, refused.json()["field"]) == (422, "max_deliveries")
+
+
 async def test_the_last_get_decides_the_lease_on_whatever_gateway(http: Any) -> None:
     async with http() as gateway:
         first, second = gateway.operations.queues, Queues(gateway.bus)

@@ -88,7 +88,7 @@ def test_with_json_the_missing_platform_is_reported_as_json() -> None:
 
 @pytest.mark.parametrize(
     ("words", "completed"),
-    [("gpufn d", ["down", "deploy", "describe", "diff", "dlq", "doctor"]), ("gpufn up --", None)],
+    [("gpufn d", ["down", "deploy", "describe", "dict", "diff", "dlq", "doctor"]), ("gpufn up --", None)],
 )
 def test_completion_works_without_the_platform(words: str, completed: list[str] | None) -> None:
     ended = _gpufn_without_platform(_GPUFN_COMPLETE="bash_complete", COMP_WORDS=words, COMP_CWORD=str(words.count(" ")))

@@ -336,7 +336,7 @@ class Reluctant:
     def end(self) -> None:
         raise OSError("is busy")
 
-    @exit
+    @exit()
     def end_all_the_same(self) -> None:
         ended.append(-1)
 
