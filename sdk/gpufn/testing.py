@@ -23,6 +23,8 @@ from gpufn.call.context import local_attempt
 from gpufn.call.remote import kind_of
 from gpufn.call.threads import run_coroutine
 from gpufn.call.transport_protocol import EncodedCall
+from gpufn.data import channel as _data
+from gpufn.data.local_channel import LocalChannel
 from gpufn.declare.declarations import declarations_of
 from gpufn.declare.function import Function, FunctionClass, Instance
 from gpufn.declare.hooks import batch_of, hooks
@@ -59,6 +61,7 @@ class RemoteCall(NamedTuple):
 @contextlib.contextmanager
 def run_locally(**replacements: Callable[..., Any]) -> Iterator[LocalTransport]:
     """Run remote calls in this process, inside the `with` block. A replacement runs in place of the function it names.
+    Queues, dicts and stored values are in memory, and empty at first.
 
     Argument types are not checked; the platform refuses a wrong type. A failed call is retried according to the
     function's `retries`, without delays between attempts.
@@ -73,13 +76,15 @@ def run_locally(**replacements: Callable[..., Any]) -> Iterator[LocalTransport]:
     >>> platform.calls
     [RemoteCall(function='describe', args=(b'abc',), kwargs={})]
     """
-    before = _transport.installed()
+    before, data_before = _transport.installed(), _data.installed()
     with contextlib.closing(LocalTransport(replacements)) as transport:
         _transport.install(transport)
+        _data.install(LocalChannel())
         try:
             yield transport
         finally:
             _transport.install(before)
+            _data.install(data_before)
 
 
 class LocalTransport:

@@ -26,6 +26,10 @@ def install(channel: Channel | None) -> None:
     _installed = channel
 
 
+def installed() -> Channel | None:
+    return _installed
+
+
 def current() -> Channel:
     """Return the installed channel, or create one over HTTP."""
     if _installed is None:
