@@ -48,7 +48,7 @@ _RETRY_DELAYS_S = (0.1, 0.4, 1.0, 2.0)
 
 
 def find_url(environ: Mapping[str, str] = os.environ) -> str:
-    """Return GPUFN_URL, else the address of this machine's `gpufn up`, else the default address.
+    """Return GPUFN_URL, else the address of this machine's `gpufn up`, else the default address without GPUFN_HOME.
 
     A worker may run on another machine, and its HOME has no platform, so it has no default. Raises GatewayUnavailable.
     """
@@ -61,6 +61,8 @@ def find_url(environ: Mapping[str, str] = os.environ) -> str:
             "a worker does not know the gateway's address: call functions with f.remote(...), which needs none; for "
             "other requests pass an address to Client, or declare env={'GPUFN_URL': ...} on the function"
         )
+    if home := environ.get("GPUFN_HOME"):  # the platform at the default address is another one
+        raise GatewayUnavailable(f"no platform runs in GPUFN_HOME={home}: start it with `gpufn up`, or set GPUFN_URL")
     return DEFAULT_GATEWAY
 
 

@@ -533,7 +533,9 @@ def test_lines_of_a_log_come_one_by_one(gateway: StubGateway) -> None:
 
 def test_the_address_comes_from_the_environment_then_from_what_is_up(tmp_path: Path) -> None:
     home = {"GPUFN_HOME": str(tmp_path)}
-    assert find_url(home) == "http://127.0.0.1:8090"
+    assert find_url({"HOME": str(tmp_path)}) == "http://127.0.0.1:8090"
+    with pytest.raises(GatewayUnavailable):  # the platform at the default address is another one
+        find_url(home)
     (tmp_path / "up.json").write_text('{"url": "http://127.0.0.1:9"}')
     assert find_url(home) == "http://127.0.0.1:9"
     assert find_url(home | {"GPUFN_URL": "http://x"}) == "http://x"
