@@ -3,7 +3,7 @@
 `code_digest` covers the other files of the bundle in full, and the syntax tree of the file that declares the function:
 comments, blank lines and line numbers do not count. It omits from the tree
 
-- other `@gpu_function`s and `@app.function`s that no remaining statement mentions by name, if importing them has no
+- other functions of gpufn (`@gpu_function`, `@app.function`, `@asgi_app` and others) that no remaining statement mentions by name, if importing them has no
   side effects: no other decorator, base class or class-level statement, and no call in an option or a default;
 - `if __name__ == "__main__":`, which workers do not run.
 
@@ -25,7 +25,10 @@ _DYNAMIC: Final = frozenset(
         *("globals", "import_module", "importlib", "inspect", "locals", "methodcaller", "modules", "pickle", "vars"),
     }
 )
-_OPTIONS: Final = frozenset({"Batch", "Image", "Model", "Retry", "Schedule", "gpufn"})
+_OPTIONS: Final = frozenset({"Batch", "Image", "Model", "Retry", "Schedule", "Volume", "gpufn"})
+_WEB_DECORATORS: Final = frozenset({"asgi_app", "wsgi_app", "web_endpoint"})
+_DECORATORS: Final = _WEB_DECORATORS | {"gpu_function"}
+_DECORATORS_OF_APPS: Final = _WEB_DECORATORS | {"function"}
 _METHOD_MARKS: Final = frozenset({"enter", "exit", "method", "park", "resume"})
 _MAIN: Final = ast.dump(ast.parse('__name__ == "__main__"', mode="eval").body)
 _Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
@@ -125,15 +128,23 @@ def _is_omittable(statement: ast.stmt, own: str, apps: Collection[str]) -> bool:
 
 
 def _is_declaration(decorator: ast.expr, apps: Collection[str]) -> bool:
-    """Return whether this is `@gpu_function`, or `@app.function` of one of `apps`, with options that call nothing."""
-    target = decorator.func if isinstance(decorator, ast.Call) else decorator
-    match target:
-        case ast.Name(id="gpu_function") | ast.Attribute(attr="gpu_function"):
+    """Return whether this is a decorator of gpufn, or of one of `apps`, with options that call nothing."""
+    match _target(decorator):
+        case ast.Name(id=name) | ast.Attribute(attr=name) if name in _DECORATORS:
             pass
-        case ast.Attribute(value=ast.Name(id=app), attr="function") if app in apps:
+        case ast.Attribute(value=ast.Name(id=app), attr=name) if app in apps and name in _DECORATORS_OF_APPS:
             pass
         case _:
             return False
+    return _has_inert_arguments(decorator)
+
+
+def _target(decorator: ast.expr) -> ast.expr:
+    """Return the decorator without its arguments."""
+    return decorator.func if isinstance(decorator, ast.Call) else decorator
+
+
+def _has_inert_arguments(decorator: ast.expr) -> bool:
     arguments = [] if not isinstance(decorator, ast.Call) else [*decorator.args, *(k.value for k in decorator.keywords)]
     return all(map(_calls_nothing, arguments))
 
@@ -142,11 +153,7 @@ def _is_inert(statement: ast.stmt) -> bool:
     """Return whether a statement of a class body has no side effects."""
     match statement:
         case ast.FunctionDef() | ast.AsyncFunctionDef():
-            marks = [
-                each.id if isinstance(each, ast.Name) else getattr(each, "attr", "")
-                for each in statement.decorator_list
-            ]
-            return set(marks) <= _METHOD_MARKS and _is_inert_header(statement, [])
+            return all(map(_is_mark, statement.decorator_list)) and _is_inert_header(statement, [])
         case ast.Pass() | ast.Expr(value=ast.Constant()):
             return True
         case ast.Assign(value=value):
@@ -155,6 +162,13 @@ def _is_inert(statement: ast.stmt) -> bool:
             return _calls_nothing(annotation) and (value is None or _calls_nothing(value))
         case _:
             return False
+
+
+def _is_mark(decorator: ast.expr) -> bool:
+    match _target(decorator):
+        case ast.Name(id=name) | ast.Attribute(attr=name):
+            return name in _METHOD_MARKS and _has_inert_arguments(decorator)
+    return False
 
 
 def _is_inert_header(function: ast.FunctionDef | ast.AsyncFunctionDef, decorators: list[ast.expr]) -> bool:

@@ -70,7 +70,10 @@ _ALL = {"first", "second", "Counter"}
         ("return helper(text)", "return helper(str(second(len(text))))", {"first"}),
         # an added function, and a removed one
         ("@gpu_function\nclass", "@gpu_function\ndef third() -> None: ...\n\n@gpu_function\nclass", set()),
+        ("@gpu_function\nclass", "@asgi_app(public=True)\ndef site(): return second\n\n@gpu_function\nclass", set()),
+        ("    @method", "    @method(batch=None)", {"Counter"}),
         # a function with side effects at import
+        ("    @method", "    @method(batch=read())", _ALL),
         ("max_workers=2)", "max_workers=read())", _ALL),
         ("@gpu_function(max_workers=2)", "@gpu_function(max_workers=2)\n@register", _ALL),
         ("number: int = 1", "number: int = read()", _ALL),
