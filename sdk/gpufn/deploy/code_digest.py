@@ -3,8 +3,9 @@
 `code_digest` covers the other files of the bundle in full, and the syntax tree of the file that declares the function:
 comments, blank lines and line numbers do not count. It omits from the tree
 
-- other functions of gpufn (`@gpu_function`, `@app.function`, `@asgi_app` and others) that no remaining statement mentions by name, if importing them has no
-  side effects: no other decorator, base class or class-level statement, and no call in an option or a default;
+- other functions of gpufn (`@gpu_function`, `@app.function`, `@asgi_app` and others) that no remaining statement
+  mentions by name, if importing them has no side effects: no other decorator, base class or class-level statement, and
+  no call in an option or a default;
 - `if __name__ == "__main__":`, which workers do not run.
 
 A mention is a name, an attribute or a string, in the file or in another module of the bundle. The digest
