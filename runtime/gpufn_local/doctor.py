@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import click
@@ -25,6 +26,7 @@ from gpufn_core.errors import BusUnavailable, GpufnError
 from gpufn_core.find_uv import find_uv
 from gpufn_core.home import Home
 from gpufn_local.instance_lock import Instance
+from gpufn_local.node_differences import differences
 
 _MARKS = {"ok": "ok  ", "note": "note", "bad": "BAD "}
 _COLOURS = {"ok": 32, "note": 33, "bad": 31}
@@ -230,6 +232,22 @@ def _clock() -> Iterator[Finding]:
         yield Finding("clock", state, f"node {node['node']}: {clock_skew.describe(skew_s)}", do)
 
 
+def _nodes() -> Iterator[Finding]:
+    """Compare the nodes: what they differ in decides where functions with locked packages run."""
+    from gpufn.client.client import Client  # noqa: PLC0415
+
+    nodes: list[dict[str, Any]] = []
+    with contextlib.suppress(GpufnError), Client() as client:  # `_gateway` reports the error
+        nodes = client.nodes()
+    if len(nodes) < 2:
+        return
+    found = differences(nodes)
+    for difference in found:
+        yield Finding("nodes", "note", difference, "see docs/packages.md: packages are locked for one of these")
+    if not found:
+        yield Finding("nodes", "ok", f"{len(nodes)} nodes are alike in machine, versions of Python, driver and CUDA")
+
+
 CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (
     _python,
     _nats_server,
@@ -239,5 +257,6 @@ CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (
     _gateway,
     _bus,
     _clock,
+    _nodes,
     _gpu,
 )

@@ -153,6 +153,7 @@ class Agent:
             clock=clock,
             clock_check=self._clock_check,
             weights=weights.report,
+            pythons=tuple if environments is None else environments.pythons,
             contains_all=default_image is not None,
             isolation_trouble=isolation_trouble or {},
             address=address,

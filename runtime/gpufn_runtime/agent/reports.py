@@ -63,6 +63,7 @@ class Reports:
         clock: Clock,
         clock_check: ClockCheck,
         weights: Callable[[], WeightsReport],
+        pythons: Callable[[], tuple[str, ...]],
         contains_all: bool,
         isolation_trouble: dict[str, str],
         address: str,
@@ -76,6 +77,7 @@ class Reports:
         self._clock = clock
         self._clock_check = clock_check
         self._weights = weights
+        self._pythons = pythons
         self._contains_all = contains_all
         self._isolation_trouble = isolation_trouble
         self._address = address
@@ -105,6 +107,8 @@ class Reports:
             hostname=platform.node(),
             python=platform.python_version(),
             platform=f"{platform.system()} {platform.machine()}",
+            machine=platform.machine(),
+            pythons=self._pythons(),
         )
         with contextlib.suppress(BusUnavailable):  # the next report follows in a second
             self._bus.publish(subjects.node_report(self._node), encode(report))

@@ -163,12 +163,13 @@ def prepare(image: Image, folder: Path, on_progress: Callable[[str], None] = lam
         contents[f"{FILES_FOLDER}/{digest}"] = data
         return digest
 
-    locked, machine = "", ""
+    locked, machine, cuda = "", "", 0
     if _is_locked(image):
         from gpufn.deploy import package_lock  # noqa: PLC0415  (workers do not need it)
 
         machine = image.machine or package_lock.this_machine()
-        locked = add_data(_lock(image, folder, machine, on_progress))
+        lock = _lock(image, folder, machine, on_progress)
+        locked, cuda = add_data(lock), package_lock.cuda_version(lock)
     spec = ImageSpec(
         python="" if image.base else image.version or "{}.{}".format(*sys.version_info),
         base=image.base,
@@ -178,6 +179,7 @@ def prepare(image: Image, folder: Path, on_progress: Callable[[str], None] = lam
         files=tuple(ImageFile(target, add(local)) for local, target in image.files),
         locked=locked,
         machine=machine,
+        cuda=cuda,
         builds=image.builds,
         commands=image.commands,
     )

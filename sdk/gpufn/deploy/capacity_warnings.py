@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from gpufn_core.domain.package_needs import PackageNeeds
 from gpufn_core.spec.resources import Resources
 from gpufn_core.spec.units import format_bytes
 
@@ -15,6 +16,7 @@ def unmet_requirement(
     *,
     in_container: bool = False,
     needs: Iterable[str] = (),
+    packages: PackageNeeds | None = None,
 ) -> str:
     """Describe the requirement that no node meets. Return "" if a node fits a worker, or no node has reported yet.
 
@@ -38,7 +40,17 @@ def unmet_requirement(
         if nodes and all(troubles):
             option = "network" if need == "none" else "isolation"
             return f"no node offers {option}={need!r} ({troubles[0]})"
+    troubles = [_package_trouble(packages, node) for node in nodes if not in_container]
+    if troubles and all(troubles):
+        return f"no node can have the packages ({troubles[0]})"
     return _unmet_by_each(resources, nodes, in_container=in_container) or _unmet_number_of_nodes(resources, nodes)
+
+
+def _package_trouble(packages: PackageNeeds | None, node: dict[str, Any]) -> str:
+    if packages is None or node.get("contains_all"):
+        return ""
+    cuda = node.get("facts", {}).get("cuda", "")
+    return packages.trouble(machine=node.get("machine", ""), pythons=node.get("pythons", ()), cuda=cuda)
 
 
 def _unmet_number_of_nodes(resources: Resources, nodes: list[dict[str, Any]]) -> str:

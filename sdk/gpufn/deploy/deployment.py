@@ -23,6 +23,7 @@ from gpufn.deploy.build_wait import build_error, upload
 from gpufn.deploy.capacity_warnings import unmet_requirement
 from gpufn.deploy.check_wait import is_pending, wait_until_checked
 from gpufn.deploy.signature_changes import signature_changes
+from gpufn_core.domain.package_needs import package_needs
 from gpufn_core.domain.revision import CheckState, Lease, RevisionState, Source
 from gpufn_core.errors import (
     AmbiguousFunction,
@@ -241,7 +242,13 @@ def deploy(
         return Deployment(name, before.active, before, is_new=False, startup_timeout_s=timeout_s)
     lacking = ""
     with contextlib.suppress(Forbidden):  # a key that may only deploy
-        lacking = unmet_requirement(spec.resources, api.nodes(), in_container=spec.in_container, needs=spec.node_needs)
+        lacking = unmet_requirement(
+            spec.resources,
+            api.nodes(),
+            in_container=spec.in_container,
+            needs=spec.node_needs,
+            packages=package_needs(spec),
+        )
     api.put_bundle(digest, deployable.data)
     upload(api, deployable.paths, on_progress)
     created = api.create_revision(

@@ -23,6 +23,7 @@ WORKER_NEEDS = ("cloudpickle>=3.1", "msgspec>=0.20,<1")
 _TIMEOUT_S = 600.0
 _LONGEST_MESSAGE = 2000
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_CUDA_RUNTIME = re.compile(rb"^nvidia-cuda-runtime(?:-cu(\d{1,3})|==(\d{1,3})\.)", re.MULTILINE)
 _PLAIN = ("--no-header", "--no-annotate", "--no-progress", "--color=never")
 
 
@@ -70,6 +71,18 @@ def lock(
             "the packages cannot be resolved",
         )
     return _joined(fixed, resolved).encode()
+
+
+def cuda_version(lock: bytes) -> int:
+    """Return the major version of the CUDA runtime among the packages; 0 without one.
+
+    >>> cuda_version(b"nvidia-cuda-runtime-cu12==12.8.90 ...")
+    12
+    >>> cuda_version(b"nvidia-cuda-runtime==13.0.96 ..."), cuda_version(b"numpy==2.4.0 ...")
+    (13, 0)
+    """
+    found = _CUDA_RUNTIME.search(lock)
+    return 0 if found is None else int(found[1] or found[2])
 
 
 def _joined(fixed: str, resolved: str) -> str:

@@ -28,6 +28,7 @@ MAX_PACKAGES = 500
 MAX_FILES = 500
 MACHINES = ("x86_64", "aarch64")
 MAX_COMMANDS = 50
+MAX_CUDA = 1000
 COMMAND = re.compile(r"[^\0\r\n]{1,2000}")  # one line
 
 
@@ -49,8 +50,9 @@ class ImageSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     of the two is set.
 
     `lock` is the digest of a requirements file, which is installed unchanged. `locked` is the digest of the file that a
-    deploy resolved: all packages with their versions and hashes, for `machine`. It replaces `pip` and `lock`. `builds`
-    allows packages without a wheel, whose build runs their code. `commands` run after the packages are installed.
+    deploy resolved: all packages with their versions and hashes, for `machine`. It replaces `pip` and `lock`. `cuda` is
+    the major version of the CUDA libraries among them, 0 if there are none. `builds` allows packages without a wheel,
+    whose build runs their code. `commands` run after the packages are installed.
 
     >>> ImageSpec(python="3.12", pip=("numpy>=2",)).digest[:12]
     '80681d06d821'
@@ -68,6 +70,7 @@ class ImageSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     files: tuple[ImageFile, ...] = ()
     locked: str = ""
     machine: str = ""
+    cuda: int = 0
     builds: bool = False
     commands: tuple[str, ...] = ()
 
@@ -101,6 +104,8 @@ class ImageSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
             raise InvalidSpec("image: packages are locked for a version of Python: start with Image.python('3.12')")
         if self.locked and self.machine not in MACHINES:
             raise InvalidSpec(f"image: {self.machine[:40]!r} is not a kind of machine: use {' or '.join(MACHINES)}")
+        if not 0 <= self.cuda <= MAX_CUDA:
+            raise InvalidSpec(f"image: {self.cuda} is not a major version of CUDA")
 
     def _check_commands(self) -> None:
         if len(self.commands) > MAX_COMMANDS:

@@ -12,6 +12,7 @@ from gpufn.client.views import BuildingRevision, BuildView, FunctionView, Revisi
 from gpufn.deploy.capacity_warnings import unmet_requirement
 from gpufn.deploy.deployment import Deployable, deploy, wait_until_built, wait_until_serving
 from gpufn_core.domain.engine import BuildStage, BuildState
+from gpufn_core.domain.package_needs import PackageNeeds
 from gpufn_core.domain.revision import Lease, RevisionState
 from gpufn_core.errors import BuildFailed, Conflict, ErrorInfo, Forbidden, FunctionNotFound, FunctionStartFailed
 from gpufn_core.ids import Digest
@@ -312,6 +313,20 @@ def test_what_no_node_has_is_said(resources: Resources, nodes: list[dict[str, An
 def test_an_isolation_that_no_node_offers_is_named(troubles: list[dict[str, str]], lacks: str) -> None:
     nodes = [_NODE | {"isolation_trouble": trouble} for trouble in troubles]
     assert unmet_requirement(Resources(), nodes, needs=["sandbox"]) == lacks
+
+
+@pytest.mark.parametrize(
+    ("nodes", "is_met"),
+    [
+        ([{"machine": "x86_64", "pythons": ["3.12"]}, {"machine": "aarch64", "pythons": ["3.12"]}], True),
+        ([{"machine": "x86_64", "pythons": ["3.11"]}, {"machine": "aarch64", "pythons": ["3.12"]}], False),
+        ([{"machine": "aarch64", "contains_all": True}], True),
+    ],
+)
+def test_packages_that_no_node_can_have_are_reported(nodes: list[dict[str, Any]], is_met: bool) -> None:
+    packages = PackageNeeds("3.12", "x86_64", 0)
+    lacking = unmet_requirement(Resources(), [_NODE | node for node in nodes], packages=packages)
+    assert (lacking == "") == is_met
 
 
 @pytest.mark.parametrize(

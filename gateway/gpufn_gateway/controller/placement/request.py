@@ -8,6 +8,7 @@ import msgspec
 
 from gpufn_core.domain.device import Device, DeviceType
 from gpufn_core.domain.engine import CPU_KIND
+from gpufn_core.domain.package_needs import PackageNeeds, package_needs
 from gpufn_core.domain.revision import Revision
 from gpufn_core.domain.team import Team, domain_of
 from gpufn_core.protocol.reports import NodeReport
@@ -28,11 +29,12 @@ class Requirements(msgspec.Struct, frozen=True):
     in_container: bool = False
     team: Team | None = None
     needs: frozenset[str] = frozenset()  # `FunctionSpec.node_needs`
+    packages: PackageNeeds | None = None
 
     @classmethod
     def from_revision(cls, revision: Revision, team: Team | None = None) -> Requirements:
         spec = revision.spec
-        return cls(spec.resources, revision.device_kinds, spec.in_container, team, spec.node_needs)
+        return cls(spec.resources, revision.device_kinds, spec.in_container, team, spec.node_needs, package_needs(spec))
 
     @property
     def domain(self) -> str:
@@ -41,11 +43,11 @@ class Requirements(msgspec.Struct, frozen=True):
     @property
     def any_size_key(self) -> Hashable:
         """A key that is equal for all that differ in sizes and trust domains only."""
-        wants = self.resources
-        return wants.gpu, wants.share, wants.gpu_count, wants.nodes, self.engine_kinds, self.in_container, self.needs
+        wants, of_node = self.resources, (self.in_container, self.needs, self.packages)
+        return wants.gpu, wants.share, wants.gpu_count, wants.nodes, self.engine_kinds, of_node
 
     def request(self, kind: str | None) -> Request:
-        return Request(self.resources, self.engine_kinds, self.in_container, self.team, self.needs, kind)
+        return Request(self.resources, self.engine_kinds, self.in_container, self.team, self.needs, self.packages, kind)
 
 
 class Request(Requirements, frozen=True):
@@ -61,6 +63,13 @@ class Request(Requirements, frozen=True):
         needs = () if self.is_contained(report) else sorted(self.needs)
         return next((trouble for need in needs if (trouble := report.isolation_trouble.get(need))), "")
 
+    def package_trouble(self, report: NodeReport) -> str:
+        """Return why the node cannot make the environment of the packages; "" if it can. An image of a container has a
+        Python of its own."""
+        if self.packages is None or self.is_contained(report):
+            return ""
+        return self.packages.trouble(machine=report.machine, pythons=report.pythons, cuda=report.facts.cuda)
+
     @property
     def memory_bytes(self) -> int:
         return self.resources.memory_bytes or UNSTATED_MEMORY_BYTES
@@ -68,8 +77,8 @@ class Request(Requirements, frozen=True):
     @property
     def offer_key(self) -> tuple[object, ...]:
         """A key: requests with the same key look at the same GPUs, and differ in sizes and trust domains only."""
-        wants = self.resources
-        return self.kind, self.engine_kinds, self.in_container, self.needs, wants.share, wants.gpu_count
+        wants, of_node = self.resources, (self.in_container, self.needs, self.packages)
+        return self.kind, self.engine_kinds, of_node, wants.share, wants.gpu_count
 
     def gpus(self, report: NodeReport) -> tuple[Device, ...]:
         """Return the GPUs of the kind that have engines."""
@@ -83,6 +92,8 @@ class Request(Requirements, frozen=True):
         if self.is_contained(report) and (report.container_trouble or (self.kind and report.gpu_container_trouble)):
             return False
         if report.isolation_trouble and self.isolation_trouble(report):
+            return False
+        if self.packages is not None and self.package_trouble(report):
             return False
         return self.kind is not None or self.engine_kinds is None or CPU_KIND in self.engine_kinds
 

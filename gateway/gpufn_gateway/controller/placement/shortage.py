@@ -57,6 +57,7 @@ class Cause(enum.Enum):
     NO_GANG = "{it} cannot be a node of a gang: {detail}"
     NO_CONTAINERS = "{it} cannot start containers: {detail}"
     NO_ISOLATION = "{it} cannot isolate its workers: {detail}"
+    NO_PACKAGES = "{it} cannot have the packages: {detail}"
     NO_GPU_CONTAINERS = "{its} containers cannot have GPUs: {detail}"
     NO_ENGINE = "there is no engine for {detail}: deploy again to have one built"
     NO_CPU_ENGINE = "there is no engine for the CPU"
@@ -100,6 +101,8 @@ def shortage(  # noqa: PLR0911, PLR0912 - one line per cause
         return Shortage(Cause.NO_CONTAINERS, report.container_trouble)
     if report.isolation_trouble and (trouble := request.isolation_trouble(report)):
         return Shortage(Cause.NO_ISOLATION, trouble)
+    if request.packages is not None and (trouble := request.package_trouble(report)):
+        return Shortage(Cause.NO_PACKAGES, trouble)
     if request.kind is None and request.engine_kinds is not None and CPU_KIND not in request.engine_kinds:
         return Shortage(Cause.NO_CPU_ENGINE)
     if kinds := _kinds_without_engine(request, report):

@@ -246,7 +246,8 @@ def _for_placement(report: NodeReport) -> tuple[object, ...]:
     """Return all that placement reads. Placement caches results by the identity of the report object."""
     isolation = tuple(report.isolation_trouble.items())
     trouble = report.container_trouble, report.gpu_container_trouble, isolation
-    return report.devices, report.links, report.facts, trouble, report.contains_all, report.address
+    environments = report.machine, report.pythons
+    return report.devices, report.links, report.facts, trouble, report.contains_all, report.address, environments
 
 
 def window_for(view: RevisionView, span_s: float, held: int, now: float) -> Peak:

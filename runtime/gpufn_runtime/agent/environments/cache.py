@@ -17,6 +17,7 @@ import logging
 import os
 import platform
 import shutil
+import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
@@ -32,11 +33,12 @@ from gpufn_runtime.agent.environments import disk
 from gpufn_runtime.agent.environments.build import Build, Confinement, OnLine
 from gpufn_runtime.agent.environments.environment import Environment
 from gpufn_runtime.agent.environments.integrity import damage
-from gpufn_runtime.agent.environments.interpreters import find_interpreter
+from gpufn_runtime.agent.environments.interpreters import find_interpreter, likely_versions
 
 log = logging.getLogger(__name__)
 
 _PARTS = 4  # default: a quarter of the disk
+_PYTHONS_S = 30.0  # until the node's Pythons are looked up again
 _RETRY_S = 60.0  # until a prefetch that failed is tried again
 _SPARE_BYTES = 256 << 20  # free space that an environment needs at least
 
@@ -63,8 +65,12 @@ class EnvironmentCache:
         environ: Mapping[str, str],
         confinement: Confinement | None,
         limit_bytes: int | None = None,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._root = root
+        self._monotonic = monotonic
+        self._pythons: tuple[str, ...] = ()
+        self._pythons_until = 0.0
         self._environments = root / "environments"
         self._uv_cache = root / "uv"
         self._packages = os.fspath(packages)
@@ -85,6 +91,13 @@ class EnvironmentCache:
     @property
     def has_child_processes(self) -> bool:
         return bool(self._active)
+
+    def pythons(self) -> tuple[str, ...]:
+        """Return the versions of Python that an environment can have. They are looked up at most twice a minute."""
+        if (now := self._monotonic()) >= self._pythons_until:
+            self._pythons = likely_versions(self._environ.get("PATH", os.defpath))
+            self._pythons_until = now + _PYTHONS_S
+        return self._pythons
 
     def sweep(self) -> None:
         """Remove what an earlier agent has not finished."""

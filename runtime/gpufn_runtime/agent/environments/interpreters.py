@@ -15,6 +15,7 @@ from gpufn_core.errors import ArtifactUnavailable
 
 _ASK = "import json, sys; print(json.dumps([*sys.version_info[:2], sys.executable, sys.base_prefix]))"
 _TIMEOUT_S = 20.0
+_VERSIONS = tuple(f"3.{minor}" for minor in range(11, 31))
 
 
 class Interpreter(NamedTuple):
@@ -31,6 +32,11 @@ def find_interpreter(version: str, path: str) -> Interpreter:
     raise ArtifactUnavailable(
         f"This node has no Python {version}: install it there (uv python install {version}), or set another version."
     )
+
+
+def likely_versions(path: str) -> tuple[str, ...]:
+    """Return the versions of which this node has a program with the right name. It runs none of them."""
+    return tuple(version for version in _VERSIONS if next(_candidates(version, path), None) is not None)
 
 
 def _candidates(version: str, path: str) -> Iterator[str]:

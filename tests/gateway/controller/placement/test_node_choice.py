@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
 
 from gpufn_core.domain.device import DeviceShare, Health, Share, has_kind
+from gpufn_core.domain.package_needs import PackageNeeds
 from gpufn_core.protocol.reports import NodeReport
 from gpufn_core.spec.resources import Resources
 from gpufn_gateway.controller.limits import Limits
@@ -211,6 +214,23 @@ def test_copies_of_a_lease_book_share_what_was_noted_about_a_node() -> None:
     trial = book.copy()
     trial.release("w1")
     assert trial.used("a") is not book.used("a")
+
+
+@pytest.mark.parametrize(
+    ("of_node", "fits"),
+    [
+        ({"machine": "x86_64", "pythons": ("3.11", "3.12")}, True),
+        ({"machine": "x86_64", "pythons": ("3.11",)}, False),
+        ({"machine": "aarch64", "pythons": ("3.12",)}, False),
+        ({}, True),  # an older agent reports neither
+        ({"machine": "x86_64", "pythons": ("3.11",), "contains_all": True}, True),  # the image has its own Python
+    ],
+)
+def test_a_node_that_cannot_have_the_packages_is_refused_with_its_reason(of_node: dict[str, Any], fits: bool) -> None:
+    nodes, packages = [msgspec.structs.replace(node("a"), **of_node)], PackageNeeds("3.12", "x86_64", 0)
+    assert isinstance(place(Resources(), nodes, LeaseBook(), packages=packages), Placement) == fits
+    if not fits:
+        assert "packages" in why_no_room(Resources(), nodes, LeaseBook(), packages=packages)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from gpufn_core.errors import ArtifactUnavailable, BuildFailed
 from gpufn_core.spec.image_spec import FILES_FOLDER, ImageSpec
 from gpufn_runtime.agent.environments.cache import EnvironmentCache
 from gpufn_runtime.agent.environments.environment import Environment
-from gpufn_runtime.agent.environments.interpreters import find_interpreter
+from gpufn_runtime.agent.environments.interpreters import find_interpreter, likely_versions
 
 PYTHON = "{}.{}".format(*sys.version_info)
 OTHER_MACHINE = {"x86_64": "aarch64"}.get(platform.machine(), "x86_64")
@@ -148,6 +148,13 @@ def test_an_interpreter_that_does_not_run_is_skipped(tmp_path: Path) -> None:
         (program := tmp_path / folder / "python3.98").write_text(f"#!/bin/sh\n{code}\n")
         program.chmod(0o755)
     assert find_interpreter("3.98", f"{tmp_path}/stub:{tmp_path}/good").prefix == "/good"
+
+
+def test_versions_of_python_are_those_with_a_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UV_PYTHON_INSTALL_DIR", os.fspath(tmp_path))
+    (program := tmp_path / "python3.29").touch(0o755)
+    own = "{}.{}".format(*sys.version_info)
+    assert likely_versions(os.fspath(program.parent)) == (own, "3.29")
 
 
 @pytest.mark.parametrize("name", ["gpufn.json", ".used"])
