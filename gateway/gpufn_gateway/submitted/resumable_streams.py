@@ -19,8 +19,8 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Final
 
 from gpufn_core.errors import CapacityError, Conflict, IdempotencyMismatch, InvocationNotFound
-from gpufn_core.protocol.frames import STREAM_WINDOW
 from gpufn_core.protocol.messages import ItemReply, ResultReply
+from gpufn_core.protocol.stream_window import UnreadItems
 from gpufn_platform.process.clock import Clock
 from gpufn_platform.queue.pending import PendingStream
 
@@ -57,6 +57,7 @@ class ResumableStream:
         self._total = total
         self._first = 0  # number of the first buffered item
         self._read_until = 0  # number of items that at least one reader has read
+        self._unread = UnreadItems()
         self._finished = False
         self._changed = asyncio.Condition()
         self._receiver = asyncio.create_task(self._receive_items(), name=f"items of {pending.id}")
@@ -66,9 +67,10 @@ class ResumableStream:
             async for item, body in self.pending.items():
                 self._items.append((item, body))
                 self._add_bytes(_ITEM_OVERHEAD_BYTES + len(body))
+                self._unread.add(len(body))
                 async with self._changed:
                     self._changed.notify_all()
-                    await self._changed.wait_for(lambda: self._end - self._read_until < STREAM_WINDOW)
+                    await self._changed.wait_for(lambda: self._unread.has_room)
         finally:
             async with self._changed:
                 self._finished = True
@@ -90,6 +92,7 @@ class ResumableStream:
             self.check(number)
             item = self._items[number - self._first]
             self._read_until = max(self._read_until, number + 1)
+            self._unread.read_until(self._read_until)
             self._drop_old()
             self._changed.notify_all()
         return item

@@ -13,7 +13,6 @@ from typing import Protocol
 
 from gpufn_core.errors import BusUnavailable, GpufnError, InvocationCancelled, ProtocolMismatch, WorkerLost
 from gpufn_core.ids import InvocationId
-from gpufn_core.protocol.frames import STREAM_WINDOW
 from gpufn_core.protocol.messages import (
     CallInput,
     InputCredit,
@@ -24,6 +23,7 @@ from gpufn_core.protocol.messages import (
     StartedReply,
     StreamCredit,
 )
+from gpufn_core.protocol.stream_window import ReadItems
 from gpufn_platform.process.clock import Clock
 
 _SILENT_S = 2.0  # a stream without an item
@@ -105,13 +105,13 @@ class PendingCall:
 class PendingStream(PendingCall):
     """An invocation whose items are read as they arrive. `future` resolves at its end, as for a call."""
 
-    __slots__ = ("_credit_to", "_credited", "_items", "_last_item_at", "_taken")
+    __slots__ = ("_credit_to", "_items", "_last_item_at", "_read", "_taken")
 
     def __init__(self, caller: Owner, message: InvocationMessage, clock: Clock) -> None:
         super().__init__(caller, message, clock)
         self._items: asyncio.Queue[tuple[ItemReply, bytes] | None] = asyncio.Queue()
         self._taken = 0
-        self._credited = 0  # items taken as of the last credit
+        self._read = ReadItems()
         self._last_item_at = self.since
         self._credit_to = ""
 
@@ -152,7 +152,7 @@ class PendingStream(PendingCall):
         """
         while (item := await self._items.get()) is not None:
             self._taken += 1
-            if self._taken - self._credited >= STREAM_WINDOW // 2:
+            if self._read.add(len(item[1])):
                 self._give_credit()
             yield item
 
@@ -180,4 +180,4 @@ class PendingStream(PendingCall):
         if self._credit_to:
             with contextlib.suppress(BusUnavailable):  # `tick` retries
                 self._caller.give_credit(self._credit_to, StreamCredit(self.id, self._taken))
-                self._credited = self._taken
+                self._read.clear()

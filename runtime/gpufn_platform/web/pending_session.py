@@ -11,7 +11,6 @@ from collections.abc import AsyncIterator
 
 from gpufn_core.errors import BusUnavailable, GpufnError, WorkerLost
 from gpufn_core.protocol import web_session
-from gpufn_core.protocol.frames import STREAM_WINDOW
 from gpufn_core.protocol.messages import CallInput, InputCredit, InvocationMessage, Reply
 from gpufn_core.protocol.web_session import DOWN_WINDOW_BYTES, UP_WINDOW_BYTES
 from gpufn_platform.process.clock import Clock
@@ -21,7 +20,7 @@ _LOST_AFTER_S = 2 * web_session.CREDIT_REPEATED_S  # a waiting worker has receiv
 
 
 class PendingSession(PendingStream):
-    __slots__ = ("_changed", "_is_over", "_number", "_send_to", "_sent", "_sent_at", "_taken_input", "_unread")
+    __slots__ = ("_changed", "_is_over", "_number", "_send_to", "_sent", "_sent_at", "_taken_input")
 
     def __init__(self, caller: Owner, message: InvocationMessage, clock: Clock) -> None:
         super().__init__(caller, message, clock)
@@ -29,7 +28,6 @@ class PendingSession(PendingStream):
         self._number = 0
         self._sent = self._taken_input = 0  # bytes of input
         self._sent_at = 0.0
-        self._unread = 0  # bytes of items since the last credit
         self._is_over = False
         self._changed = asyncio.Event()
 
@@ -58,10 +56,9 @@ class PendingSession(PendingStream):
         """Yield the worker's events in order until the end; then `future` has the ResultReply or the error."""
         while (item := await self._items.get()) is not None:
             self._taken += 1
-            self._unread += len(item[1])
+            is_due = self._read.add(len(item[1]))
             yield item[1]
-            if self._taken - self._credited >= STREAM_WINDOW // 2 or self._unread >= DOWN_WINDOW_BYTES // 4:
-                self._unread = 0
+            if is_due or self._read.bytes >= DOWN_WINDOW_BYTES // 4:
                 self._give_credit()
 
     def take(self, reply: Reply, body: bytes) -> None:

@@ -25,7 +25,6 @@ from gpufn_core.protocol.limits import MESSAGE_BYTES
 from gpufn_core.spec.priority import Priority
 
 MAX_HEADER_BYTES = 1 << 20
-STREAM_WINDOW = 64  # items that may be in flight between a generator and the reader of its stream
 F = TypeVar("F")
 
 _LENGTHS = struct.Struct("!II")

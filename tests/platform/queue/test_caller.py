@@ -16,7 +16,6 @@ from gpufn_core.errors import BusUnavailable, GpufnError, InvocationExpired, Wor
 from gpufn_core.ids import digest_of
 from gpufn_core.protocol import subjects
 from gpufn_core.protocol.codec import encode, pack
-from gpufn_core.protocol.frames import STREAM_WINDOW
 from gpufn_core.protocol.messages import (
     CallLocation,
     ItemReply,
@@ -26,6 +25,7 @@ from gpufn_core.protocol.messages import (
     WaitCheck,
     unpack_invocation,
 )
+from gpufn_core.protocol.stream_window import STREAM_WINDOW
 from gpufn_core.spec.function_spec import EntryPoint, FunctionSpec, MethodSpec
 from gpufn_core.spec.priority import Priority
 from gpufn_platform.bus.connection import Bus, Message

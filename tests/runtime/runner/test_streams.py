@@ -9,7 +9,7 @@ import pytest
 
 from gpufn_core.domain.invocation import OutcomeKind
 from gpufn_core.protocol import frames
-from gpufn_core.protocol.frames import STREAM_WINDOW
+from gpufn_core.protocol.stream_window import STREAM_WINDOW, WINDOW_BYTES
 from gpufn_core.spec.function_spec import CallKind
 from gpufn_runtime.runner.core.attempt import Execution
 from tests.runtime.runner.node import Node, on_node
@@ -68,6 +68,22 @@ def test_an_item_without_credit_ends_the_link(url: str, tmp_path: Path) -> None:
         run, _ = await worker.run()
         for _ in range(run.credits + 1):
             worker.send(frames.Item(run.attempt, "application/json"), b"1")
+        assert (await node.kills.get()).worker == "w-1"
+        stream.cancel()
+
+    on_node(url, tmp_path, test)
+
+
+def test_unread_items_of_a_stream_have_few_bytes(url: str, tmp_path: Path) -> None:
+    """Bug: 64 unread items of 7 MiB waited in the gateway's memory, for each client that read nothing."""
+
+    async def test(node: Node) -> None:
+        revision = await node.deploy("greedy", kind=CallKind.GENERATOR)
+        worker = await node.worker(revision)
+        stream = node.caller.open_stream(node.request(revision))
+        run, _ = await worker.run()
+        for _ in range(3):
+            worker.send(frames.Item(run.attempt, "application/json"), bytes(WINDOW_BYTES // 2))
         assert (await node.kills.get()).worker == "w-1"
         stream.cancel()
 

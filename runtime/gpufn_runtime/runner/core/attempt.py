@@ -19,8 +19,8 @@ from typing import Final, Literal
 import msgspec
 
 from gpufn_core.domain.invocation import OutcomeKind, StartReason
-from gpufn_core.protocol.frames import STREAM_WINDOW
 from gpufn_core.protocol.messages import InvocationMessage, Progress
+from gpufn_core.protocol.stream_window import STREAM_WINDOW, UnreadItems
 from gpufn_core.spec.function_spec import MethodSpec
 from gpufn_runtime.runner.core.views import DeliveryView, WorkerView
 
@@ -71,6 +71,7 @@ class Execution(msgspec.Struct, kw_only=True, eq=False):
     busy_s: float = 0.0  # the worker's time, set when BusyTime stops counting
     items: int = 0  # sent to the reader of its stream
     granted: int = 0  # number of items that it may send in total
+    unread: UnreadItems = msgspec.field(default_factory=UnreadItems)
     live_bytes: int = 0  # of published previews of items
     calls: set[int] = msgspec.field(default_factory=set)  # open nested calls
     own_calls: int = 0  # how many of them call its own function
@@ -80,6 +81,7 @@ class Execution(msgspec.Struct, kw_only=True, eq=False):
 
     def grant(self, taken: int) -> int:
         """Return how many more items may be sent, after the stream's reader has taken `taken` items in total."""
+        self.unread.read_until(min(taken, self.items))
         new_items = STREAM_WINDOW + min(taken, self.items) - self.granted
         if not self.granted or new_items <= 0:
             return 0

@@ -24,6 +24,7 @@ from gpufn_core.errors import ErrorInfo, InvalidInput, WorkerLost
 from gpufn_core.protocol import frames
 from gpufn_core.protocol.messages import InvocationMessage
 from gpufn_core.protocol.records import StartNote
+from gpufn_core.protocol.stream_window import STREAM_WINDOW
 from gpufn_core.spec.function_spec import CallKind
 from gpufn_runtime.runner.core import actions, events, start_numbers
 from gpufn_runtime.runner.core.attempt import Attempt, AttemptState, Decided, Execution, Stop, may_run_s
@@ -317,7 +318,7 @@ class RevisionMachine(Generic[W]):
     def _run(self, attempt: Attempt) -> None:
         message, worker, now = attempt.message, attempt.worker, self._now
         timeout_s = may_run_s(message, self._spec.timeout_s, now.unix)
-        granted = frames.STREAM_WINDOW if message.stream and attempt.method.kind.streams else 0
+        granted = STREAM_WINDOW if message.stream and attempt.method.kind.streams else 0
         attempt.begun = Execution(
             started_at=now.unix,
             began=now.monotonic,

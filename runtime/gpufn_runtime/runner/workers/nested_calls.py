@@ -40,6 +40,7 @@ from gpufn_core.protocol.frames import Verb
 from gpufn_core.protocol.limits import CHECKPOINT_BYTES, LONGEST_TIMEOUT_S, MESSAGE_BYTES, RECORD_BYTES, inline_bytes
 from gpufn_core.protocol.messages import ResultReply
 from gpufn_core.protocol.records import BodyReference, CallRecord, Checkpoint
+from gpufn_core.protocol.stream_window import UnreadItems
 from gpufn_core.spec.names import home_of
 from gpufn_core.spec.priority import Priority
 from gpufn_platform.bus.connection import Bus
@@ -82,6 +83,27 @@ class _Answer(NamedTuple):
     shared_body: str = ""
 
 
+class _Window:
+    """The items of a stream that were sent to a function and not read yet."""
+
+    def __init__(self) -> None:
+        self._unread = UnreadItems()
+        self._read = 0
+        self._changed = asyncio.Event()
+
+    async def room_for(self, size: int) -> None:
+        """Wait until an item may be sent, and count it."""
+        while not self._unread.has_room:
+            self._changed.clear()
+            await self._changed.wait()
+        self._unread.add(size)
+
+    def credit(self, items: int) -> None:
+        self._read += max(0, items)
+        self._unread.read_until(self._read)
+        self._changed.set()
+
+
 _Arguments = tuple[bytes, BodyReference | None]  # in memory, or in the object store
 _CANCELLED = _Answer(OutcomeKind.CANCELLED)
 
@@ -100,7 +122,7 @@ class NestedCalls:
 
     def __post_init__(self) -> None:
         self._tasks: dict[tuple[str, int], asyncio.Task[_Answer]] = {}
-        self._windows: dict[tuple[str, int], asyncio.Semaphore] = {}  # one per open stream
+        self._windows: dict[tuple[str, int], _Window] = {}  # one per open stream
         self._team_queues = TeamQueues(self.bus, self.directory, self.clock)
 
     def open(self, link: WorkerLink, call: frames.Call, body: bytes, parent: Attempt | None) -> None:
@@ -122,8 +144,7 @@ class NestedCalls:
         """Allow more items of a stream: the function has read `items`."""
         window = self._windows.get((link.id, call))
         if window is not None:
-            for _ in range(min(items, frames.STREAM_WINDOW)):
-                window.release()
+            window.credit(items)
 
     def close(self, link: WorkerLink, call: int) -> None:
         """Cancel a request: the function does not want the rest."""
@@ -223,10 +244,10 @@ class NestedCalls:
             self.circuits.check(request.revision)
             self._wake_up_runners(request.revision)
             pending = self.caller.open_stream(request)
-            window = self._windows[link.id, call.call] = asyncio.Semaphore(frames.STREAM_WINDOW)
+            window = self._windows[link.id, call.call] = _Window()
             try:
                 async for item, data in pending.items():
-                    await window.acquire()
+                    await window.room_for(len(data))
                     items += 1
                     link.send(frames.AnswerItem(call.call, item.content_type), data)
                 end: ResultReply = (await pending.future)[0]

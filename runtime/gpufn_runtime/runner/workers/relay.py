@@ -45,10 +45,11 @@ class Relay:
         if attempt is None:
             raise ProtocolMismatch("an item of an attempt that does not run here")
         run = attempt.run
-        if run.items >= run.granted:
+        if run.items >= run.granted or not run.unread.has_room:
             raise ProtocolMismatch("an item without credit")
         reply = ItemReply(attempt.message.id, run.items, item.content_type, self.inbox)
         run.items += 1
+        run.unread.add(len(body))
         try:
             self.bus.publish(attempt.message.reply, pack(reply, body))
         except GpufnError as error:

@@ -20,6 +20,7 @@ import msgspec
 from gpufn.call.context import Context
 from gpufn_core.errors import ArtifactUnavailable, InvalidInput, ProtocolMismatch
 from gpufn_core.protocol.frames import Run, Unfinished
+from gpufn_core.protocol.stream_window import STREAM_WINDOW, UnreadItems
 from gpufn_platform.shared_bodies.bodies import SharedBodies
 
 
@@ -52,6 +53,8 @@ class Attempt(msgspec.Struct, eq=False):
     context: Context | None = None  # returned by `gpufn.current()`
     on_begin: OnBegin | None = None
     live_bytes: int = 0  # sent as LiveItems
+    items: int = 0  # of a stream, sent
+    unread: UnreadItems = msgspec.field(default_factory=UnreadItems)
 
     def take_body(self) -> bytes | memoryview:
         """Return the input; call once. Raises InvalidInput if it was a shared body that no longer exists."""
@@ -65,6 +68,12 @@ class Attempt(msgspec.Struct, eq=False):
         if self.on_begin is not None:
             self.on_begin(self, body)
         return body
+
+    @property
+    def may_send_item(self) -> bool:
+        """Whether the reader of the stream has room for another item."""
+        self.unread.read_until(self.credits - STREAM_WINDOW)  # the first credit came before any was read
+        return self.items < self.credits and self.unread.has_room
 
     @property
     def can_be_adopted(self) -> bool:

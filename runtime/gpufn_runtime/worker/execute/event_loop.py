@@ -125,7 +125,6 @@ class EventLoop:
 
     async def _iterate(self, attempt: Attempt, items: Any, changed: asyncio.Event, started: float) -> None:
         collected: list[Any] = []
-        sent = 0
         async with contextlib.aclosing(items):
             async for item in items:
                 self._link.exit_if_forked()
@@ -134,12 +133,11 @@ class EventLoop:
                     if attempt.run.is_live:
                         self._results.live_item(attempt, len(collected) - 1, item)
                     continue
-                while attempt.credits <= sent:
+                while not attempt.may_send_item:
                     changed.clear()
-                    if attempt.credits <= sent:
+                    if not attempt.may_send_item:
                         await changed.wait()
                 self._results.item(attempt, item)
-                sent += 1
         self._link.exit_if_forked()
         if attempt.run.stream:
             self._results.exhausted(attempt, started)

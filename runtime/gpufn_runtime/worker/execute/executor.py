@@ -224,7 +224,6 @@ class Executor:
         changed = threading.Event()
         attempt.on_change = changed.set
         collected: list[Any] = []
-        sent = 0
         with contextlib.closing(items):
             for item in items:
                 self._link.exit_if_forked()
@@ -232,14 +231,13 @@ class Executor:
                     collected.append(item)
                     if attempt.run.is_live:
                         self._results.live_item(attempt, len(collected) - 1, item)
-                while attempt.run.stream and attempt.credits <= sent and not attempt.cancel_requested:
+                while attempt.run.stream and not attempt.may_send_item and not attempt.cancel_requested:
                     changed.wait()
                     changed.clear()
                 if attempt.cancel_requested:
                     break
                 if attempt.run.stream:
                     self._results.item(attempt, item)
-                    sent += 1
         self._link.exit_if_forked()
         if attempt.cancel_requested:
             self._results.cancelled(attempt, started)

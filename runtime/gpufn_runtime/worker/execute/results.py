@@ -83,6 +83,8 @@ class Results:
     def item(self, attempt: Attempt, value: Any) -> None:
         """Send one item of a stream. Raises ResultNotEncodable."""
         content_type, body = values.encode_result(value, attempt.run.accept, what="item", may_pickle=self._may_pickle)
+        attempt.items += 1
+        attempt.unread.add(len(body))
         self._link.send(Item(attempt.run.attempt, content_type), body, link=attempt.link)
 
     def live_item(self, attempt: Attempt, number: int, value: Any) -> None:

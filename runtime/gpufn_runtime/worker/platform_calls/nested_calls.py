@@ -6,7 +6,6 @@ thread-safe; the SDK's `.aio` wraps them.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,8 +14,9 @@ from gpufn.call.transport_protocol import EncodedCall
 from gpufn_core.domain.invocation import InvocationState
 from gpufn_core.encoding import media
 from gpufn_core.errors import InvalidInput
-from gpufn_core.protocol.frames import STREAM_WINDOW, Answer, Progress, Verb
+from gpufn_core.protocol.frames import Answer, Progress, Verb
 from gpufn_core.protocol.limits import PROGRESS_CHARS
+from gpufn_core.protocol.stream_window import ReadItems
 from gpufn_runtime.worker.context import current_attempt
 from gpufn_runtime.worker.execute.attempts import Attempt
 from gpufn_runtime.worker.link import Link
@@ -36,14 +36,16 @@ class NestedCalls:
 
     def stream(self, call: EncodedCall) -> Iterator[tuple[str, bytes]]:
         with self._requests.open(Verb.STREAM, call.target.function, call.body, **_fields(call)) as request:
-            for number in itertools.count(1):
+            read = ReadItems()
+            while True:
                 frame, data = request.next()
                 if isinstance(frame, Answer):
                     raise_unless_succeeded(frame)
                     return
                 yield frame.content_type, data
-                if number % (STREAM_WINDOW // 2) == 0:
-                    request.credit(STREAM_WINDOW // 2)
+                if read.add(len(data)):
+                    request.credit(read.count)
+                    read.clear()
 
     def submit(self, call: EncodedCall) -> str:
         return self._requests.request(Verb.SUBMIT, call.target.function, call.body, **_fields(call))[1].decode()

@@ -9,7 +9,8 @@ from typing import Final
 from gpufn_core.errors import BusUnavailable
 from gpufn_core.protocol import web_session
 from gpufn_core.protocol.codec import pack
-from gpufn_core.protocol.frames import STREAM_WINDOW, InputTaken, Item
+from gpufn_core.protocol.frames import InputTaken, Item
+from gpufn_core.protocol.stream_window import STREAM_WINDOW
 from gpufn_core.protocol.web_session import (
     CREDIT_REPEATED_S,
     DOWN_WINDOW_BYTES,

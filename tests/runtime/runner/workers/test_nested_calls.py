@@ -20,6 +20,7 @@ from gpufn_core.protocol.limits import LONGEST_TIMEOUT_S, MESSAGE_BYTES
 from gpufn_core.protocol.messages import InvocationMessage, unpack_invocation
 from gpufn_core.protocol.records import CallRecord
 from gpufn_core.protocol.reports import ControllerReport, FunctionStatus, WorkerCounts
+from gpufn_core.protocol.stream_window import STREAM_WINDOW
 from gpufn_core.spec.function_spec import CallKind
 from gpufn_platform.bus.connection import Bus
 from gpufn_platform.bus.storage import object_store, streams
@@ -287,13 +288,13 @@ def test_a_stream_between_functions_waits_for_its_reader(url: str, tmp_path: Pat
 
         writing = asyncio.create_task(write(400))
         items: list[int] = []
-        for _ in range(frames.STREAM_WINDOW):
+        for _ in range(STREAM_WINDOW):
             frame, body = await reader.next()
             assert isinstance(frame, frames.AnswerItem)
             items.append(int(body))
         await node.bus.flush()
         assert not writing.done(), "nobody has read: two windows are the most that may be under way"
-        reader.send(frames.CallCredit(1, frames.STREAM_WINDOW))
+        reader.send(frames.CallCredit(1, STREAM_WINDOW))
         while True:
             frame, body = await reader.next()
             if isinstance(frame, frames.Answer):

@@ -11,6 +11,7 @@ import pytest
 from gpufn_core.errors import BusUnavailable, InvalidInput
 from gpufn_core.protocol import frames, web_session
 from gpufn_core.protocol.codec import pack
+from gpufn_core.protocol.stream_window import STREAM_WINDOW
 from gpufn_core.protocol.web_session import (
     Accept,
     BodyPart,
@@ -52,7 +53,7 @@ class Served:
         request = WebRequest(
             is_socket, "GET", "http", "1.1", "/web/a/b/c/x", b"/x", "/web/a/b/c", b"", (), None, None, (), has_more
         )
-        run = frames.Run(1, "i", "", web_session.CONTENT_TYPE, "", stream=True, credits=frames.STREAM_WINDOW)
+        run = frames.Run(1, "i", "", web_session.CONTENT_TYPE, "", stream=True, credits=STREAM_WINDOW)
         link: Any = Link()
         self.link = link
         self.attempt = Attempt(run, b"", 1, SharedBodies(""), run.credits, 0.0)
@@ -152,10 +153,10 @@ def test_the_body_arrives_and_then_the_disconnect() -> None:
 
 def test_an_application_waits_for_its_reader() -> None:
     async def scenario() -> None:
-        count = frames.STREAM_WINDOW + 10
+        count = STREAM_WINDOW + 10
         served = Served(sends(START, *[{**BODY, "more_body": True}] * count, BODY))
         await settle()
-        assert len(served.link.down) == frames.STREAM_WINDOW
+        assert len(served.link.down) == STREAM_WINDOW
         served.grant(20)
         await served.task
         assert len(served.link.down) == count + 1
