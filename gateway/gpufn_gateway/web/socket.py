@@ -6,6 +6,7 @@ application accepts is an HTTP response; later it is a close code with a reason.
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any, Final
 
 from gpufn_core.errors import FunctionRaised, GpufnError, PlatformStopping
@@ -59,6 +60,7 @@ async def _follow_client(pending: PendingSession, socket: _Socket, receive: Rece
         data = message["bytes"] if text is None else text.encode()
         for part, is_followed in web_session.parts_of(data):
             await pending.send(pack(MessagePart(text is not None, is_followed), part))
+        await asyncio.sleep(0)  # a client with a thousand short messages takes turns with the others
     socket.is_unread = True
     if pending.has_begun:
         reason = str(message.get("reason") or "")

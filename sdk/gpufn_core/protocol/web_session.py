@@ -23,7 +23,7 @@ UP_WINDOW_BYTES: Final = 512 << 10  # sent to the worker, and not yet taken by t
 DOWN_WINDOW_BYTES: Final = 1 << 20  # sent to the gateway, and not yet passed on to the client
 MAX_MESSAGE_BYTES: Final = 4 << 20  # of a WebSocket, in both directions
 CREDIT_REPEATED_S: Final = 2.0  # a waiting worker repeats its credit, in case the bus lost it
-_EVENT_BYTES: Final = 64  # an empty message costs memory too
+_EVENT_BYTES: Final = 512  # an empty message costs memory and time too
 
 # Close codes of RFC 6455 that the platform uses.
 NORMAL_CLOSE: Final = 1000

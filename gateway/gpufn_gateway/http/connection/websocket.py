@@ -17,6 +17,7 @@ from gpufn_gateway.http.connection.lingering_close import ClosingTransport
 _PING_EVERY_S = 20.0
 _PONG_WITHIN_S = 20.0
 _DISCARD_S = 2.0
+_PART_BYTES = 2 << 10  # parsed at a time: a read of 256 KiB may hold 37,000 messages, which would stop the event loop
 # Options of uvicorn.Config. A client that does not respond to a ping, or sends for so long what nobody reads, is
 # disconnected. Compression would let a client multiply its bytes, and costs more time than it saves on the way.
 OPTIONS: dict[str, Any] = {
@@ -36,14 +37,43 @@ class WebSocketConnection(WebSocketsSansIOProtocol):
         super().__init__(*args, **fields)
         self._release = release
         self._is_discarding = False
+        self._unparsed = b""
         self.logger = _log  # uvicorn's would log the query of each request
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(ClosingTransport(transport, self._discard))  # type: ignore[arg-type]
 
     def data_received(self, data: bytes) -> None:
-        if not self._is_discarding:
-            super().data_received(data)
+        self._unparsed += data
+        self._parse()
+
+    async def receive(self) -> Any:
+        message = await super().receive()
+        if self._unparsed and not self.read_paused:
+            self._parse()
+        return message
+
+    def _parse(self) -> None:
+        """Parse a part of what has arrived. The rest waits until other connections had their turn and the application
+        has taken the messages."""
+        if self._is_discarding:
+            self._unparsed = b""
+            return
+        size = len(self._unparsed) if self.close_sent else _PART_BYTES
+        part, self._unparsed = self._unparsed[:size], self._unparsed[size:]
+        super().data_received(part)
+        if self._unparsed:
+            self._pause_reading()
+            if self.queue.empty():  # otherwise `receive` goes on
+                self.loop.call_soon(self._parse)
+        elif self.read_paused and self.queue.empty():
+            self.read_paused = False
+            self.transport.resume_reading()
+
+    def _pause_reading(self) -> None:
+        if not self.read_paused and not self.transport.is_closing():
+            self.read_paused = True
+            self.transport.pause_reading()
 
     def _discard(self) -> bool:
         """Discard the rest of a message that was refused, so that the client receives the close frame."""
