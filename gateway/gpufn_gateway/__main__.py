@@ -221,7 +221,12 @@ async def _open(settings: GatewaySettings, stack: contextlib.AsyncExitStack) -> 
     stack.callback(signatures.stop)
     await signatures.start()
 
-    access = Access(loopback=is_loopback(settings.host), now=clock.time, hosts=settings.allowed_hosts)
+    access = Access(
+        loopback=is_loopback(settings.host),
+        now=clock.time,
+        hosts=settings.allowed_hosts,
+        max_streams=settings.max_streams,
+    )
     registry = Registry(clock, access)
     stack.callback(registry.stop)
     await registry.start(bus, buckets)

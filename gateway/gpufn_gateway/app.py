@@ -24,18 +24,19 @@ from gpufn_core.spec import names, web_spec
 from gpufn_gateway import problems
 from gpufn_gateway.audit.request_audit import REFUSALS, RequestAudit, is_audited
 from gpufn_gateway.auth.access import METHODS, OPEN_PATHS, Access
-from gpufn_gateway.http import request_id
+from gpufn_gateway.http import request_id, sender
 from gpufn_gateway.http.body_reader import ClientDisconnected, Receive, Scope, Send
 from gpufn_gateway.http.connection.address_rate import AddressRate
 from gpufn_gateway.http.connection.uvicorn_protocol import MAX_HEADERS
 from gpufn_gateway.http.responses import GPUFN_FORMAT, ResponseFormat, send_problem
+from gpufn_gateway.http.turns import Turns
 from gpufn_gateway.oip import inference as oip
 from gpufn_gateway.oip.inference import Inference
 from gpufn_gateway.problems import RouteError
 from gpufn_gateway.protocols.adapter import Adapter
 from gpufn_gateway.protocols.registration import Protocols, with_api_key
 from gpufn_gateway.routes.invoke import Invoke
-from gpufn_gateway.routes.requests import CHECK_KEY
+from gpufn_gateway.routes.requests import CHECK_KEY, TURNS
 from gpufn_gateway.store_sync import StoreSync
 from gpufn_gateway.web.apps import WebApps
 from gpufn_gateway.web.headers import NOT_STORED
@@ -49,6 +50,7 @@ _SUBMIT: Final = "/submit"
 _READING: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 _STORING: Final = frozenset({"POST", "PUT"})
 _CALL_PATHS: Final = ("/v1/invocations/", "/v1/dlq/")
+_SCANS_AT_ONCE: Final = 2  # of one sender: they would keep the event loop from the calls of others
 _VERB_LENGTH: Final = len(_INVOKE)  # same as len(_SUBMIT)
 _STOPPED: Final = (
     "The gateway stopped before this request was done. The call may have run: retry it, with an Idempotency-Key if it "
@@ -77,6 +79,7 @@ class App:
         self._audit = audit
         self._address_rate = address_rate
         self._web = web
+        self._turns = Turns(_SCANS_AT_ONCE)
         self._protocols = protocols or Protocols()
         # The first route that matches is used: an adapter cannot replace a native one.
         self._routes = [*routes, *self._protocols.routes()]
@@ -144,6 +147,9 @@ class App:
         if path not in OPEN_PATHS:  # probes send no key, and often another Host
             headers = dict(scope["headers"])
             scope["gpufn.principal"] = principal = self._access.authenticate(headers)
+            own = self._access.sender_of(principal)
+            sender.current.set(own)
+            scope[TURNS] = self._turns.of(own)
             scope[CHECK_KEY] = functools.partial(self._access.check_unchanged, headers, principal)
         scope["app"] = self  # makes Starlette raise its errors instead of responding
         if scope["method"] in _STORING:

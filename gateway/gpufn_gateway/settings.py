@@ -33,6 +33,7 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     max_model_bytes: int = 4 << 30  # GPUFN_MAX_MODEL_BYTES: the largest file of a model or a volume
     max_volume_bytes: int = 64 << 30  # GPUFN_MAX_VOLUME_BYTES: the largest volume, with its kept versions
     max_shared_bodies_bytes: int = 2 << 30  # GPUFN_MAX_SHARED_BODIES_BYTES: all large bodies in flight; beyond it, 503
+    max_streams: int = 1000  # GPUFN_MAX_STREAMS: WebSockets and gRPC streams of a team, or of a key without one
     max_connections_per_address: int = 4096  # GPUFN_MAX_CONNECTIONS_PER_ADDRESS: open at a time; beyond it, 503
     max_requests_per_address: float = 0.0  # GPUFN_MAX_REQUESTS_PER_ADDRESS: per second; beyond it, 429; 0: no bound
     body_timeout_s: float = 30.0  # GPUFN_BODY_TIMEOUT_S: time to receive a request body

@@ -26,8 +26,10 @@ from gpufn_core.ids import new_ulid
 from gpufn_core.protocol import subjects
 from gpufn_core.protocol.records import ApiKey, KeyLimits, ReplacedSecret
 from gpufn_gateway.auth import scopes
+from gpufn_gateway.auth.open_streams import OpenStreams
 from gpufn_gateway.auth.quotas import check as check_limits
 from gpufn_gateway.auth.scopes import ADMIN, INVOKE, INVOKE_ALL, READ
+from gpufn_gateway.auth.team_account import quota_id
 from gpufn_gateway.auth.tokens import PREFIX as TOKEN_PREFIX
 from gpufn_gateway.auth.tokens import Token, Tokens
 from gpufn_gateway.http import host_field
@@ -135,7 +137,9 @@ class Access:
     `now` returns UNIX seconds.
     """
 
-    def __init__(self, *, loopback: bool, now: Callable[[], float], hosts: Collection[str] = ()) -> None:
+    def __init__(
+        self, *, loopback: bool, now: Callable[[], float], hosts: Collection[str] = (), max_streams: int = 1000
+    ) -> None:
         self._now = now
         self._loopback = loopback
         self._hosts = frozenset(hosts)
@@ -144,6 +148,7 @@ class Access:
         self.teams = Teams()  # whose functions the keys of a team may use
         self.used: set[str] = set()  # keys, and users with tokens, that sent requests since `take_used`
         self._local_hosts: set[bytes] = set()
+        self.streams = OpenStreams(max_streams)
         self.tokens = Tokens(now, self._principal_of_token)
 
     @property
@@ -160,6 +165,11 @@ class Access:
             return user.name
         key = self._keys.get(key_id)
         return "" if key is None else key.label
+
+    def sender_of(self, principal: Principal) -> str:
+        """Return who shares the gateway with others: the team of a key, otherwise the key or the user."""
+        key = self._keys.get(principal.id)
+        return quota_id(key.team) if key is not None and key.team else principal.owner
 
     def expiry_of(self, key_id: str) -> float | None:
         """Return when a key expires; None if it does not, or if there is no such key."""

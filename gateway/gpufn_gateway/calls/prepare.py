@@ -46,7 +46,7 @@ from gpufn_gateway.calls.stored_bodies import StoredBodies
 from gpufn_gateway.calls.wakeup import ColdStartWakeup, Publisher
 from gpufn_gateway.functions.registry import Registry, Target
 from gpufn_gateway.functions.variants import Variants
-from gpufn_gateway.http import negotiation
+from gpufn_gateway.http import negotiation, sender
 from gpufn_gateway.http.body_reader import Receive
 from gpufn_gateway.problems import Headers, KeyLimitExceeded
 from gpufn_gateway.telemetry import Telemetry
@@ -176,6 +176,7 @@ class Calls:
         """
         if principal is None:
             principal = self.access.authenticate(headers)
+        sender.current.set(self.access.sender_of(principal))
         is_variant = False
         try:
             target = self.registry.resolve(name, principal)

@@ -26,6 +26,7 @@ _ORPHANED_S: Final = 3600.0  # a result this old arrived for a call that had alr
 class SharedBody(NamedTuple):
     name: str
     size: int
+    sender: str
 
 
 class GatewaySharedBodies:
@@ -61,33 +62,33 @@ class GatewaySharedBodies:
 
     async def receive(self, body: Receive, size: int) -> SharedBody:
         """Write a body of `size` bytes to a file while it arrives. Raises CapacityError if full."""
-        self._budget.reserve(size)
+        sender = self._budget.reserve(size)
         try:
             with self._store.writer() as writer:
                 await write_body(body, writer.write)
                 name = writer.keep()
         except BaseException:
-            self._budget.release(size)
+            self._budget.release(size, sender)
             raise
         self._in_use.add(name)
-        return SharedBody(name, size)
+        return SharedBody(name, size, sender)
 
     def share(self, body: bytes) -> SharedBody:
         """Write a body from memory to a file. Raises CapacityError if there is no room."""
-        self._budget.reserve(len(body))
+        sender = self._budget.reserve(len(body))
         try:
             name = self._store.write([body])
         except BaseException:
-            self._budget.release(len(body))
+            self._budget.release(len(body), sender)
             raise
         self._in_use.add(name)
-        return SharedBody(name, len(body))
+        return SharedBody(name, len(body), sender)
 
     def discard(self, shared: SharedBody) -> None:
         """Remove a body whose call has ended."""
         self._store.remove(shared.name)
         self._in_use.discard(shared.name)
-        self._budget.release(shared.size)
+        self._budget.release(shared.size, shared.sender)
 
     def path_of(self, shared: SharedBody) -> Path:
         """Return the file of a body that was not discarded."""

@@ -7,14 +7,17 @@ clients that send nothing.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, MutableMapping
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from gpufn_core.errors import CapacityError, GpufnError, PayloadTooLarge, RequestError
 from gpufn_gateway.calls.admission import too_large
+from gpufn_gateway.http import sender
 from gpufn_gateway.problems import RouteError
 
 T = TypeVar("T")
+_SHARE: Final = 4
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
@@ -28,22 +31,34 @@ class ClientDisconnected(GpufnError):
 
 
 class BodyBudget:
-    """The total bytes of all bodies that are being received. A complete body no longer counts."""
+    """The total bytes of all bodies that are being received. A complete body no longer counts.
+
+    A sender may use `_SHARE` times what it leaves free. So one sender alone has four fifths of the budget, and another
+    one always finds room.
+    """
 
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
         self.used_bytes = 0
+        self._used_by: Counter[str] = Counter()
 
-    def reserve(self, size: int) -> None:
-        """Raises CapacityError if the budget is used up."""
-        if self.used_bytes + size > self.limit_bytes:
+    def reserve(self, size: int) -> str:
+        """Return the sender, for `release`. Raises CapacityError if the budget, or the sender's share, is used up."""
+        own, free = sender.current.get(), self.limit_bytes - self.used_bytes - size
+        used = self._used_by[own]
+        if free < 0 or (used and used + size > _SHARE * free):
             raise CapacityError(
                 "The request bodies in flight have reached the gateway's limit; retry later.", retry_after_s=1.0
             )
         self.used_bytes += size
+        self._used_by[own] += size
+        return own
 
-    def release(self, size: int) -> None:
+    def release(self, size: int, of: str) -> None:
         self.used_bytes -= size
+        self._used_by[of] -= size
+        if not self._used_by[of]:
+            del self._used_by[of]
 
 
 def require_content_length(headers: Mapping[bytes, bytes], limit_bytes: int, what: str) -> int:
@@ -116,7 +131,7 @@ class BodyReader:
 
     async def _rest(self, message: MutableMapping[str, Any], receive: Receive) -> bytes:
         body = bytearray()
-        reserved = 0
+        reserved, own = 0, sender.current.get()
         try:
             async with asyncio.timeout(self._timeout_s):
                 while message["type"] == "http.request":
@@ -132,7 +147,7 @@ class BodyReader:
         except TimeoutError:
             raise self._too_slow() from None
         finally:
-            self._budget.release(reserved)
+            self._budget.release(reserved, own)
         raise ClientDisconnected
 
     def _too_slow(self) -> RouteError:

@@ -45,7 +45,7 @@ class BuildRoutes:
     def routes(self) -> list[Route]:
         one = "/v1/builds/{id}"
         return [
-            route("GET", "/v1/builds", self.index, READ, of_functions=True),
+            route("GET", "/v1/builds", self.index, READ, of_functions=True, scans=True),
             route("POST", "/v1/builds", self.begin, DEPLOY),
             route("GET", one, self.show, READ, of_functions=True),
             route("DELETE", one, self.cancel, DEPLOY, of_functions=True),

@@ -53,7 +53,7 @@ class DataRoutes:
 
     def routes(self) -> list[Route]:
         return [
-            route("GET", "/v1/queues", self.list_queues, READ, of_functions=True),
+            route("GET", "/v1/queues", self.list_queues, READ, of_functions=True, scans=True),
             route("POST", f"{_QUEUE}/items", self.put_item),
             route("POST", f"{_QUEUE}/lease", self.lease_item),
             route("POST", f"{_QUEUE}/ack", self.ack_item),
@@ -62,8 +62,8 @@ class DataRoutes:
             route("DELETE", _QUEUE, self.delete_queue, DEPLOY, of_functions=True),
             route("POST", "/v1/values", self.put_value, INVOKE, of_functions=True),
             route("GET", "/v1/values/{id}", self.get_value, INVOKE, of_functions=True),
-            route("GET", "/v1/dicts", self.list_dicts, READ, of_functions=True),
-            route("GET", f"{_DICT}/keys", self.list_keys),
+            route("GET", "/v1/dicts", self.list_dicts, READ, of_functions=True, scans=True),
+            route("GET", f"{_DICT}/keys", self.list_keys, scans=True),
             route("GET", f"{_DICT}/entry", self.get_entry),
             route("PUT", f"{_DICT}/entry", self.set_entry),
             route("DELETE", f"{_DICT}/entry", self.delete_entry),

@@ -27,8 +27,8 @@ class DeadLetterRoutes:
     def routes(self) -> list[Route]:
         one = "/v1/dlq/{fn:name}/{id}"
         return [
-            route("GET", "/v1/dlq", self.all, READ, of_functions=True),
-            route("GET", "/v1/dlq/{fn:name}", self.of_function, READ, of_functions=True),
+            route("GET", "/v1/dlq", self.all, READ, of_functions=True, scans=True),
+            route("GET", "/v1/dlq/{fn:name}", self.of_function, READ, of_functions=True, scans=True),
             route("DELETE", "/v1/dlq/{fn:name}", self.drop_all, DEPLOY, of_functions=True),
             route("POST", "/v1/dlq/{fn:name}/replay", self.replay_all),
             route("GET", one, self.show, READ, of_functions=True),

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 from starlette.requests import Request
@@ -47,6 +48,7 @@ from gpufn_gateway.routes.requests import (
     principal_of,
     read_json,
     route,
+    turns_of,
     whole_number,
 )
 from gpufn_gateway.submitted.submit import Submissions
@@ -55,6 +57,7 @@ from gpufn_platform.bus.storage import object_store, stream_scan, streams
 from gpufn_platform.bus.storage.ordered_reader import StoredMessage
 from gpufn_platform.queue import queue_position
 
+_LINES_AT_ONCE: Final = 200
 _log_line = msgspec.msgpack.Decoder(LogLine)
 
 
@@ -84,7 +87,7 @@ class FunctionRoutes:
             route("POST", f"{one}/scale", self.scale, DEPLOY, of_functions=True),
             route("GET", f"{one}/why", self.why, READ, of_functions=True),
             route("GET", f"{one}/logs", self.logs, READ, of_functions=True),
-            route("GET", f"{one}/calls", self.calls, READ, of_functions=True),
+            route("GET", f"{one}/calls", self.calls, READ, of_functions=True, scans=True),
             route("HEAD", "/v1/bundles/{digest}", self.has_bundle, DEPLOY, of_functions=True),
             route("PUT", "/v1/bundles/{digest}", self.put_bundle, DEPLOY, of_functions=True),
         ]
@@ -234,14 +237,20 @@ class FunctionRoutes:
         follow = flag(request, "follow")
         # Get the last sequence before the history is read, so that no line between the two is missed.
         info = await self.bus.js(f"STREAM.INFO.{subjects.LOGS}")
-        lines = self._log_lines(function.name, tail, int(info["state"]["last_seq"]), follow=follow)
+        lines = self._log_lines(turns_of(request), function.name, tail, int(info["state"]["last_seq"]), follow=follow)
         return StreamedResponse([(b"content-type", media.LINES.encode())], lines)
 
-    async def _log_lines(self, function: str, tail: int, last_seq: int, *, follow: bool) -> AsyncIterator[bytes]:
+    async def _log_lines(
+        self, turns: asyncio.Semaphore, function: str, tail: int, last_seq: int, *, follow: bool
+    ) -> AsyncIterator[bytes]:
         subject = subjects.logs(function)
-        for message in await stream_scan.newest(self.bus, subjects.LOGS, subject, last=tail):
-            last_seq = max(last_seq, message.seq)
-            yield _json_line(message)
+        async with turns:
+            newest = await stream_scan.newest(self.bus, subjects.LOGS, subject, last=tail)
+            for start in range(0, len(newest), _LINES_AT_ONCE):
+                lines = newest[start : start + _LINES_AT_ONCE]
+                last_seq = max(last_seq, lines[-1].seq)
+                yield b"".join(map(_json_line, lines))
+                await asyncio.sleep(0)  # let other tasks run
         if follow:
             async for message in streams.follow(self.bus, subjects.LOGS, subject, since_seq=last_seq + 1):
                 yield _json_line(message)

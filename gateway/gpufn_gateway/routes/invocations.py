@@ -42,7 +42,7 @@ class InvocationRoutes:
             route("DELETE", one, self.cancel),
             route("GET", f"{one}/result", self.result),
             route("GET", f"{one}/events", self.events),
-            route("GET", "/v1/calls", self.calls, READ, of_functions=True),
+            route("GET", "/v1/calls", self.calls, READ, of_functions=True, scans=True),
         ]
 
     async def submit(self, request: Request) -> ASGIApp:

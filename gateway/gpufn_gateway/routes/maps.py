@@ -35,7 +35,7 @@ class MapRoutes:
         one = "/v1/maps/{id}"
         return [
             route("PUT", "/v1/functions/{fn:name}/maps/{id}/items/{first}", self.accept),
-            route("GET", "/v1/maps", self.index, READ, of_functions=True),
+            route("GET", "/v1/maps", self.index, READ, of_functions=True, scans=True),
             route("GET", one, self.show),
             route("DELETE", one, self.cancel),
             route("GET", f"{one}/outcomes", self.outcomes),

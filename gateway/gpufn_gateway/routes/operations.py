@@ -61,7 +61,7 @@ class OperationRoutes:
             route("GET", "/healthz", self.alive),
             route("GET", "/readyz", self.ready),
             route("GET", "/metrics", self.metrics, READ),
-            route("GET", "/openapi.json", self.describe, READ, of_functions=True),
+            route("GET", "/openapi.json", self.describe, READ, of_functions=True, scans=True),
             route("GET", "/v1/nodes", self.nodes, READ),
             route("GET", "/v1/keys", self.list_keys, ADMIN),
             route("POST", "/v1/keys", self.create_key, ADMIN),

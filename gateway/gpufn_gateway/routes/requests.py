@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -28,6 +29,7 @@ from gpufn_gateway.problems import Headers, RouteError
 
 T = TypeVar("T", bound=msgspec.Struct)
 
+TURNS: Final = "gpufn.turns"  # in the scope: turns of the sender at requests that read many records
 CHECK_KEY: Final = "gpufn.check"  # in the scope: raises Unauthorized if the client's rights are no longer the same
 
 
@@ -53,8 +55,11 @@ def route(
     scope: str = "",
     *,
     of_functions: bool = False,
+    scans: bool = False,
 ) -> Route:
     """Return a route. Raises Forbidden for clients without `scope`.
+
+    `scans`: the handler reads many records, so the requests of a sender take turns.
 
     `of_functions`: a scope with a pattern is enough, and the handler checks it for the functions of the request. A
     route without it does not accept such a scope.
@@ -63,9 +68,18 @@ def route(
     async def check_scope(request: Request) -> ASGIApp:
         principal = principal_of(request)
         (principal.require_somewhere if of_functions else principal.require)(scope)
-        return await handler(request)
+        return await in_turn(request)
 
-    return Route(path, check_scope if scope else handler, methods=[method])
+    async def in_turn(request: Request) -> ASGIApp:
+        if not scans:
+            return await handler(request)
+        async with turns_of(request):
+            await asyncio.sleep(
+                0
+            )  # a handler that never waits would take its turn at once, as often as it is requested
+            return await handler(request)
+
+    return Route(path, check_scope if scope else in_turn, methods=[method])
 
 
 class StreamedResponse:
@@ -98,6 +112,12 @@ def principal_of(request: Request) -> Principal:
     """Return the principal, which the application sets before it routes a request."""
     principal: Principal = request.scope["gpufn.principal"]
     return principal
+
+
+def turns_of(request: Request) -> asyncio.Semaphore:
+    """Return the turns of the sender at requests that read many records. A turn is a context."""
+    turns: asyncio.Semaphore = request.scope[TURNS]
+    return turns
 
 
 def headers_of(request: Request) -> dict[bytes, bytes]:

@@ -36,7 +36,7 @@ class TeamRoutes:
 
     def routes(self) -> list[Route]:
         return [
-            route("GET", "/v1/teams", self.index, READ, of_functions=True),
+            route("GET", "/v1/teams", self.index, READ, of_functions=True, scans=True),
             route("PUT", "/v1/teams/{team}", self.set, ADMIN),
             route("DELETE", "/v1/teams/{team}", self.remove, ADMIN),
         ]

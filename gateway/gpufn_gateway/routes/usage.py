@@ -32,7 +32,7 @@ class UsageRoutes:
         self._clock = clock
 
     def routes(self) -> list[Route]:
-        return [route("GET", "/v1/usage", self.show, READ, of_functions=True)]
+        return [route("GET", "/v1/usage", self.show, READ, of_functions=True, scans=True)]
 
     async def show(self, request: Request) -> Response:
         requested, key = request.query_params.get("function"), request.query_params.get("key")

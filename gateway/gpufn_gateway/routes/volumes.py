@@ -49,8 +49,8 @@ class VolumeRoutes:
 
     def routes(self) -> list[Route]:
         return [
-            route("GET", _ALL, self.index, READ, of_functions=True),
-            route("GET", f"{_ONE}/tree", self.tree, READ, of_functions=True),
+            route("GET", _ALL, self.index, READ, of_functions=True, scans=True),
+            route("GET", f"{_ONE}/tree", self.tree, READ, of_functions=True, scans=True),
             route("GET", f"{_ONE}/blobs/{{digest}}", self.get_file, READ, of_functions=True),
             route("PUT", f"{_ONE}/blobs/{{digest}}", self.put_file, DEPLOY, of_functions=True),
             route("POST", f"{_ONE}/missing", self.missing, DEPLOY, of_functions=True),

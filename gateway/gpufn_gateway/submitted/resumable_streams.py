@@ -21,6 +21,7 @@ from typing import Final
 from gpufn_core.errors import CapacityError, Conflict, IdempotencyMismatch, InvocationNotFound
 from gpufn_core.protocol.messages import ItemReply, ResultReply
 from gpufn_core.protocol.stream_window import UnreadItems
+from gpufn_gateway.http import sender
 from gpufn_platform.process.clock import Clock
 from gpufn_platform.queue.pending import PendingStream
 
@@ -28,6 +29,7 @@ _IDLE_TIMEOUT_S: Final = 60.0
 _STREAM_BYTES: Final = 16 << 20  # more than the buffers of a connection hold
 _ITEM_OVERHEAD_BYTES: Final = 400  # memory per item in addition to its body; most of the cost of a token stream
 _MAX_STREAMS: Final = 1000
+_SHARE: Final = 4  # a sender has at most this many times the streams that are left: four fifths if it is alone
 _MAX_TOTAL_BYTES: Final = 256 << 20  # all streams; beyond it none starts, and existing ones keep only unread items
 
 
@@ -47,9 +49,10 @@ class BufferedBytes:
 class ResumableStream:
     """The buffered items of one invocation. `digest` identifies its request; `total` is the size of all streams."""
 
-    def __init__(self, pending: PendingStream, digest: str, total: BufferedBytes) -> None:
+    def __init__(self, pending: PendingStream, digest: str, total: BufferedBytes, own: str) -> None:
         self.pending = pending
         self.digest = digest
+        self.sender = own
         self.readers = 0
         self.idle_since = 0.0  # when the last reader disconnected; monotonic
         self._items: deque[tuple[ItemReply, bytes]] = deque()
@@ -183,12 +186,18 @@ class ResumableStreams:
                     "This gateway has no stream for this Idempotency-Key; it may have expired. Omit Last-Event-ID to "
                     "start a new one."
                 )
-            if len(self._streams) >= _MAX_STREAMS or self._total.bytes > _MAX_TOTAL_BYTES:
+            own = sender.current.get()
+            if self._are_used_up(own) or self._total.bytes > _MAX_TOTAL_BYTES:
                 raise CapacityError("This gateway has too many resumable streams: retry later, or send no key.")
-            stream = self._streams[key] = ResumableStream(start(), digest, self._total)
+            stream = self._streams[key] = ResumableStream(start(), digest, self._total, own)
         elif stream.digest != digest:
             raise IdempotencyMismatch
         return stream
+
+    def _are_used_up(self, own: str) -> bool:
+        """Whether there is no room for another stream of a sender."""
+        free = _MAX_STREAMS - len(self._streams)
+        return free <= 0 or sum(stream.sender == own for stream in self._streams.values()) >= _SHARE * free
 
     def sweep(self, now: float) -> None:
         """Close the streams that had no reader for a minute. `now` is monotonic."""

@@ -39,6 +39,8 @@ from gpufn_platform.queue.wakeups import WakeupSender
 
 WEBHOOK: Final = b"x-gpufn-webhook"
 
+_VIEWS_AT_ONCE: Final = 100
+
 
 class Submissions:
     def __init__(self, bus: Bus, calls: Calls, disk: StoreSync, addresses: AddressPolicy | None = None) -> None:
@@ -253,7 +255,12 @@ class Submissions:
             return is_in_state and principal.may_read(record.function)
 
         records = await call_records.recent(self._bus, function, limit, matches, since=since, ended_only=ended_only)
-        return [self._list_view(record, holders.get(record.id), principal) for record in records]
+        views: list[dict[str, Any]] = []
+        for start in range(0, len(records), _VIEWS_AT_ONCE):
+            chunk = records[start : start + _VIEWS_AT_ONCE]
+            views += [self._list_view(record, holders.get(record.id), principal) for record in chunk]
+            await asyncio.sleep(0)  # let other tasks run
+        return views
 
     async def queued(self, function: str, limit: int) -> list[str]:
         """Return the ids of the newest calls of a function that no runner holds."""

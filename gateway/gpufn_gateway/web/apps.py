@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+
 import msgspec
 
 from gpufn_core.errors import FunctionNotFound, GpufnError, InvalidInput
 from gpufn_core.spec.web_spec import PREFIX
 from gpufn_gateway.auth.access import Principal
+from gpufn_gateway.auth.team_account import quota_id
 from gpufn_gateway.calls.prepare import Calls
 from gpufn_gateway.http.body_reader import Receive, Scope, Send
 from gpufn_gateway.routes.invoke import Invoke
@@ -39,9 +43,22 @@ class WebApps:
             match = self._match(scope)
             if not match.web.is_app:
                 raise InvalidInput("a web endpoint has no WebSockets: declare an @asgi_app", field="upgrade")
-            await serve_socket(self._calls, match, scope, receive, send)
+            with self._calls.access.streams.open(self._sender(match)):
+                await serve_socket(self._calls, match, scope, receive, send, check=self._check(match, scope))
         except GpufnError as error:
             await refuse(error, send)
+
+    def _sender(self, match: Match) -> str:
+        """Return who opens a stream. A visitor of a public function counts for the team that owns it."""
+        if match.principal.id:
+            return self._calls.access.sender_of(match.principal)
+        return quota_id(self._calls.registry.teams.name_of(match.target.name))
+
+    def _check(self, match: Match, scope: Scope) -> Callable[[], None]:
+        """Return what raises Unauthorized once the sender has other rights: a WebSocket may last for days."""
+        if not match.principal.id:
+            return lambda: None
+        return functools.partial(self._calls.access.check_unchanged, dict(scope["headers"]), match.principal)
 
     def _match(self, scope: Scope) -> Match:
         """Raises GpufnError."""

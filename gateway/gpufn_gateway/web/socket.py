@@ -7,6 +7,7 @@ application accepts is an HTTP response; later it is a close code with a reason.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any, Final
 
 from gpufn_core.errors import FunctionRaised, GpufnError, PlatformStopping
@@ -25,16 +26,20 @@ from gpufn_platform.web.pending_session import PendingSession
 _LONGEST_REASON: Final = 123  # bytes, in a close frame
 
 
-async def serve_socket(calls: Calls, match: Match, scope: Scope, receive: Receive, send: Send) -> None:
-    """Raises GpufnError before the session has begun."""
+async def serve_socket(
+    calls: Calls, match: Match, scope: Scope, receive: Receive, send: Send, *, check: Callable[[], None]
+) -> None:
+    """`check` raises Unauthorized if the client may no longer use the function: the next message in either direction is
+    the last one. Raises GpufnError before the session has begun."""
     await receive()  # websocket.connect
     call = await session.prepare(calls, match, scope, receive, b"", has_more=False)
     async with session.running(calls, call) as pending:
         socket = _Socket(send)
         problem: Problem | None
         try:
-            async with session.alongside(pending, _follow_client(pending, socket, receive)):
+            async with session.alongside(pending, _follow_client(pending, socket, receive, check)):
                 async for payload in pending.payloads():
+                    check()
                     await socket.take(*web_session.unpack_down(payload))
             problem = await session.failure(calls, call, pending)
         except GpufnError as error:
@@ -53,9 +58,10 @@ async def _send_refusal(problem: Problem, send: Send) -> None:
     await send({"type": "websocket.http.response.body", "body": problem.body()})
 
 
-async def _follow_client(pending: PendingSession, socket: _Socket, receive: Receive) -> None:
+async def _follow_client(pending: PendingSession, socket: _Socket, receive: Receive, check: Callable[[], None]) -> None:
     """Pass the client's messages on until it disconnects."""
     while (message := await receive())["type"] == "websocket.receive":
+        check()
         text = message.get("text")
         data = message["bytes"] if text is None else text.encode()
         for part, is_followed in web_session.parts_of(data):

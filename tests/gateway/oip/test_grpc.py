@@ -22,15 +22,16 @@ from tritonclient.grpc import model_config_pb2, service_pb2
 from tritonclient.utils import InferenceServerException
 
 from gpufn_core.domain.invocation import OutcomeKind
+from gpufn_core.domain.team import Team
 from gpufn_core.errors import InvalidInput
 from gpufn_core.protocol.codec import encode
-from gpufn_gateway.auth.access import new_key
+from gpufn_gateway.auth.access import LOCAL, new_key
 from gpufn_gateway.http.connection.certificate import server_context
 from gpufn_gateway.http.connection.connection_limit import ConnectionLimit
 from gpufn_gateway.http.connection.http2_tunnel import PREFACE, Http2
 from gpufn_gateway.oip.grpc import messages_pb2 as messages
 from gpufn_gateway.oip.grpc import translation
-from gpufn_gateway.oip.grpc.server import GrpcServer
+from gpufn_gateway.oip.grpc.server import _READERS, GrpcServer
 from gpufn_gateway.settings import GatewaySettings
 from gpufn_platform.bus.storage.key_value import Entry
 from tests.certificates import Authority
@@ -213,6 +214,38 @@ async def test_a_deadline_is_the_timeout_of_the_call_and_a_cancelled_request_can
         assert 0 < queued.fields["deadline"] - models.clock.time() <= 50
         call.cancel()
         await until_async(lambda: queued.cancelled)
+
+
+async def test_a_client_that_sends_no_message_does_not_keep_other_teams_waiting(models: Any, tmp_path: Path) -> None:
+    """Bug: 16 requests without a message, which cost a client nothing, held all of the gateway's readers for 30 s."""
+    headers = {}
+    for team in ("a", "b"):
+        key, secret = new_key(team, ("invoke:*",), 0.0, team=team)
+        models.access.teams.put(Team(name=team, owns=("*",) if team == "a" else ("prod/*",)))
+        models.registry.on_key(key.id, Entry(key.id, encode(key), 1))
+        headers[team] = (("authorization", f"Bearer {secret}"),)
+    async with listening(models, tmp_path) as url, grpc.aio.insecure_channel(url) as channel:
+        index = "/inference.GRPCInferenceService/RepositoryIndex"
+        silent = [channel.stream_unary(index)(metadata=headers["b"]) for _ in range(_READERS + 1)]
+        await asyncio.gather(*(each.wait_for_connection() for each in silent))
+        assert await channel.unary_unary(index)(b"", metadata=headers["a"], timeout=20) is not None
+        for each in silent:
+            each.cancel()
+
+
+async def test_open_streams_of_a_team_are_limited(models: Any, tmp_path: Path) -> None:
+    models.access.streams.limit = 1
+    async with listening(models, tmp_path) as url, grpc.aio.insecure_channel(url) as channel:
+        infer = channel.stream_stream("/inference.GRPCInferenceService/ModelStreamInfer")
+        first = infer()
+        await first.write(messages.ModelInferRequest(model_name="unknown").SerializeToString())
+        assert await first.read()
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await infer().read()
+        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        await first.done_writing()
+        assert await first.read() is grpc.aio.EOF
+        await until_async(lambda: models.access.streams.count(LOCAL.owner) == 0)
 
 
 async def test_connections_count_as_those_of_their_address(models: Any, tmp_path: Path) -> None:

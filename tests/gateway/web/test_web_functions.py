@@ -204,3 +204,63 @@ def test_fields_of_a_response() -> None:
     assert to_client([(b"sec-websocket-accept", b"a")], is_socket=True) == []
     with pytest.raises(FunctionRaised):
         to_client([(b"a b", b"c")])
+
+
+@pytest.mark.parametrize(
+    "field", ["Clear-Site-Data", "Alt-Svc", "NEL", "Report-To", "Strict-Transport-Security", "X-Request-Id"]
+)
+def test_an_application_sends_no_field_about_the_whole_origin(field: str) -> None:
+    """Bug: an application deleted the cookies of the others, and let browsers report all requests to its author."""
+    assert to_client([(field.encode(), b"x")]) == []
+
+
+async def test_a_websocket_ends_with_the_key_that_opened_it(gateway: Any, deploy: Any) -> None:
+    """Bug: who had lost the key went on to use the application, for as long as the timeout of the session."""
+    deploy("site", WebKind.ASGI)
+    key, secret = new_key("test", ("invoke:*",), 0.0)
+    gateway.access.put(key)
+    give_key(gateway, "admin")
+
+    class Open(Session):
+        async def payloads(self) -> Any:
+            yield pack(web_session.Accept(None, ()))
+            gateway.access.remove(key.id)
+            yield pack(web_session.MessagePart(True, False), b"secret")
+
+    gateway.queue.open_session = lambda request: Open(gateway.queue.invoke(request), [])
+    sent: list[dict[str, Any]] = []
+
+    async def receive() -> dict[str, Any]:
+        if not sent:
+            return {"type": "websocket.connect"}
+        await asyncio.get_running_loop().create_future()
+        raise AssertionError
+
+    async def send(event: dict[str, Any]) -> None:
+        sent.append(event)
+
+    path = "/web/default/default/site/"
+    await gateway.app(
+        {
+            "type": "websocket", "scheme": "ws", "http_version": "1.1", "path": path, "raw_path": path.encode(),
+            "query_string": b"", "headers": [(b"authorization", f"Bearer {secret}".encode())],
+        },
+        receive,
+        send,
+    )  # fmt: skip
+    assert [event["type"] for event in sent] == ["websocket.accept", "websocket.close"]
+    assert sent[1]["reason"].startswith("unauthorized")
+
+
+async def test_open_websockets_of_a_team_are_limited(gateway: Any, deploy: Any, answers: Any) -> None:
+    deploy("site", WebKind.ASGI, public=True)
+    gateway.access.streams.limit = 0
+    sent: list[dict[str, Any]] = []
+
+    async def send(event: dict[str, Any]) -> None:
+        sent.append(event)
+
+    path = "/web/default/default/site/"
+    scope = {"type": "websocket", "path": path, "headers": [(b"host", b"localhost")], "query_string": b""}
+    await gateway.app(scope, asyncio.Event().wait, send)
+    assert sent[0]["status"] == 429

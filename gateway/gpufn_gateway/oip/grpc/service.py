@@ -14,10 +14,11 @@ import grpc
 from google.protobuf.message import DecodeError, Message
 from starlette.types import ASGIApp
 
-from gpufn_core.errors import FunctionNotFound, GpufnError, InvalidInput, RevisionNotFound
+from gpufn_core.errors import FunctionNotFound, GpufnError, InvalidInput, RateLimited, RevisionNotFound
 from gpufn_core.spec import names
 from gpufn_gateway import problems
 from gpufn_gateway.auth.access import Access
+from gpufn_gateway.http.turns import Turns
 from gpufn_gateway.oip.grpc import messages_pb2 as messages
 from gpufn_gateway.oip.grpc import translation
 from gpufn_gateway.oip.grpc.http_form import Address, HttpForm, HttpResponse
@@ -27,6 +28,7 @@ M = TypeVar("M", bound=Message)
 Metadata = tuple[tuple[str, str], ...]
 
 _SERVICE: Final = "/inference.GRPCInferenceService/"
+_READERS_OF_A_SENDER: Final = 4  # messages of one sender that are received at a time
 _HEADER_LENGTH: Final = b"inference-header-content-length"
 # Fields of a request that its metadata may set, and fields of the response that become trailing metadata.
 _SENT: Final = ("authorization", "traceparent", "x-gpufn-priority", "x-gpufn-timeout")
@@ -77,6 +79,7 @@ class Service(grpc.GenericRpcHandler):
         self._access = access
         self._address_of = address_of
         self._readers = asyncio.Semaphore(readers)
+        self._turns = Turns(_READERS_OF_A_SENDER)
         self._timeout_s = timeout_s
         self._stopping = asyncio.Event()
         unary: dict[str, Callable[[bytes, Context], Awaitable[Message]]] = {
@@ -109,8 +112,8 @@ class Service(grpc.GenericRpcHandler):
     ) -> Callable[[AsyncIterator[bytes], Context], Awaitable[bytes]]:
         async def handle(requests: AsyncIterator[bytes], context: Context) -> bytes:
             try:
-                await self._check(context)
-                request = await self._read(requests)
+                sender = await self._check(context)
+                request = await self._read(requests, sender)
                 if request is None:
                     raise InvalidInput("the request has no message")
                 response = await method(request, context)
@@ -126,9 +129,17 @@ class Service(grpc.GenericRpcHandler):
     async def _stream_infer(self, requests: AsyncIterator[bytes], context: Context) -> AsyncIterator[bytes]:
         """Serve the requests of a stream in order. An error of a request does not end the stream."""
         try:
-            await self._check(context)
+            sender = await self._check(context)
         except _Refused as refused:
             await context.abort(refused.code, refused.message, refused.metadata)
+        try:
+            with self._access.streams.open(sender):
+                async for response in self._responses(requests, context):
+                    yield response
+        except RateLimited as error:
+            await _abort(context, error)
+
+    async def _responses(self, requests: AsyncIterator[bytes], context: Context) -> AsyncIterator[bytes]:
         while (request := await self._next(requests)) is not None:
             try:
                 response = messages.ModelStreamInferResponse(infer_response=await self._model_infer(request, context))
@@ -138,10 +149,11 @@ class Service(grpc.GenericRpcHandler):
                 response = messages.ModelStreamInferResponse(error_message=error.message)
             yield response.SerializeToString()
 
-    async def _check(self, context: Context) -> None:
-        """Refuse a client before its message is read. The application records the refusal. Raises _Refused."""
+    async def _check(self, context: Context) -> str:
+        """Refuse a client before its message is read. The application records the refusal. Return the sender. Raises
+        _Refused."""
         try:
-            self._access.authenticate(dict(_headers(context)))
+            return self._access.sender_of(self._access.authenticate(dict(_headers(context))))
         except GpufnError:
             await self._send(context, "GET", "/v2")
             raise AssertionError from None  # the application authenticates as well
@@ -157,10 +169,10 @@ class Service(grpc.GenericRpcHandler):
             stopping.cancel()
             reading.cancel()
 
-    async def _read(self, requests: AsyncIterator[bytes]) -> bytes | None:
+    async def _read(self, requests: AsyncIterator[bytes], sender: str) -> bytes | None:
         """Receive the message of a request, or None if there is none. Raises InvalidInput if it takes too long."""
         try:
-            async with asyncio.timeout(self._timeout_s), self._readers:
+            async with asyncio.timeout(self._timeout_s), self._turns.of(sender), self._readers:
                 return await _next_of(requests)
         except TimeoutError:
             raise InvalidInput(f"the request did not arrive within {self._timeout_s:g} s") from None

@@ -60,8 +60,8 @@ class BatchRoutes:
         one = f"{self._path}/{{id}}"
         return [
             route("POST", self._path, self.create),
-            route("GET", self._path, self.all),
-            route("GET", one, self.show),
+            route("GET", self._path, self.all, scans=True),
+            route("GET", one, self.show, scans=True),
             route("POST", f"{one}/cancel", self.cancel),
         ]
 

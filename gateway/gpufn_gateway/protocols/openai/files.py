@@ -41,7 +41,7 @@ class FileRoutes:
         every, one = self.paths
         return [
             route("POST", every, self.create),
-            route("GET", every, self.all),
+            route("GET", every, self.all, scans=True),
             route("GET", one, self.show),
             route("DELETE", one, self.remove),
             route("GET", f"{one}/content", self.content),

@@ -95,7 +95,7 @@ class OpenFaaS(Adapter):
         return [
             *(route(method, "/function/{fn:name}", self.call) for method in _METHODS),
             route("POST", "/async-function/{fn:name}", self.submit),
-            route("GET", "/system/functions", self.functions),
+            route("GET", "/system/functions", self.functions, scans=True),
             route("GET", "/system/function/{fn:name}", self.function),
             route("GET", "/system/info", self.info),
             route("GET", "/system/namespaces", self.namespaces),

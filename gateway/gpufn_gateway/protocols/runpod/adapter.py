@@ -63,7 +63,7 @@ class RunPod(Adapter):
             for each in (
                 route("POST", f"{prefix}/{{fn:name}}/run", self.run),
                 route("POST", f"{prefix}/{{fn:name}}/runsync", self.runsync),
-                route("POST", f"{prefix}/{{fn:name}}/purge-queue", self.purge_queue),
+                route("POST", f"{prefix}/{{fn:name}}/purge-queue", self.purge_queue, scans=True),
                 route("GET", f"{prefix}/{{fn:name}}/health", self.health),
                 route("GET", f"{prefix}/{{fn:name}}/status/{{id}}", self.status),
                 route("GET", f"{prefix}/{{fn:name}}/stream/{{id}}", self.stream),
