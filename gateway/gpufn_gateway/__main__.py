@@ -102,6 +102,7 @@ from gpufn_gateway.store_sync import StoreSync
 from gpufn_gateway.submitted.dead_letters import DeadLetters
 from gpufn_gateway.submitted.reaper import Reaper
 from gpufn_gateway.submitted.submit import Submissions
+from gpufn_gateway.teams.data_use import DataUse
 from gpufn_gateway.teams.storage import TeamStorage
 from gpufn_gateway.teams.team_use import TeamUses
 from gpufn_gateway.telemetry import Telemetry
@@ -242,7 +243,7 @@ async def _open(settings: GatewaySettings, stack: contextlib.AsyncExitStack) -> 
     stack.callback(schedules.stop)
     await schedules.start()
 
-    storage_of_teams = TeamStorage(bus, registry)
+    storage_of_teams = TeamStorage(bus, registry, DataUse(bus, buckets.dicts, clock))
     volumes = Volumes(bus, buckets.volumes, storage_of_teams, clock, settings.max_volume_bytes)
     stack.callback(volumes.stop)
     await volumes.start()
@@ -289,7 +290,7 @@ class _Gateway:
         )
         self._addresses = AddressPolicy(services.settings.webhook_networks)
         self._artifacts = Artifacts(bus)
-        self._operations = Operations(Queues(bus), Dicts(services.buckets.dicts))
+        self._operations = Operations(Queues(bus), Dicts(services.buckets.dicts), services.storage_of_teams)
         self._team_uses = TeamUses(registry, self._quotas, services.storage_of_teams)
         self._deploys = Deploys(
             bus=bus,

@@ -76,6 +76,7 @@ from gpufn_gateway.signing.trusted_keys import TrustedKeys
 from gpufn_gateway.store_sync import StoreSync
 from gpufn_gateway.submitted.dead_letters import DeadLetters
 from gpufn_gateway.submitted.submit import Submissions
+from gpufn_gateway.teams.data_use import DataUse
 from gpufn_gateway.teams.storage import TeamStorage
 from gpufn_gateway.teams.team_use import TeamUses
 from gpufn_gateway.telemetry import Telemetry
@@ -153,8 +154,8 @@ class Whole:
         self.builds = Builds(bus, buckets.builds, clock)
         self.artifacts = Artifacts(bus)
         self.signatures = Signatures(buckets.signing, LocalTrust())
-        self.operations = Operations(Queues(bus), Dicts(buckets.dicts))
-        storage = TeamStorage(bus, self.registry)
+        storage = TeamStorage(bus, self.registry, DataUse(bus, buckets.dicts, clock))
+        self.operations = Operations(Queues(bus), Dicts(buckets.dicts), storage)
         self.volumes = Volumes(bus, buckets.volumes, storage, clock, VOLUME_LIMIT)
         self.deploys = Deploys(
             bus=bus,

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import msgspec
 
 from gpufn_core.domain.team import Team
 from gpufn_core.protocol.records import KeyLimits
+
+_PREFIX: Final = "team/"
 
 
 class TeamAccount(msgspec.Struct, frozen=True):
@@ -16,7 +20,16 @@ class TeamAccount(msgspec.Struct, frozen=True):
 
 
 def quota_id(team: str) -> str:
-    return f"team/{team}"
+    return f"{_PREFIX}{team}"
+
+
+def team_of(id_: str) -> str:
+    """Return the team with this account, or "" for a key or a user.
+
+    >>> team_of("team/search"), team_of("k1")
+    ('search', '')
+    """
+    return id_.removeprefix(_PREFIX) if id_.startswith(_PREFIX) else ""
 
 
 def account_of(team: Team) -> TeamAccount | None:

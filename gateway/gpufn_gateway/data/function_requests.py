@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from gpufn_core.protocol import codec, subjects
-from gpufn_core.protocol.data import CommitVolume, DataReply, DataRequest
+from gpufn_core.protocol.data import AdmitValue, CommitVolume, DataReply, DataRequest
 from gpufn_core.spec.names import home_of
 from gpufn_core.spec.volume_spec import full_name_at
 from gpufn_gateway.data.operations import Operations
@@ -44,6 +44,9 @@ class FunctionRequests:
     async def execute(self, request: DataRequest, value: bytes) -> tuple[str, bytes]:
         """Return content type and value of the reply. Raises GpufnError."""
         operation = request.operation
+        if isinstance(operation, AdmitValue):
+            await self._operations.storage.admit(request.function, operation.size)
+            return "", b""
         name = full_name_at(operation.name, home_of(request.function))
         if isinstance(operation, CommitVolume):
             version = await self._volumes.commit(name, operation.change)

@@ -21,6 +21,7 @@ from gpufn_core.protocol.data import (
 )
 from gpufn_gateway.data.dicts import Dicts
 from gpufn_gateway.data.queues import Queues
+from gpufn_gateway.teams.storage import TeamStorage
 
 
 class Outcome(NamedTuple):
@@ -32,8 +33,9 @@ class Outcome(NamedTuple):
 
 
 class Operations:
-    def __init__(self, queues: Queues, dicts: Dicts) -> None:
+    def __init__(self, queues: Queues, dicts: Dicts, storage: TeamStorage) -> None:
         self.queues = queues
+        self.storage = storage
         self.dicts = dicts
 
     async def execute(self, name: str, operation: QueueOperation | DictOperation, value: bytes) -> Outcome:
@@ -45,6 +47,7 @@ class Operations:
     async def _on_queue(self, name: str, operation: QueueOperation, value: bytes) -> Outcome:
         match operation:
             case PutItem(_, content_type, id_, ttl_s, max_items):
+                await self.storage.admit(name, len(value))
                 await self.queues.put(name, content_type, value, ttl_s=ttl_s, max_items=max_items, id_=id_)
                 return Outcome("", b"", True)
             case GetItem(_, wait_s, lease_s, max_deliveries):
@@ -66,6 +69,7 @@ class Operations:
                 found = await self.dicts.get(name, key)
                 return Outcome("", b"", False) if found is None else Outcome(*found, False)
             case SetEntry(_, key, content_type, ttl_s, only_new):
+                await self.storage.admit(name, len(value))
                 is_set = await self.dicts.set(name, key, content_type, value, ttl_s=ttl_s, only_new=only_new)
                 return Outcome("", codec.encode(is_set), True)
             case RemoveEntry(_, key):

@@ -13,10 +13,21 @@ from starlette.types import ASGIApp
 from gpufn_core.encoding import media
 from gpufn_core.errors import Conflict, DataNotFound, InvalidInput
 from gpufn_core.protocol import subjects
-from gpufn_core.protocol.data import MAX_DELIVERIES, MAX_ITEMS, MAX_S, MIN_S, VALUE_BYTES, WAIT_S, StoredValue
+from gpufn_core.protocol.data import (
+    MAX_DELIVERIES,
+    MAX_ITEMS,
+    MAX_S,
+    MIN_S,
+    VALUE_BYTES,
+    WAIT_S,
+    StoredValue,
+    value_tag,
+)
 from gpufn_core.protocol.records import BodyReference
 from gpufn_gateway.auth.scopes import DEPLOY, INVOKE, READ
+from gpufn_gateway.auth.team_account import team_of
 from gpufn_gateway.data.operations import Operations
+from gpufn_gateway.http import sender
 from gpufn_gateway.http.body_reader import BodyReader, iter_body, require_content_length
 from gpufn_gateway.routes.requests import (
     StreamedResponse,
@@ -47,6 +58,7 @@ class KeyExists(Conflict):
 class DataRoutes:
     def __init__(self, bus: Bus, operations: Operations, bodies: BodyReader) -> None:
         self._bus = bus
+        self._storage = operations.storage
         self._queues = operations.queues
         self._dicts = operations.dicts
         self._bodies = bodies
@@ -85,6 +97,7 @@ class DataRoutes:
         ttl_s = _seconds(request, "ttl")
         value = await self._bodies.read(headers_of(request), request.receive)
         id_ = request.query_params.get("id", "")[:64]
+        await self._storage.admit(name, len(value))
         await self._queues.put(name, _type(request), value, ttl_s=ttl_s, max_items=int(limit), id_=id_)
         return Response(status_code=201)
 
@@ -121,7 +134,9 @@ class DataRoutes:
         """Store the body, for an hour by default. Its id cannot be guessed, and is all that a reader needs."""
         ttl_s = _seconds(request, "ttl") or _DEFAULT_TTL_S
         size = require_content_length(headers_of(request), VALUE_BYTES, "a stored value")
-        owner = large_bodies.expiring_owner()
+        team = team_of(sender.current.get())
+        await self._storage.admit_for(team, size)
+        owner = large_bodies.expiring_owner(value_tag(team))
         async with contextlib.aclosing(iter_body(request.receive)) as parts:
             stored = await object_store.keep_stream(self._bus, subjects.VALUES, size, parts, owner=owner, ttl_s=ttl_s)
         return json_response(StoredValue.of(BodyReference(owner, stored, size)), 201)
@@ -157,6 +172,7 @@ class DataRoutes:
         name, key, only_new = _dict(request, INVOKE), _key(request), flag(request, "only_new")
         ttl_s = _seconds(request, "ttl")
         value = await self._bodies.read(headers_of(request), request.receive)
+        await self._storage.admit(name, len(value))
         is_set = await self._dicts.set(name, key, _type(request), value, ttl_s=ttl_s, only_new=only_new)
         if not is_set:
             raise KeyExists(f"{name} has the key {key[:100]!r} already.")

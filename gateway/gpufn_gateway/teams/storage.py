@@ -1,5 +1,5 @@
-"""Storage of teams: their volumes, and the bundles, the files of models and weights, and the engines that the revisions
-of their functions name. A team has each of these once.
+"""Storage of teams: their volumes, queues, dicts and stored values, and the bundles, the files of models and weights,
+and the engines that the revisions of their functions name. A team has each of these once.
 
 The sizes are those in the object stores, not those that clients declare. The bodies of calls do not count: they belong
 to calls, and end with them. Two deploys at the same time can exceed the limit together.
@@ -19,6 +19,7 @@ from gpufn_core.spec.volume_spec import VolumeRecord
 from gpufn_gateway.auth.access import Principal
 from gpufn_gateway.functions.registry import Registry
 from gpufn_gateway.garbage_collection.rules import named_blobs
+from gpufn_gateway.teams.data_use import DataUse
 from gpufn_platform.bus.connection import Bus
 from gpufn_platform.bus.storage import object_store
 
@@ -35,8 +36,9 @@ class StorageLimitExceeded(Conflict):
 
 
 class TeamStorage:
-    def __init__(self, bus: Bus, registry: Registry) -> None:
+    def __init__(self, bus: Bus, registry: Registry, data: DataUse) -> None:
         self._bus = bus
+        self._data = data
         self._registry = registry
         self._sizes: dict[tuple[str, str], int] = {}  # of stored blobs
         self.volumes: Callable[[], Iterable[VolumeRecord]] = tuple  # of all teams
@@ -47,12 +49,39 @@ class TeamStorage:
         for function, blobs in self._blobs_by_function(teams).items():
             by_team[self._registry.teams.name_of(function)] |= blobs
         sizes = await self._sizes_of(set[tuple[str, str]]().union(*by_team.values()))
-        return {team: _total(blobs, sizes) + self._in_volumes(team) for team, blobs in by_team.items()}
+        return {
+            team: _total(blobs, sizes) + self._in_volumes(team) + await self._in_data(team)
+            for team, blobs in by_team.items()
+        }
 
     def _in_volumes(self, team: str) -> int:
         """Return the bytes of the team's volumes, with their kept versions."""
         owner = self._registry.teams.name_of
         return sum(volume.stored_bytes for volume in self.volumes() if owner(volume.name) == team)
+
+    async def _in_data(self, name: str) -> int:
+        """Return the bytes of the team's queues, dicts and stored values."""
+        team = self._registry.teams.get(name)
+        return 0 if team is None else await self._data.of(team)
+
+    async def admit(self, name: str, size: int) -> None:
+        """Raise StorageLimitExceeded if the team of a queue, a dict or a function would keep more than it may with a
+        value of this size; otherwise count it."""
+        await self.admit_for(self._registry.teams.name_of(name), size)
+
+    async def admit_for(self, name: str, size: int) -> None:
+        """As `admit`, for a team."""
+        team = self._registry.teams.get(name)
+        if team is None or (limit := team.limits.stored_bytes) is None:
+            return
+        used = (await self.used_by((team.name,)))[team.name]
+        if used + size > limit:
+            raise StorageLimitExceeded(
+                f"The team {team.name} may store {format_bytes(limit)}. It stores {format_bytes(used)}, and this value "
+                f"adds {format_bytes(size)}: take items from queues, or delete entries of dicts. Room that was freed "
+                "counts after some seconds."
+            )
+        self._data.add(team, size)
 
     async def check_volume(self, volume: str, added_bytes: int) -> None:
         """Raise StorageLimitExceeded if the team of a volume would keep more than it may."""
@@ -77,8 +106,8 @@ class TeamStorage:
         before = set[tuple[str, str]]().union(*by_function.values())
         added = blobs_of([revision], {}) - before
         sizes = await self._sizes_of(before | added)
-        in_volumes = self._in_volumes(team.name)
-        used, after = _total(before, sizes) + in_volumes, _total(before | added, sizes) + in_volumes
+        others = self._in_volumes(team.name) + await self._in_data(team.name)
+        used, after = _total(before, sizes) + others, _total(before | added, sizes) + others
         if after <= limit or after == used:
             return
         totals = {name: _total(blobs, sizes) for name, blobs in by_function.items() if principal.may_see(name)}

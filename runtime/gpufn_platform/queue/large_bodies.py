@@ -39,9 +39,9 @@ async def ensure_buckets(bus: Bus) -> None:
     await object_store.ensure_bucket(bus, subjects.VALUES, expires=True, max_bytes=MAX_VALUES_BYTES)
 
 
-def expiring_owner() -> str:
+def expiring_owner(tag: str = "") -> str:
     """Return a new owner for a body of a call with a waiting client: such a body expires by itself."""
-    return f"{_EXPIRING_PREFIX}{new_ulid()}"
+    return f"{_EXPIRING_PREFIX}{new_ulid()}{'-' if tag else ''}{tag}"
 
 
 def expires_by_itself(owner: str) -> bool:

@@ -103,7 +103,8 @@ class Runner:
         self._circuits = Circuits(bus, self._caller, clock)
         self._nested = NestedCalls(
             bus, self._caller, self._directory, self._circuits, clock,
-            shared_bodies=self._shared_bodies, bodies=self._bodies, data=DataRequests(bus, self._shared_bodies),
+            shared_bodies=self._shared_bodies, bodies=self._bodies,
+            data=DataRequests(bus, self._shared_bodies, self._directory.team_of),
         )  # fmt: skip
         self._output = Output(bus, clock)
         self._relay = Relay(

@@ -8,6 +8,7 @@ The runner stores the parts of a volume's file itself: they are too large for a 
 
 from __future__ import annotations
 
+import hashlib
 import re
 
 import msgspec
@@ -17,6 +18,7 @@ from gpufn_core.ids import is_digest
 from gpufn_core.protocol.records import BodyReference
 from gpufn_core.spec.volume_spec import VolumeChange, check_name
 
+_TAG_DIGITS = 12
 PART_BYTES = 16 << 20  # the size of all but the last part of a volume's file
 
 
@@ -123,6 +125,13 @@ class GetValue(msgspec.Struct, frozen=True, tag="value.get"):
     name: str
 
 
+class AdmitValue(msgspec.Struct, frozen=True, tag="value.admit"):
+    """Ask a gateway whether the team of the function may store a value of this size. A worker cannot ask."""
+
+    name: str
+    size: int
+
+
 class StoredValue(msgspec.Struct, frozen=True):
     """A stored value. Its id cannot be guessed: the owner of its blob, which is random, and its digest."""
 
@@ -142,7 +151,23 @@ class StoredValue(msgspec.Struct, frozen=True):
         return BodyReference(owner, digest, self.size)
 
 
-_OWNER = re.compile(r"waited-[0-9a-z]{26}")
+_OWNER = re.compile(r"waited-[0-9a-z]{26}(?:-([0-9a-z]{12}))?")
+
+
+def value_tag(team: str) -> str:
+    """Return the part of a value's owner that names the team, or "" without a team."""
+    return hashlib.sha256(team.encode()).hexdigest()[:_TAG_DIGITS] if team else ""
+
+
+def team_of_value(id_: str) -> str:
+    """Return the tag in the id of a value, or "".
+
+    >>> team_of_value(f"waited-{'0' * 26}-{value_tag('a')}.{'0' * 64}") == value_tag("a")
+    True
+    """
+    found = _OWNER.fullmatch(id_.rpartition(".")[0])
+    return "" if found is None else found[1] or ""
+
 
 STORED = b"stored"
 
@@ -196,11 +221,14 @@ def check_seconds(what: str, seconds: float | None) -> None:
         raise InvalidInput(f"{what} is from {MIN_S:g} to {MAX_S:g} seconds, not {seconds:g}", field=what)
 
 
+Asked = Forwarded | AdmitValue
+
+
 class DataRequest(msgspec.Struct, frozen=True):
     """An operation that a function requests. The gateway completes names with the function's app."""
 
     function: str
-    operation: Forwarded
+    operation: Asked
 
 
 class DataReply(msgspec.Struct, frozen=True):

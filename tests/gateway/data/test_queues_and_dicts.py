@@ -10,17 +10,29 @@ import httpx
 import pytest
 from starlette.requests import Request
 
-from gpufn_core.errors import CapacityError
+from gpufn_core.errors import CapacityError, Conflict
 from gpufn_core.protocol import codec, subjects
-from gpufn_core.protocol.data import MAX_DICTS_BYTES, CommitVolume, DataReply, DataRequest, GetEntry, SetEntry
+from gpufn_core.protocol.data import (
+    MAX_DICTS_BYTES,
+    AdmitValue,
+    CommitVolume,
+    DataReply,
+    DataRequest,
+    GetEntry,
+    SetEntry,
+    team_of_value,
+    value_tag,
+)
 from gpufn_core.protocol.subjects import DATA_REQUESTS
 from gpufn_core.spec.volume_spec import VolumeChange
+from gpufn_gateway.auth.access import new_key
 from gpufn_gateway.data.dicts import Dicts
 from gpufn_gateway.data.function_requests import FunctionRequests
 from gpufn_gateway.data.queues import Queues
 from gpufn_gateway.http.body_reader import BodyBudget, BodyReader
 from gpufn_gateway.routes.data import DataRoutes
 from gpufn_gateway.routes.requests import CHECK_KEY
+from gpufn_gateway.teams.data_use import DataUse
 from gpufn_platform.bus.storage.key_value import KeyValue
 from tests.gateway.whole import Whole, gateway_on
 
@@ -220,3 +232,44 @@ async def test_dicts_have_a_limit_of_bytes_and_a_full_bucket_can_be_emptied(http
         await dicts.clear("d")
         assert await dicts.keys("d") == []
         assert await set_("a", 60_000)
+
+
+async def test_queues_dicts_and_values_count_as_storage_of_the_team(http: Any) -> None:
+    """Bug: one team could use up the platform's limits of them."""
+    item, limit = bytes(400_000), 1_000_000
+    async with http() as gateway:
+        limited = {"owns": ["prod/own/*"], "limits": {"stored_bytes": limit}}
+        assert (await gateway.http.put("/v1/teams/own", json=limited)).status_code == 200
+        assert (await gateway.http.put("/v1/teams/other", json={"owns": ["prod/other/*"]})).status_code == 200
+        assert (await put(gateway, "prod/own/q", item)).status_code == 201
+        entry = "/v1/dicts/prod/own/d/entry"
+        assert (await gateway.http.put(entry, params={"key": "a"}, content=item)).status_code == 204
+        for refused in (
+            await put(gateway, "prod/own/q", item),
+            await gateway.http.put(entry, params={"key": "b"}, content=item),
+        ):
+            assert (refused.status_code, refused.json()["code"]) == (409, "conflict")
+        assert (await put(gateway, "prod/other/q", item)).status_code == 201
+        assert (await put(gateway, "q", item)).status_code == 201
+
+        async def synced() -> None: ...
+
+        # A value that a function stores, and one that a key of the team stores over HTTP.
+        requests = FunctionRequests(gateway.bus, gateway.volumes, gateway.operations, synced)
+        with pytest.raises(Conflict):
+            await requests.execute(DataRequest("prod/own/f", AdmitValue("", len(item))), b"")
+        await requests.execute(DataRequest("prod/other/f", AdmitValue("", len(item))), b"")
+        taken = await take(gateway, "prod/own/q")
+        assert await end(gateway, "prod/own/q", "ack", taken) == 204
+        use = DataUse(gateway.bus, gateway.buckets.dicts, gateway.clock)
+        team = gateway.registry.teams.get("own")
+        assert team is not None
+        assert 400_000 <= await use.of(team) < 410_000
+        more = {"owns": ["prod/own/*"], "limits": {"stored_bytes": 2 * limit}}  # the freed room shows at the next count
+        assert (await gateway.http.put("/v1/teams/own", json=more)).status_code == 200
+        key, secret = new_key("own", ("deploy", "invoke:*"), 0.0, team="own")
+        gateway.access.put(key)
+        stored = await gateway.http.post("/v1/values", content=item, headers={"authorization": f"Bearer {secret}"})
+        assert (stored.status_code, team_of_value(stored.json()["id"])) == (201, value_tag("own"))
+        use = DataUse(gateway.bus, gateway.buckets.dicts, gateway.clock)
+        assert 800_000 <= await use.of(team) < 820_000

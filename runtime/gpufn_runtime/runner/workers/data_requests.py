@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any, Final, NamedTuple
 
+from gpufn_core.domain.team import Team
 from gpufn_core.encoding.msgspec_errors import DECODE_ERRORS
 from gpufn_core.errors import (
     BusUnavailable,
@@ -29,6 +30,7 @@ from gpufn_core.protocol.data import (
     STORED,
     UNCOMMITTED_BYTES,
     UNCOMMITTED_FILES,
+    AdmitValue,
     CommitVolume,
     DataReply,
     DataRequest,
@@ -64,8 +66,13 @@ class Reply(NamedTuple):
 
 
 class DataRequests:
-    def __init__(self, bus: Bus, shared_bodies: NodeSharedBodies) -> None:
+    """`team_of` returns the team of a function."""
+
+    def __init__(
+        self, bus: Bus, shared_bodies: NodeSharedBodies, team_of: Callable[[str], Team | None] = lambda _: None
+    ) -> None:
         self._bus = bus
+        self._team_of = team_of
         self.values = StoredValues(bus, shared_bodies)
         self._uploads: dict[tuple[str, str], _Upload] = {}  # by worker and digest
         self._uncommitted: dict[str, list[_Upload]] = {}  # by worker, with failed ones: their parts are stored too
@@ -79,21 +86,31 @@ class DataRequests:
             raise InvalidInput(f"the request for data cannot be read: {error}") from error
         if isinstance(operation, PutValue):
             check_seconds("ttl", operation.ttl_s)
-            return Reply("", codec.encode(await self.values.put(value, operation.ttl_s)))
+            return await self._put_value(function, value, operation.ttl_s)
         if isinstance(operation, GetValue):
             return Reply(shared_body=await self.values.get(operation.name, worker))
         check_name(operation.name)
         check_allowed(operation, spec)
         if isinstance(operation, PutVolumePart):
             return Reply("", await self._add_part(worker, operation, value))
-        message = codec.pack(DataRequest(function, operation), value)
-        response = await self._bus.request(subjects.DATA_REQUESTS, message, timeout_s=_REPLY_S)
-        reply, body = _unpack_reply(response.payload)
-        if reply.error is not None:
-            raise error_from(reply.error)
+        reply, body = await self._ask(DataRequest(function, operation), value)
         if isinstance(operation, CommitVolume):
             self._note_commit(worker, {file.digest for file in operation.change.put})
         return Reply(reply.content_type, body)
+
+    async def _put_value(self, function: str, value: bytes, ttl_s: float) -> Reply:
+        team = self._team_of(function)
+        if team is not None and team.limits.stored_bytes is not None:
+            await self._ask(DataRequest(function, AdmitValue("", len(value))))
+        return Reply("", codec.encode(await self.values.put(value, ttl_s, "" if team is None else team.name)))
+
+    async def _ask(self, request: DataRequest, value: bytes = b"") -> tuple[DataReply, bytes]:
+        """Let a gateway execute a request. Raises GpufnError."""
+        response = await self._bus.request(subjects.DATA_REQUESTS, codec.pack(request, value), timeout_s=_REPLY_S)
+        reply, body = _unpack_reply(response.payload)
+        if reply.error is not None:
+            raise error_from(reply.error)
+        return reply, body
 
     def forget(self, worker: str) -> None:
         """End the uploads of a worker that is gone."""

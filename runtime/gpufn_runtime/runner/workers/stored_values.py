@@ -13,7 +13,7 @@ from typing import Final
 
 from gpufn_core.errors import ArtifactUnavailable, DataNotFound
 from gpufn_core.protocol import subjects
-from gpufn_core.protocol.data import StoredValue
+from gpufn_core.protocol.data import StoredValue, value_tag
 from gpufn_core.protocol.records import BodyReference
 from gpufn_platform.bus.connection import Bus
 from gpufn_platform.queue import large_bodies
@@ -30,9 +30,9 @@ class StoredValues:
         self.kept_bytes = _KEPT_BYTES
         self._locks: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
 
-    async def put(self, value: bytes, ttl_s: float) -> StoredValue:
+    async def put(self, value: bytes, ttl_s: float, team: str = "") -> StoredValue:
         """Store a value. Raises CapacityError, BusUnavailable."""
-        owner = large_bodies.expiring_owner()
+        owner = large_bodies.expiring_owner(value_tag(team))
         reference = await large_bodies.store(self._bus, subjects.VALUES, value, owner=owner, ttl_s=ttl_s)
         return StoredValue.of(reference)
 

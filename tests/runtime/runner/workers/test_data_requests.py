@@ -11,19 +11,24 @@ from typing import Any
 import msgspec
 import pytest
 
+from gpufn_core.domain.team import Team, TeamLimits
 from gpufn_core.errors import Conflict, DataNotFound, Forbidden, GpufnError, InvalidInput, InvalidSpec, PayloadTooLarge
 from gpufn_core.ids import digest_of
 from gpufn_core.protocol import codec, subjects
 from gpufn_core.protocol.data import (
     FILE_BYTES,
     STORED,
+    AdmitValue,
     CommitVolume,
     DataReply,
+    DataRequest,
     GetItem,
     GetValue,
     PutValue,
     PutVolumePart,
     StoredValue,
+    team_of_value,
+    value_tag,
 )
 from gpufn_core.spec.function_spec import EntryPoint, FunctionSpec, MethodSpec
 from gpufn_core.spec.volume_spec import VolumeChange, VolumeFile, VolumeMount
@@ -35,6 +40,7 @@ from gpufn_runtime.runner.workers.data_requests import DataRequests
 from gpufn_runtime.runner.workers.shared_bodies import NodeSharedBodies
 
 _WORKER = "w-1"
+_unpack_request: codec.Unpacker[DataRequest] = codec.Unpacker(DataRequest)
 _DATA = b"0123456789"
 
 
@@ -181,3 +187,27 @@ def test_copies_of_values_make_room_for_others(with_worker: Any) -> None:
 
 def stored(reply: Any) -> StoredValue:
     return msgspec.msgpack.decode(reply.value, type=StoredValue)
+
+
+def test_a_value_of_a_team_with_a_limit_is_stored_after_a_gateway_agrees(with_worker: Any) -> None:
+    async def scenario(worker: Worker) -> None:
+        team = Team(name="own", owns=("prod/search/*",), limits=TeamLimits(stored_bytes=10))
+        worker.data = DataRequests(
+            worker.bus, NodeSharedBodies(Path(worker.folder.folder).parent, "r-1"), lambda _: team
+        )
+        asked: list[Any] = []
+        errors = [None, Conflict("the team stores too much").info()]
+
+        def answer(message: Any) -> None:
+            asked.append(_unpack_request(message.payload)[0])
+            worker.bus.publish(message.reply, codec.pack(DataReply(errors.pop(0))))
+
+        worker.bus.subscribe(subjects.DATA_REQUESTS, answer)
+        stored = msgspec.msgpack.decode((await worker.send(PutValue(60.0), b"value")).value, type=StoredValue)
+        assert team_of_value(stored.id) == value_tag("own")
+        assert await worker.refused(worker.send(PutValue(60.0), b"more")) == Conflict.code
+        assert [each.operation for each in asked] == [AdmitValue("", 5), AdmitValue("", 4)]
+        (kept,) = await object_store.blobs(worker.bus, subjects.VALUES)
+        assert team_of_value(kept.digest) == value_tag("own")
+
+    with_worker(scenario)
