@@ -448,7 +448,15 @@ class _Gateway:
         payloads = self._protocols.webhook_payloads()
         yield (
             "webhooks",
-            Deliveries(bus, self._webhook_secrets, sender, clock, self._telemetry, payloads=payloads).run(),
+            Deliveries(
+                bus,
+                self._webhook_secrets,
+                sender,
+                clock,
+                self._telemetry,
+                payloads=payloads,
+                team_of=registry.teams.name_of,
+            ).run(),
         )
         yield "collection", collection.run()
         yield "reaper", Reaper(bus, registry, clock, leads=leads).run()

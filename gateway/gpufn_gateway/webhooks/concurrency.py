@@ -1,5 +1,7 @@
 """Concurrent deliveries per webhook receiver, limited so that a hanging receiver does not block the others. Pure.
 
+The deliveries of a team are limited in the same way: a team can name any number of receivers that hang.
+
 A fast receiver has no limit. When `MAX_CONCURRENT` of its deliveries have waited for `SLOW_S`, the receiver is slow.
 Then it is limited to `MAX_CONCURRENT` until a delivery is answered sooner. Further deliveries are postponed, each by a
 moment more than the previous one. So a long queue for a slow receiver costs little and keeps it busy.
@@ -36,14 +38,17 @@ class _Receiver:
 
 
 class Receivers:
-    def __init__(self) -> None:
+    """At most `limit` deliveries at a time to a slow receiver, or of a team whose receivers are slow."""
+
+    def __init__(self, limit: int = 0) -> None:
+        self._limit = limit or MAX_CONCURRENT
         self._receivers: dict[str, _Receiver] = {}  # with deliveries in flight
 
     def begin(self, receiver: str, now: float) -> float:
         """Return 0 if the delivery may start; then call `end`. Otherwise return the seconds to wait before retrying."""
         state = self._receivers.setdefault(receiver, _Receiver())
-        state.is_slow |= sum(now - started_at >= SLOW_S for started_at in state.started) >= MAX_CONCURRENT
-        if state.is_slow and len(state.started) >= MAX_CONCURRENT:
+        state.is_slow |= sum(now - started_at >= SLOW_S for started_at in state.started) >= self._limit
+        if state.is_slow and len(state.started) >= self._limit:
             state.retry_at = max(now + RETRY_AFTER_S, state.retry_at + MIN_INTERVAL_S)
             return state.retry_at - now
         state.started.append(now)
@@ -51,8 +56,12 @@ class Receivers:
 
     def end(self, receiver: str, started_at: float, now: float) -> None:
         """Record that a delivery was answered or failed."""
+        self._receivers[receiver].is_slow = now - started_at >= SLOW_S
+        self.withdraw(receiver, started_at)
+
+    def withdraw(self, receiver: str, started_at: float) -> None:
+        """Take back a `begin` whose delivery did not start."""
         state = self._receivers[receiver]
         state.started.remove(started_at)
-        state.is_slow = now - started_at >= SLOW_S
         if not state.started:
             del self._receivers[receiver]

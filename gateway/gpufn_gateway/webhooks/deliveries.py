@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
 from urllib.parse import urlsplit
 
@@ -45,7 +45,7 @@ _RECORD_WAIT_S: Final = 10.0  # for a call's end, which is stored right after th
 
 
 class Deliveries:
-    """`payloads` write the webhooks of other protocols, by `Webhook.form`."""
+    """`payloads` write the webhooks of other protocols, by `Webhook.form`. `team_of` returns the team of a function."""
 
     def __init__(
         self,
@@ -56,6 +56,7 @@ class Deliveries:
         telemetry: Telemetry,
         *,
         payloads: Mapping[str, EncodePayload] | None = None,
+        team_of: Callable[[str], str] = str,
     ) -> None:
         self._bus = bus
         self._secrets = secrets
@@ -66,6 +67,8 @@ class Deliveries:
         self._tasks = Tasks("webhook")
         self._in_flight: set[Delivery] = set()
         self._receivers = Receivers()
+        self._team_of = team_of
+        self._teams = Receivers(_AT_ONCE // 2)
 
     async def run(self) -> None:
         """Run until cancelled; jobs in flight are then redelivered, here or elsewhere."""
@@ -123,14 +126,21 @@ class Deliveries:
         if record.webhook is None:
             return None
         receiver, started_at = urlsplit(record.webhook.url).netloc, self._clock.monotonic()
+        function = _function(delivery)
+        team = self._team_of(function) or function
+        if after_s := self._teams.begin(team, started_at):
+            raise _Postponed(after_s)
         if after_s := self._receivers.begin(receiver, started_at):
+            self._teams.withdraw(team, started_at)
             raise _Postponed(after_s)
         try:
             encode_own = self._payloads.get(record.webhook.form)
             payload = Payload(encode_payload(record, result)) if encode_own is None else encode_own(record, result)
             return await self._post_once(record, record.webhook, payload)
         finally:
-            self._receivers.end(receiver, started_at, self._clock.monotonic())
+            ended_at = self._clock.monotonic()
+            self._receivers.end(receiver, started_at, ended_at)
+            self._teams.end(team, started_at, ended_at)
 
     async def _post_once(self, record: CallRecord, webhook: Webhook, payload: Payload) -> _Failure | None:
         at, body = int(self._clock.time()), payload.body

@@ -61,3 +61,9 @@ def test_one_that_nobody_waits_for_is_forgotten() -> None:
         assert receivers.begin(f"{now}.example", now) == 0
         receivers.end(f"{now}.example", now, now + 15.0)
     assert not receivers._receivers
+
+
+def test_a_delivery_that_did_not_start_leaves_a_slow_one_slow() -> None:
+    receivers = _slow(tries=2 * MAX_CONCURRENT)
+    receivers.withdraw(A, 0.0)
+    assert receivers.begin(A, 15.0) > 0

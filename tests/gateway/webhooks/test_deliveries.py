@@ -26,6 +26,7 @@ from gpufn_platform.bus.storage import streams
 from gpufn_platform.queue import call_records
 from tests.gateway.webhooks.receiver import OK, receiving
 from tests.gateway.whole import DIGEST, Whole, gateway_on
+from tests.waiting import until_async
 
 GOOD = b'{"texts":["a"]}'
 REFUSED = b"HTTP/1.1 503 Busy\r\ncontent-length: 0\r\n\r\n"
@@ -136,7 +137,7 @@ async def test_a_receiver_that_does_not_answer_leaves_the_others_theirs(
     nats: Any, make: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sender, "_TIMEOUT_S", 600.0)
-    monkeypatch.setattr(deliveries, "_AT_ONCE", 2)
+    monkeypatch.setattr(deliveries, "_AT_ONCE", 4)
     monkeypatch.setattr(concurrency, "MAX_CONCURRENT", 1)
     monkeypatch.setattr(concurrency, "SLOW_S", 0.0)
     async with whole(nats) as gateway, receiving() as silent, receiving() as other, delivering(gateway):
@@ -367,3 +368,45 @@ async def test_a_key_sees_its_own_secret_and_no_others(nats: Any, problem: Any) 
         finally:
             for key in (caller, first):
                 await gateway.keys.delete(key["id"])
+
+
+async def test_a_team_with_many_receivers_that_hang_leaves_deliveries_to_others(
+    nats: Any, make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bug: 64 receivers of one team that hang, each another host, held all deliveries of a gateway."""
+    teams = {"hostile": "b", "quiet": "a"}
+    async with whole(nats) as gateway:
+        hanging, sent = asyncio.Event(), asyncio.Event()
+        started: list[str] = []
+
+        async def send(url: str, headers: Any, body: bytes) -> int:
+            started.append(url)
+            if "slow" in url:
+                await hanging.wait()
+            else:
+                sent.set()
+            return 200
+
+        monkeypatch.setattr(gateway.post, "send", send)
+        monkeypatch.setattr(concurrency, "SLOW_S", 0.0)  # each delivery that was started counts as one that hangs
+        delivering_all = Deliveries(
+            gateway.bus, gateway.webhook_secrets, gateway.post, gateway.clock, gateway.telemetry,
+            team_of=teams.__getitem__,
+        )  # fmt: skip
+        for name in teams:
+            await gateway.deploys.deploy(make.spec(name), DIGEST)
+        for number in range(70):
+            record = await submit(gateway, "hostile", f"http://127.0.1.{number}:9/slow")
+            await call_records.end(gateway.bus, ended(record), b"1")
+        task = asyncio.create_task(delivering_all.run())
+        async with asyncio.timeout(30):
+            await until_async(lambda: len(started) == 32)
+            await call_records.end(gateway.bus, ended(await submit(gateway, "quiet", "http://127.0.2.1:9/fast")), b"1")
+            await sent.wait()
+        assert sum("slow" in url for url in started) == 32
+        hanging.set()
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+        for name in teams:
+            await gateway.http.delete(f"/v1/functions/{name}")
