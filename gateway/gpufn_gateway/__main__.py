@@ -382,7 +382,7 @@ class _Gateway:
             ).routes(),
             *VolumeRoutes(services.volumes, bodies, services.settings.max_model_bytes).routes(),
             *DataRoutes(bus, self._operations, bodies).routes(),
-            *LoginRoutes(services.login, access, services.token_store, bodies).routes(),
+            *LoginRoutes(services.login, access, services.token_store, self._readers.for_logins).routes(),
             *TeamRoutes(buckets.teams, self._team_uses, registry, bodies).routes(),
             *SigningRoutes(TrustedKeys(buckets.signing, services.signatures, registry, clock), bodies).routes(),
             *ScheduleRoutes(services.schedules, self._calls, bodies).routes(),

@@ -47,7 +47,7 @@ class Operations:
     async def _on_queue(self, name: str, operation: QueueOperation, value: bytes) -> Outcome:
         match operation:
             case PutItem(_, content_type, id_, ttl_s, max_items):
-                await self.storage.admit(name, len(value))
+                await self.storage.admit_item(name, len(value))
                 await self.queues.put(name, content_type, value, ttl_s=ttl_s, max_items=max_items, id_=id_)
                 return Outcome("", b"", True)
             case GetItem(_, wait_s, lease_s, max_deliveries):

@@ -10,6 +10,7 @@ from gpufn_gateway.http.body_reader import BodyBudget, BodyReader
 from gpufn_gateway.settings import GatewaySettings
 
 _MANAGEMENT_BYTES: Final = 4 << 20  # a deploy's spec, with its schemas
+_LOGIN_BYTES: Final = 64 << 10  # anybody may send it
 _BUNDLE_TIMEOUT_FACTOR: Final = 10  # a bundle's upload timeout, as a multiple of the timeout for a call's arguments
 
 
@@ -24,4 +25,5 @@ class BodyReaders:
         large = BodyReader(max_bytes, timeout_s, what="a call's arguments", budget=budget)
         self.for_calls = CallBodies(inline, large, shared_bodies)
         self.for_bundles = BodyReader(max_bytes, timeout_s * _BUNDLE_TIMEOUT_FACTOR, what="a bundle", budget=budget)
+        self.for_logins = BodyReader(_LOGIN_BYTES, timeout_s, what="a login", budget=budget)
         self.for_management = BodyReader(management_bytes, timeout_s, what="this request", budget=budget)

@@ -97,7 +97,7 @@ class DataRoutes:
         ttl_s = _seconds(request, "ttl")
         value = await self._bodies.read(headers_of(request), request.receive)
         id_ = request.query_params.get("id", "")[:64]
-        await self._storage.admit(name, len(value))
+        await self._storage.admit_item(name, len(value))
         await self._queues.put(name, _type(request), value, ttl_s=ttl_s, max_items=int(limit), id_=id_)
         return Response(status_code=201)
 

@@ -12,6 +12,7 @@ from typing import Final
 
 from gpufn_core.domain.engine import EngineManifest
 from gpufn_core.domain.revision import Revision
+from gpufn_core.domain.team import Team
 from gpufn_core.errors import Conflict
 from gpufn_core.protocol import subjects
 from gpufn_core.spec.units import format_bytes
@@ -65,23 +66,36 @@ class TeamStorage:
         return 0 if team is None else await self._data.of(team)
 
     async def admit(self, name: str, size: int) -> None:
-        """Raise StorageLimitExceeded if the team of a queue, a dict or a function would keep more than it may with a
-        value of this size; otherwise count it."""
+        """Raise StorageLimitExceeded if the team of a dict or a function would keep more than it may with a value of
+        this size; otherwise count it."""
         await self.admit_for(self._registry.teams.name_of(name), size)
 
     async def admit_for(self, name: str, size: int) -> None:
         """As `admit`, for a team."""
+        if (team := await self._with_room(name, size)) is not None:
+            self._data.add(team, size)
+
+    async def admit_item(self, queue: str, size: int) -> None:
+        """As `admit`, for an item of a queue."""
+        if (team := await self._with_room(self._registry.teams.name_of(queue), size)) is not None:
+            self._data.add_item(team, queue, size)
+
+    async def _with_room(self, name: str, size: int) -> Team | None:
+        """Return a team with a limit that has room, or None for one without a limit. Raises StorageLimitExceeded."""
         team = self._registry.teams.get(name)
         if team is None or (limit := team.limits.stored_bytes) is None:
-            return
+            return None
         used = (await self.used_by((team.name,)))[team.name]
+        if used + size > limit:
+            counted = await self._data.of(team)
+            used += await self._data.of(team, before_refusal=True) - counted
         if used + size > limit:
             raise StorageLimitExceeded(
                 f"The team {team.name} may store {format_bytes(limit)}. It stores {format_bytes(used)}, and this value "
                 f"adds {format_bytes(size)}: take items from queues, or delete entries of dicts. Room that was freed "
-                "counts after some seconds."
+                "counts after a moment."
             )
-        self._data.add(team, size)
+        return team
 
     async def check_volume(self, volume: str, added_bytes: int) -> None:
         """Raise StorageLimitExceeded if the team of a volume would keep more than it may."""

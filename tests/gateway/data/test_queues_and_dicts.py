@@ -10,6 +10,7 @@ import httpx
 import pytest
 from starlette.requests import Request
 
+from gpufn_core.domain.team import Team
 from gpufn_core.errors import CapacityError, Conflict
 from gpufn_core.protocol import codec, subjects
 from gpufn_core.protocol.data import (
@@ -259,11 +260,13 @@ async def test_queues_dicts_and_values_count_as_storage_of_the_team(http: Any) -
         with pytest.raises(Conflict):
             await requests.execute(DataRequest("prod/own/f", AdmitValue("", len(item))), b"")
         await requests.execute(DataRequest("prod/other/f", AdmitValue("", len(item))), b"")
-        taken = await take(gateway, "prod/own/q")
-        assert await end(gateway, "prod/own/q", "ack", taken) == 204
         use = DataUse(gateway.bus, gateway.buckets.dicts, gateway.clock)
         team = gateway.registry.teams.get("own")
         assert team is not None
+        assert 800_000 <= await use.of(team) < 820_000
+        taken = await take(gateway, "prod/own/q")
+        assert await end(gateway, "prod/own/q", "ack", taken) == 204
+        use = DataUse(gateway.bus, gateway.buckets.dicts, gateway.clock)
         assert 400_000 <= await use.of(team) < 410_000
         more = {"owns": ["prod/own/*"], "limits": {"stored_bytes": 2 * limit}}  # the freed room shows at the next count
         assert (await gateway.http.put("/v1/teams/own", json=more)).status_code == 200
@@ -273,3 +276,18 @@ async def test_queues_dicts_and_values_count_as_storage_of_the_team(http: Any) -
         assert (stored.status_code, team_of_value(stored.json()["id"])) == (201, value_tag("own"))
         use = DataUse(gateway.bus, gateway.buckets.dicts, gateway.clock)
         assert 800_000 <= await use.of(team) < 820_000
+
+
+async def test_the_items_that_were_taken_count_as_the_smallest_ones(http: Any) -> None:
+    """Items are taken in any order, so a team could free large ones in the count and keep them."""
+    team = Team(name="kept", owns=("prod/kept/*",))
+    async with http() as gateway:
+        use = DataUse(gateway.bus, gateway.buckets.dicts, gateway.clock)
+        for size in (100_000, 10, 10):
+            use.add_item(team, "prod/kept/q", size)
+            await put(gateway, "prod/kept/q", bytes(size))
+        first, second = await take(gateway, "prod/kept/q"), await take(gateway, "prod/kept/q")
+        assert await end(gateway, "prod/kept/q", "ack", second) == 204
+        assert 100_000 < await use.of(team) < 103_000
+        assert await end(gateway, "prod/kept/q", "ack", first) == 204
+        assert 10 <= await DataUse(gateway.bus, gateway.buckets.dicts, gateway.clock).of(team) < 100, "the newest one"

@@ -12,7 +12,9 @@ from gpufn_core.errors import CapacityError
 from gpufn_gateway.auth.access import new_key
 from gpufn_gateway.http import sender
 from gpufn_gateway.http.body_reader import BodyBudget
+from gpufn_gateway.http.body_readers import BodyReaders
 from gpufn_gateway.http.turns import Turns
+from gpufn_gateway.settings import GatewaySettings
 from gpufn_gateway.submitted.resumable_streams import ResumableStreams
 from gpufn_platform.process.clock import SystemClock
 
@@ -79,3 +81,9 @@ def test_a_sender_leaves_resumable_streams_for_others() -> None:
     held.update({str(number): Mock(sender="team/b") for number in range(800)})
     assert streams._are_used_up("team/b")
     assert not streams._are_used_up("team/a")
+
+
+def test_a_client_without_a_key_sends_only_a_login() -> None:
+    """Bug: anybody could send 4 MiB to the route that exchanges tokens, which has no key yet."""
+    readers = BodyReaders(GatewaySettings(), 8 << 20, Mock())
+    assert readers.for_logins.limit_bytes == 64 << 10
