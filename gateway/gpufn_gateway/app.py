@@ -50,7 +50,7 @@ _SUBMIT: Final = "/submit"
 _READING: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 _STORING: Final = frozenset({"POST", "PUT"})
 _CALL_PATHS: Final = ("/v1/invocations/", "/v1/dlq/")
-_SCANS_AT_ONCE: Final = 2  # of one sender: they would keep the event loop from the calls of others
+_SCANS_AT_ONCE: Final = 2  # by a sender: they keep the event loop busy
 _VERB_LENGTH: Final = len(_INVOKE)  # same as len(_SUBMIT)
 _STOPPED: Final = (
     "The gateway stopped before this request was done. The call may have run: retry it, with an Idempotency-Key if it "

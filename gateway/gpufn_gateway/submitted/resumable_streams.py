@@ -195,7 +195,7 @@ class ResumableStreams:
         return stream
 
     def _are_used_up(self, own: str) -> bool:
-        """Whether there is no room for another stream of a sender."""
+        """Return True if a sender may start no further stream."""
         free = _MAX_STREAMS - len(self._streams)
         return free <= 0 or sum(stream.sender == own for stream in self._streams.values()) >= _SHARE * free
 

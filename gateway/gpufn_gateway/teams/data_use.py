@@ -1,6 +1,6 @@
 """The bytes that a team keeps in queues, dicts and stored values. Only teams with a limit of storage are counted.
 
-What is stored is added at once. What is removed or replaced, and what other gateways store, shows at the next count. It
+A new value is added at once. A removed one, and one that another gateway has stored, shows at the next count. The count
 comes after `_COUNT_EVERY_S`, or sooner before a value is refused, and takes at most a tenth of the time.
 
 A count reads the headers of entries. The items of a queue cannot be read without taking them: the bus has only their

@@ -71,7 +71,7 @@ class Attempt(msgspec.Struct, eq=False):
 
     @property
     def may_send_item(self) -> bool:
-        """Whether the reader of the stream has room for another item."""
+        """True if the reader of the stream has room for another item."""
         self.unread.read_until(self.credits - STREAM_WINDOW)  # the first credit came before any was read
         return self.items < self.credits and self.unread.has_room
 
