@@ -12,6 +12,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from gpufn_core.domain.device_metrics import DeviceMetrics
+from gpufn_core.domain.revision import Revision
 from gpufn_core.errors import Conflict, InvalidInput
 from gpufn_core.protocol.codec import encode
 from gpufn_core.protocol.records import ApiKey, KeyLimits
@@ -91,7 +92,8 @@ class OperationRoutes:
         readable = [each for each in self.registry.functions.values() if principal.may_read(each.name)]
         serving = [revisions.get(each.name, {}).get(each.serving) for each in readable]
         present = [revision for revision in serving if revision is not None and revision.variant is None]
-        return json_response(document.document(present, needs_key=bool(self.access.keys)))
+        # In a thread: the document of a thousand functions takes a second.
+        return await asyncio.to_thread(_document, present, needs_key=bool(self.access.keys))
 
     async def nodes(self, request: Request) -> Response:
         nodes = [
@@ -182,6 +184,10 @@ class OperationRoutes:
             if deleted is not None:
                 await self.keys.create(deleted.key, deleted.value)
             raise
+
+
+def _document(revisions: list[Revision], *, needs_key: bool) -> Response:
+    return json_response(document.document(revisions, needs_key=needs_key))
 
 
 def _check_seconds(value: float, name: str, *, least: float) -> None:
