@@ -27,7 +27,7 @@ class AppRoutes:
 
     def routes(self) -> list[Route]:
         return [
-            route("GET", "/v1/apps", self.index, READ, of_functions=True),
+            route("GET", "/v1/apps", self.index, READ, of_functions=True, scans=True),
             route("POST", "/v1/apps/{env}/{app}/rollback", self.rollback, DEPLOY, of_functions=True),
         ]
 

@@ -20,9 +20,9 @@ class EngineRoutes:
 
     def routes(self) -> list[Route]:
         return [
-            route("GET", "/v1/engines", self.index, READ, of_functions=True),
+            route("GET", "/v1/engines", self.index, READ, of_functions=True, scans=True),
             route("POST", "/v1/engines/gc", self.collect, DEPLOY),
-            route("GET", "/v1/models", self.models, READ, of_functions=True),
+            route("GET", "/v1/models", self.models, READ, of_functions=True, scans=True),
             route("GET", "/v1/models/{model:name}", self.model, READ, of_functions=True),
         ]
 

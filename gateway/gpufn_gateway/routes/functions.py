@@ -75,7 +75,7 @@ class FunctionRoutes:
     def routes(self) -> list[Route]:
         one = "/v1/functions/{fn:name}"
         return [
-            route("GET", "/v1/functions", self.index, READ, of_functions=True),
+            route("GET", "/v1/functions", self.index, READ, of_functions=True, scans=True),
             route("POST", "/v1/functions", self.deploy, DEPLOY, of_functions=True),
             route("GET", one, self.show, READ, of_functions=True),
             route("DELETE", one, self.delete, DEPLOY, of_functions=True),

@@ -76,8 +76,8 @@ class OipRoutes:
             route("GET", "/v2", self.server),
             route("GET", "/v2/health/live", self.live),
             route("GET", "/v2/health/ready", self.ready),
-            route("GET", "/v2/models/stats", self.all_statistics),
-            route("POST", "/v2/repository/index", self.index),
+            route("GET", "/v2/models/stats", self.all_statistics, scans=True),
+            route("POST", "/v2/repository/index", self.index, scans=True),
             route("POST", "/v2/repository/models/{model:name}/load", self.load, DEPLOY, of_functions=True),
             route("POST", "/v2/repository/models/{model:name}/unload", self.unload, DEPLOY, of_functions=True),
         ]

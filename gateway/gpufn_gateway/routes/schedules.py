@@ -31,7 +31,7 @@ class ScheduleRoutes:
     def routes(self) -> list[Route]:
         one = "/v1/schedules/{id:name}"
         return [
-            route("GET", "/v1/schedules", self.index, READ, of_functions=True),
+            route("GET", "/v1/schedules", self.index, READ, of_functions=True, scans=True),
             route("POST", "/v1/schedules", self.add),
             route("GET", one, self.show, READ, of_functions=True),
             route("DELETE", one, self.remove),

@@ -24,7 +24,7 @@ class SecretRoutes:
 
     def routes(self) -> list[Route]:
         return [
-            route("GET", "/v1/secrets", self.index, READ, of_functions=True),
+            route("GET", "/v1/secrets", self.index, READ, of_functions=True, scans=True),
             route("PUT", "/v1/secrets/{name}", self.set, DEPLOY, of_functions=True),
             route("DELETE", "/v1/secrets/{name}", self.remove, DEPLOY, of_functions=True),
             route("POST", "/v1/secrets/rotate", self.rotate, ADMIN),

@@ -45,7 +45,7 @@ class OpenAI(Adapter):
 
     def routes(self) -> list[Route]:
         return [
-            route("GET", f"{_PREFIX}/models", self.models),
+            route("GET", f"{_PREFIX}/models", self.models, scans=True),
             route("GET", f"{_PREFIX}/models/{{model:path}}", self.model),
             *(route("POST", f"{prefix}{_CHAT}", self.chat) for prefix in (_PREFIX, "/v1")),
             *(route("POST", f"{prefix}{_EMBEDDINGS}", self.embeddings) for prefix in (_PREFIX, "/v1")),
