@@ -88,7 +88,7 @@ class _Window:
 
     def __init__(self) -> None:
         self._unread = UnreadItems()
-        self._read = 0
+        self._sent = self._read = 0
         self._changed = asyncio.Event()
 
     async def room_for(self, size: int) -> None:
@@ -97,9 +97,10 @@ class _Window:
             self._changed.clear()
             await self._changed.wait()
         self._unread.add(size)
+        self._sent += 1
 
     def credit(self, items: int) -> None:
-        self._read += max(0, items)
+        self._read = min(self._read + max(0, items), self._sent)  # a worker may claim to have read more
         self._unread.read_until(self._read)
         self._changed.set()
 

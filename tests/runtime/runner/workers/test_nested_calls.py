@@ -29,6 +29,7 @@ from gpufn_platform.queue.call_request import CallRequest
 from gpufn_platform.queue.caller import Caller
 from gpufn_platform.queue.pending import PendingCall
 from gpufn_platform.shared_bodies.bodies import SharedBodies
+from gpufn_runtime.runner.workers.nested_calls import _Window
 from tests.runtime.runner.node import Node, on_node
 from tests.taking import take
 from tests.waiting import until_async
@@ -582,3 +583,18 @@ def test_a_call_that_a_function_makes_is_retryable_when_the_bus_stays_away(
 
     on_node(url, tmp_path, test)
     assert bus_is_away[0] < 1_000_000 - 1, "it was tried again"
+
+
+def test_a_worker_gets_no_more_items_by_claims_to_have_read_them() -> None:
+    async def scenario() -> None:
+        window = _Window()
+        window.credit(1000)
+        for _ in range(STREAM_WINDOW):
+            await window.room_for(1)
+        waiting = asyncio.ensure_future(window.room_for(1))
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        window.credit(1)
+        await waiting
+
+    asyncio.run(scenario())
