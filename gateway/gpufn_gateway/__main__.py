@@ -26,6 +26,7 @@ from gpufn_core.encoding.urls import is_loopback
 from gpufn_core.errors import BusUnavailable, PlatformError
 from gpufn_core.home import Home
 from gpufn_core.ids import new_ulid
+from gpufn_core.weights.credentials import OF_AWS
 from gpufn_gateway.app import App
 from gpufn_gateway.audit.log import AuditLog
 from gpufn_gateway.audit.request_audit import RequestAudit
@@ -125,6 +126,7 @@ from gpufn_platform.queue.caller import Caller
 from gpufn_platform.secrets.master_key import KEY, MasterKey
 from gpufn_platform.signing.local_trust import LocalTrust
 from gpufn_platform.signing.signatures import Signatures
+from gpufn_platform.volume_store.choose import volume_store
 
 log = logging.getLogger("gpufn_gateway")
 
@@ -244,7 +246,9 @@ async def _open(settings: GatewaySettings, stack: contextlib.AsyncExitStack) -> 
     await schedules.start()
 
     storage_of_teams = TeamStorage(bus, registry, DataUse(bus, buckets.dicts, clock))
-    volumes = Volumes(bus, buckets.volumes, storage_of_teams, clock, settings.max_volume_bytes)
+    store = volume_store(settings.volume_store, os.environ, bus, clock)
+    stack.push_async_callback(store.aclose)
+    volumes = Volumes(store, buckets.volumes, storage_of_teams, clock, settings.max_volume_bytes)
     stack.callback(volumes.stop)
     await volumes.start()
 
@@ -494,7 +498,7 @@ async def _cancel(task: asyncio.Task[None]) -> None:
 def run() -> int:
     try:
         settings = GatewaySettings.from_env()
-        hide_environment("GPUFN_NATS_URL", KEY)
+        hide_environment("GPUFN_NATS_URL", KEY, *OF_AWS)
         fd_limit.raise_to_hard_limit()
         lines = logging.StreamHandler(sys.stderr)
         lines.addFilter(request_id.add_to_record)

@@ -16,6 +16,7 @@ from gpufn_gateway.auth.tokens import MAX_TTL_S, MIN_TTL_S
 from gpufn_gateway.http import host_field
 from gpufn_platform.process.grace_period import GRACE_S
 from gpufn_platform.process.settings import SYNC, InvalidSetting, Sync, number, parse_sync, size, yes_or_no
+from gpufn_platform.volume_store import address
 
 T = TypeVar("T")
 _VARIABLES = {"grace_s": "GPUFN_GRACE"}  # shared with the agent
@@ -32,6 +33,7 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     max_bodies_bytes: int = 256 << 20  # GPUFN_MAX_BODIES_BYTES: all bodies that are being received; beyond it, 503
     max_model_bytes: int = 4 << 30  # GPUFN_MAX_MODEL_BYTES: the largest file of a model or a volume
     max_volume_bytes: int = 64 << 30  # GPUFN_MAX_VOLUME_BYTES: the largest volume, with its kept versions
+    volume_store: str = ""  # GPUFN_VOLUME_STORE: files of volumes: s3://bucket/folder; empty means the bus
     max_shared_bodies_bytes: int = 2 << 30  # GPUFN_MAX_SHARED_BODIES_BYTES: all large bodies in flight; beyond it, 503
     max_streams: int = 1000  # GPUFN_MAX_STREAMS: WebSockets and gRPC streams of a team, or of a key without one
     max_connections_per_address: int = 4096  # GPUFN_MAX_CONNECTIONS_PER_ADDRESS: open at a time; beyond it, 503
@@ -140,6 +142,7 @@ _PARSER_BY_FIELD: dict[str, Callable[[str], Any]] = {
     "oidc_jwks_url": _issuer,
     "port": _port,
     "token_ttl_s": _token_ttl,
+    "volume_store": address.checked,
     "webhook_networks": _networks,
     "log_level": _level,
     "sync": parse_sync,

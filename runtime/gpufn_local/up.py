@@ -24,7 +24,7 @@ from gpufn_core.encoding.urls import check_bus, public
 from gpufn_core.errors import BusUnavailable, Conflict, PlatformError
 from gpufn_core.home import Home
 from gpufn_core.remove_folder import remove_tree
-from gpufn_core.weights.credentials import CREDENTIALS
+from gpufn_core.weights.credentials import CREDENTIALS, OF_AWS
 from gpufn_local import store_encryption
 from gpufn_local.bus_certificates import BusCertificate, given_certificate, own_certificate
 from gpufn_local.disk_full import StoreWatch
@@ -332,7 +332,7 @@ class _Platform:
         search = os.environ.get("PYTHONPATH")
         return {
             **os.environ,
-            **(self._credentials if role == "agent" else {}),
+            **self._credentials_of(role),
             **(self._master_key if role in _WITH_SECRETS else {}),
             **({"PYTHONPATH": os.pathsep.join(map(os.path.abspath, search.split(os.pathsep)))} if search else {}),
             "GPUFN_HOME": str(self.home.root),
@@ -344,6 +344,14 @@ class _Platform:
             **self._bus_tls.environment,
             **({"GPUFN_NATS_STORE": str(self.home.nats)} if self._nats is None else {}),
         }
+
+    def _credentials_of(self, role: str) -> dict[str, str]:
+        """Return the credentials of weights for the agent, and those of the store of volumes for all that use it."""
+        if role == "agent":
+            return self._credentials
+        if role in ("gateway", "runner") and os.environ.get("GPUFN_VOLUME_STORE"):
+            return {name: value for name, value in self._credentials.items() if name in OF_AWS}
+        return {}
 
     def is_ready(self) -> bool:
         connection = self._address.connect()

@@ -14,7 +14,8 @@ from gpufn import Client, Dict, Queue, Ref, put
 from gpufn.data import channel
 from gpufn.data.http_channel import HttpChannel
 from gpufn_core.errors import DataNotFound, InvalidInput
-from tests.conftest import Platform
+from tests.conftest import Platform, running_platform
+from tests.s3_server import s3_server
 
 pytestmark = pytest.mark.e2e
 
@@ -76,6 +77,22 @@ def test_what_does_not_exist_is_not_found(platform: Platform, tmp_path: Path) ->
     refused = platform.try_gpufn("deploy", tmp_path / "app.py")
     assert refused.returncode != 0
     assert "gpufn volume put nothing" in refused.stderr
+
+
+def test_the_files_of_volumes_may_be_in_an_s3_store(app: Path, shelf: Path, tmp_path: Path) -> None:
+    bucket = tmp_path / "s3" / "ours"
+    bucket.mkdir(parents=True)
+    with (
+        s3_server(bucket.parent) as aws,
+        running_platform(tmp_path / "home", environ=aws | {"GPUFN_VOLUME_STORE": "s3://ours/files"}) as own,
+    ):
+        own.gpufn("volume", "put", "shelf-read", shelf)
+        own.gpufn("deploy", app)
+        assert own.invoke("read-shelf")["files"] == {"a.bin": [3 << 20, False], "sub/run.sh": [10, True]}
+        assert own.invoke("write-shelf", {"name": "a"}) == 1
+        own.gpufn("volume", "get", "shelf-written", "--to", tmp_path / "copy")
+        assert (tmp_path / "copy" / "made" / "a").read_bytes() == b"a"
+        assert len(list((bucket / "files").iterdir())) == 5  # three files, and the lists of two versions
 
 
 def test_a_function_commits_new_versions(platform: Platform, app: Path, shelf: Path) -> None:

@@ -93,6 +93,7 @@ from gpufn_platform.queue.caller import Caller
 from gpufn_platform.secrets.master_key import KEY, MasterKey
 from gpufn_platform.signing.local_trust import LocalTrust
 from gpufn_platform.signing.signatures import Signatures
+from gpufn_platform.volume_store.on_bus import BusStore
 
 ARTIFACT_LIMIT = 8 << 20
 VOLUME_LIMIT = 16 << 20
@@ -156,7 +157,7 @@ class Whole:
         self.signatures = Signatures(buckets.signing, LocalTrust())
         storage = TeamStorage(bus, self.registry, DataUse(bus, buckets.dicts, clock))
         self.operations = Operations(Queues(bus), Dicts(buckets.dicts), storage)
-        self.volumes = Volumes(bus, buckets.volumes, storage, clock, VOLUME_LIMIT)
+        self.volumes = Volumes(BusStore(bus, purges=True), buckets.volumes, storage, clock, VOLUME_LIMIT)
         self.deploys = Deploys(
             bus=bus,
             buckets=buckets,

@@ -66,7 +66,7 @@ class GarbageCollector:
     def __post_init__(self) -> None:
         self._maps = MapCloser(self.bus)
         self._arguments = ArgumentFiles(self.bus, self.clock)
-        self._volume_files = VolumeFileCollection(self.bus, self.volumes, self.clock, rules.YOUNG_S)
+        self._volume_files = VolumeFileCollection(self.volumes, self.clock, rules.YOUNG_S)
         self._requested = asyncio.Event()
 
     def on_deleted(self, function: str) -> None:

@@ -19,7 +19,6 @@ import msgspec
 
 from gpufn_core.errors import ArtifactUnavailable, Conflict, DataNotFound, InvalidSpec, PayloadTooLarge
 from gpufn_core.ids import digest_of
-from gpufn_core.protocol import subjects
 from gpufn_core.protocol.codec import encode
 from gpufn_core.spec.units import format_bytes
 from gpufn_core.spec.volume_spec import (
@@ -36,10 +35,10 @@ from gpufn_core.spec.volume_spec import (
     stored_bytes,
 )
 from gpufn_gateway.teams.storage import TeamStorage
-from gpufn_platform.bus.connection import Bus
 from gpufn_platform.bus.storage import object_store
 from gpufn_platform.bus.storage.key_value import Entry, KeyValue, Watch
 from gpufn_platform.process.clock import Clock
+from gpufn_platform.volume_store.store import VolumeStore
 
 log = logging.getLogger(__name__)
 
@@ -51,10 +50,12 @@ _record = msgspec.msgpack.Decoder(VolumeRecord)
 
 
 class Volumes:
-    """`limit_bytes` is the largest volume, with all of its versions."""
+    """`store` has the files, and `limit_bytes` is the largest volume, with all of its versions."""
 
-    def __init__(self, bus: Bus, bucket: KeyValue, storage: TeamStorage, clock: Clock, limit_bytes: int) -> None:
-        self._bus = bus
+    def __init__(
+        self, store: VolumeStore, bucket: KeyValue, storage: TeamStorage, clock: Clock, limit_bytes: int
+    ) -> None:
+        self.store = store
         self._bucket = bucket
         self._storage = storage
         self._clock = clock
@@ -97,7 +98,7 @@ class Volumes:
 
     async def has_file(self, digest: str) -> bool:
         """Return whether a file is stored. This renews its age, because a commit is about to name it."""
-        return await object_store.touch(self._bus, subjects.VOLUME_FILES, digest)
+        return await self.store.touch(digest) is not None
 
     async def missing(self, digests: Sequence[str]) -> list[str]:
         """Return which of these files are not stored."""
@@ -113,14 +114,14 @@ class Volumes:
         if await self.has_file(digest):
             await object_store.check(digest, size, parts)
         else:
-            await object_store.put_stream(self._bus, subjects.VOLUME_FILES, digest, size, parts)
+            await self.store.put_stream(digest, size, parts)
 
     async def open_file(self, name: str, digest: str) -> tuple[int, AsyncGenerator[bytes, None]]:
         """Return the size and the bytes of a file that a kept version of the volume has. Raises DataNotFound."""
         for version in reversed((await self.read(name)).versions):
             for file in await self._manifest(version):
                 if file.digest == digest:
-                    return file.size, object_store.read(self._bus, subjects.VOLUME_FILES, digest)
+                    return file.size, self.store.read(digest)
         raise DataNotFound(f"{name} has no file with the digest {digest[:12]}.")
 
     async def commit(self, name: str, change: VolumeChange) -> VolumeVersion:
@@ -137,7 +138,7 @@ class Volumes:
                 return newest
             following = await self._next(record, tree)
             await self._check_limits(record, following)
-            await object_store.put(self._bus, subjects.VOLUME_FILES, encode_files(tree))
+            await self.store.put(encode_files(tree))
             try:
                 await self._write(following, revision)
             except Conflict:
@@ -177,7 +178,7 @@ class Volumes:
     async def _manifest(self, version: VolumeVersion) -> tuple[VolumeFile, ...]:
         if (known := self._files.get(version.manifest)) is not None:
             return known
-        manifest = await object_store.get(self._bus, subjects.VOLUME_FILES, version.manifest)
+        manifest = await self.store.get(version.manifest)
         files = await asyncio.to_thread(decode_files, manifest)
         self._keep(version.manifest, files)
         return files
@@ -212,17 +213,12 @@ class Volumes:
         wanted = list({file.digest: file for file in files}.values())
         for at in range(0, len(wanted), _AT_ONCE):
             batch = wanted[at : at + _AT_ONCE]
-            sizes = await asyncio.gather(*(self._size(file.digest) for file in batch))
+            sizes = await asyncio.gather(*(self.store.touch(file.digest) for file in batch))
             for file, size in zip(batch, sizes, strict=True):
                 if size is None:
                     raise InvalidSpec(f"the file {file.path} ({file.digest[:12]}) is not uploaded: upload it first")
                 if size != file.size:
                     raise InvalidSpec(f"the file {file.path} has {size:,} bytes, and the commit says {file.size:,}")
-
-    async def _size(self, digest: str) -> int | None:
-        if not await self.has_file(digest):
-            return None
-        return await object_store.size_of(self._bus, subjects.VOLUME_FILES, digest)
 
     def _on_change(self, key: str, entry: Entry | None) -> None:
         if entry is None:
@@ -234,16 +230,15 @@ class Volumes:
 class VolumeFileCollection:
     """Removes the files that no version names. Young ones stay, because a commit may follow their upload."""
 
-    def __init__(self, bus: Bus, volumes: Volumes, clock: Clock, young_s: float) -> None:
-        self._bus = bus
+    def __init__(self, volumes: Volumes, clock: Clock, young_s: float) -> None:
         self._volumes = volumes
         self._clock = clock
         self._young_s = young_s
 
     async def step(self) -> None:
-        before, bucket = self._clock.time() - self._young_s, subjects.VOLUME_FILES
-        await object_store.remove_unfinished(self._bus, bucket, before)
-        old = [blob for blob in await object_store.blobs(self._bus, bucket) if blob.put_at < before]
+        before, store = self._clock.time() - self._young_s, self._volumes.store
+        await store.remove_unfinished(before)
+        old = [file for file in await store.files() if file.put_at < before]
         if not old:
             return
         try:
@@ -251,8 +246,8 @@ class VolumeFileCollection:
         except ArtifactUnavailable as error:
             log.warning("files of volumes are not collected: %s", error.message)
             return
-        removable = [blob for blob in old if blob.digest not in named]
-        freed = sum([blob.size for blob in removable if await object_store.remove(self._bus, bucket, blob)])
+        removable = [file for file in old if file.digest not in named]
+        freed = sum([file.size for file in removable if await store.remove(file)])
         if removable:
             log.info("removed %d unused files of volumes: %d bytes", len(removable), freed)
 

@@ -15,6 +15,7 @@ import uvloop
 
 from gpufn_core.errors import BusUnavailable, GpufnError
 from gpufn_core.home import Home
+from gpufn_core.weights.credentials import OF_AWS
 from gpufn_platform.process import fd_limit
 from gpufn_platform.process.proc_hardening import hide_environment
 from gpufn_platform.process.settings import EXIT_CONFIGURATION
@@ -34,7 +35,7 @@ def run(name: str, read: Callable[[Mapping[str, str]], S], serve: Callable[[S], 
     logging.basicConfig(level=logging.INFO, format=f"%(asctime)s {name} %(levelname)s %(message)s", stream=sys.stderr)
     try:
         settings = read(os.environ)
-        hide_environment("GPUFN_NATS_URL")
+        hide_environment("GPUFN_NATS_URL", *OF_AWS)
         fd_limit.raise_to_hard_limit()
         settings.home.ensure()
         uvloop.run(_run_with_watchdog(serve(settings)))

@@ -12,6 +12,7 @@ import msgspec
 from gpufn_core.encoding.urls import check_bus
 from gpufn_core.errors import GpufnError, InvalidInput, InvalidSpec
 from gpufn_core.spec.units import MIN_PROCESS_BYTES, check_least_bytes, parse_bytes
+from gpufn_platform.volume_store import address
 
 EXIT_CONFIGURATION: Final = 78  # EX_CONFIG of sysexits.h: another start with the same settings fails the same way
 
@@ -41,6 +42,15 @@ class Sync(msgspec.Struct, frozen=True):
 
     def __str__(self) -> str:
         return self.text
+
+
+def volume_store_address(environ: Mapping[str, str]) -> str:
+    """Return GPUFN_VOLUME_STORE. Raises InvalidSetting."""
+    text = environ.get("GPUFN_VOLUME_STORE", "")
+    try:
+        return address.checked(text)
+    except ValueError as error:
+        raise InvalidSetting(f"GPUFN_VOLUME_STORE={text[:100]!r}: {error}") from error
 
 
 def parse_sync(text: str) -> Sync:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import hashlib
 import importlib.metadata
@@ -39,6 +40,7 @@ from gpufn_platform.sandbox.support import Support, probe
 from gpufn_platform.secrets.master_key import KEY, MasterKey
 from gpufn_platform.signing.local_trust import LocalTrust
 from gpufn_platform.signing.signatures import Signatures
+from gpufn_platform.volume_store.choose import volume_store
 from gpufn_runtime.agent.cache.build_log import LogLine
 from gpufn_runtime.agent.cache.bundles import BundleCache
 from gpufn_runtime.agent.cache.engines import EngineCache
@@ -169,12 +171,6 @@ async def _run_agent(
     def read_weights(digest: str) -> AsyncGenerator[bytes, None]:
         return object_store.read(bus, subjects.MODEL_FILES, digest)
 
-    def read_volumes(digest: str) -> AsyncGenerator[bytes, None]:
-        return object_store.read(bus, subjects.VOLUME_FILES, digest)
-
-    async def fetch_manifest(digest: str) -> bytes:
-        return await object_store.get(bus, subjects.VOLUME_FILES, digest)
-
     manifests = KeyValue(bus, subjects.ENGINES)
 
     async def find_engine(key: str) -> EngineManifest | None:
@@ -182,6 +178,7 @@ async def _run_agent(
         return msgspec.msgpack.decode(entry.value, type=EngineManifest) if entry is not None else None
 
     home, clock = settings.home, SystemClock()
+    volume_files = volume_store(settings.volume_store, os.environ, bus, clock)
     secrets = StoredSecrets(KeyValue(bus, subjects.SECRETS), MasterKey.from_env(os.environ, home))
     await secrets.check()
     groups = MemoryGroups.find()
@@ -202,7 +199,7 @@ async def _run_agent(
     if containers is not None:
         mounted = (home.run, home.cache, home.claim_shared_bodies(), *map(Path, worker_packages()))
         await asyncio.to_thread(label_for_containers, *mounted)
-    fetch_weights = WeightsFetch(read_weights, os.environ, clock, read_volumes=read_volumes)
+    fetch_weights = WeightsFetch(read_weights, os.environ, clock, read_volumes=volume_files.read)
     agent = Agent(
         node=settings.node,
         home=home,
@@ -214,7 +211,7 @@ async def _run_agent(
         bundles=BundleCache(home.bundles, fetch),
         engines=EngineCache(home.engines, find_engine, fetch_file),
         weights=WeightsCache(home.weights, fetch_weights, settings.weights_bytes),
-        volumes=Volumes(KeyValue(bus, subjects.VOLUMES), fetch_manifest),
+        volumes=Volumes(KeyValue(bus, subjects.VOLUMES), volume_files.get),
         environments=_environments(settings, sandboxes),
         secrets=secrets,
         signatures=Signatures(KeyValue(bus, subjects.SIGNING), LocalTrust.from_env(os.environ)),
@@ -233,7 +230,8 @@ async def _run_agent(
         grace_s=settings.grace_s,
         address=settings.address or address_towards(settings.nats_url),
     )
-    async with asyncio.TaskGroup() as tasks:  # if a task fails, the agent ends; workers live on and are adopted
+    # If a task fails, the agent ends; workers live on and are adopted.
+    async with contextlib.aclosing(volume_files), asyncio.TaskGroup() as tasks:
         background = [tasks.create_task(templates.run(), name="templates")]
         if not settings.devices:
             background.append(tasks.create_task(proofs.run(), name="proofs"))

@@ -20,6 +20,7 @@ from gpufn_platform.process.settings import (
     number,
     process_memory,
     size,
+    volume_store_address,
     whole_number,
     yes_or_no,
 )
@@ -45,6 +46,7 @@ class AgentSettings:
     GPUFN_TEMPLATES       maximum number of templates kept in memory; 0 for none. Default: 4
     GPUFN_PARK_MEMORY     memory of this host for parked workers, such as 16Gi; 0 for none. Default: a quarter
     GPUFN_WEIGHTS_DISK    disk space of this host for weights, such as 500Gi. Default: half of the disk
+    GPUFN_VOLUME_STORE    files of volumes: s3://bucket/folder, as the gateway's setting. Default: the bus
     GPUFN_ENVIRONMENTS_DISK  disk space of this host for environments with packages, such as 50Gi. Default: a quarter
                           of the disk
     GPUFN_GRACE           seconds that running calls may take to finish when the agent stops. Default: 30
@@ -72,6 +74,7 @@ class AgentSettings:
     templates: int = 4
     park_bytes: int | None = None
     weights_bytes: int | None = None
+    volume_store: str = ""
     environments_bytes: int | None = None
     grace_s: float = GRACE_S
     mps_exclusive: bool = False
@@ -99,6 +102,7 @@ class AgentSettings:
             ),
             park_bytes=_size(environ, "GPUFN_PARK_MEMORY"),
             weights_bytes=size("GPUFN_WEIGHTS_DISK", text) if (text := environ.get("GPUFN_WEIGHTS_DISK")) else None,
+            volume_store=volume_store_address(environ),
             environments_bytes=size("GPUFN_ENVIRONMENTS_DISK", text)
             if (text := environ.get("GPUFN_ENVIRONMENTS_DISK"))
             else None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import sys
@@ -18,6 +19,7 @@ from gpufn_platform.bus.tls import BusTls
 from gpufn_platform.process import grace_period
 from gpufn_platform.process.clock import SystemClock
 from gpufn_platform.process.node_process import run, run_until_signaled
+from gpufn_platform.volume_store.choose import volume_store
 from gpufn_runtime.runner.gpu.gpu_turns import NodeTurns
 from gpufn_runtime.runner.loop import Runner
 from gpufn_runtime.runner.settings import RunnerSettings
@@ -39,6 +41,7 @@ async def serve(settings: RunnerSettings) -> None:
         await claim_node(bus, "runner", settings.node, settings.home)
         clock = SystemClock()
         await streams.wait_for(bus, (*_STREAMS, *map(stream_of, _BUCKETS), *map(object_store.stream_of, _STORES)))
+        volume_files = volume_store(settings.volume_store, os.environ, bus, clock, purges=False)
         runner = Runner(
             bus,
             name=new_ulid()[-16:],
@@ -46,9 +49,11 @@ async def serve(settings: RunnerSettings) -> None:
             home=settings.home,
             clock=clock,
             turns=NodeTurns(clock, settings.turns_per_gpu, asyncio.get_running_loop().call_later),
+            volume_files=volume_files,
         )
         log.info("serving node %s", settings.node)
-        await run_until_signaled(runner.run(), "runner", lambda: _agent_has_stopped(settings.home))
+        async with contextlib.aclosing(volume_files):
+            await run_until_signaled(runner.run(), "runner", lambda: _agent_has_stopped(settings.home))
     finally:
         await bus.close()
 

@@ -30,6 +30,7 @@ from gpufn_platform.process.pause_detector import PauseDetector
 from gpufn_platform.process.tasks import Tasks
 from gpufn_platform.queue import wakeups
 from gpufn_platform.queue.caller import Caller
+from gpufn_platform.volume_store.store import VolumeStore
 from gpufn_runtime.runner.agent_events import AgentEvents
 from gpufn_runtime.runner.attempts.attempt_index import Attempts
 from gpufn_runtime.runner.attempts.metering import Meter
@@ -75,6 +76,7 @@ class Runner:
         home: Home,
         clock: Clock,
         turns: NodeTurns,
+        volume_files: VolumeStore,
     ) -> None:
         self._bus = bus
         self._assignments = KeyValue(bus, subjects.ASSIGNMENTS)
@@ -101,10 +103,10 @@ class Runner:
         self._start_log = StartLog(bus, node, clock)
         self._settler = Settler(bus, clock, self._shared_bodies, self._bodies, self._start_log)
         self._circuits = Circuits(bus, self._caller, clock)
+        data = DataRequests(bus, self._shared_bodies, volume_files, self._directory.team_of)
         self._nested = NestedCalls(
             bus, self._caller, self._directory, self._circuits, clock,
-            shared_bodies=self._shared_bodies, bodies=self._bodies,
-            data=DataRequests(bus, self._shared_bodies, self._directory.team_of),
+            shared_bodies=self._shared_bodies, bodies=self._bodies, data=data,
         )  # fmt: skip
         self._output = Output(bus, clock)
         self._relay = Relay(

@@ -1,4 +1,4 @@
-"""Variables with credentials for the origins of weights. Only agents keep them."""
+"""Variables with credentials for the origins of weights and for the store of volumes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import Final
 
 from gpufn_core.errors import ArtifactUnavailable
 
-CREDENTIALS: Final = ("HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
+OF_AWS: Final = ("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
+CREDENTIALS: Final = ("HF_TOKEN", *OF_AWS)
 
 
 def header_value(environ: Mapping[str, str], name: str, default: str = "") -> str:

@@ -1,7 +1,6 @@
 """URLs of an S3 store and signatures of requests (AWS Signature Version 4), from the variables of AWS. Pure.
 
-Only what a download needs: GET and HEAD without a body, signed in the headers. Without credentials, requests are not
-signed, as public buckets expect.
+Requests are signed in their headers. Without credentials, requests are not signed, as public buckets expect.
 """
 
 from __future__ import annotations
@@ -29,6 +28,7 @@ class Bucket:
     AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN
     """
 
+    name: str
     url: str
     region: str
     access_key: str = ""
@@ -47,6 +47,7 @@ class Bucket:
             else f"https://{bucket}.s3.{region}.amazonaws.com"
         )
         return cls(
+            bucket,
             f"{endpoint}/{bucket}" if endpoint else host,
             region,
             header_value(environ, "AWS_ACCESS_KEY_ID"),
@@ -61,19 +62,24 @@ class Bucket:
         query = {"list-type": "2", "prefix": prefix} | ({"continuation-token": continuation} if continuation else {})
         return f"{self.url}/?{_query(query)}"
 
-    def sign(self, method: str, url: str, now: float, headers: Mapping[str, str] = {}) -> dict[str, str]:
-        """Return `headers` with the signature of the request. `now` is in unix seconds."""
+    def sign(
+        self, method: str, url: str, now: float, headers: Mapping[str, str] = {}, *, body_digest: str = ""
+    ) -> dict[str, str]:
+        """Return `headers` with the signature of the request. `now` is in unix seconds.
+
+        `body_digest` is the sha256 of the body, "" for none. The store refuses another body."""
         if not self.access_key:
             return dict(headers)
         moment = datetime.datetime.fromtimestamp(now, datetime.UTC)
         stamp, day = f"{moment:%Y%m%dT%H%M%SZ}", f"{moment:%Y%m%d}"
         parts = urlsplit(url)
+        content = body_digest or _NO_BODY
         token = {"x-amz-security-token": self.session_token} if self.session_token else {}
-        signed = {**headers, **token, "host": _host(parts), "x-amz-content-sha256": _NO_BODY, "x-amz-date": stamp}
+        signed = {**headers, **token, "host": _host(parts), "x-amz-content-sha256": content, "x-amz-date": stamp}
         names = sorted(signed)
         canonical = "\n".join(
             [method, parts.path or "/", parts.query, *(f"{name}:{signed[name].strip()}" for name in names), "",
-             ";".join(names), _NO_BODY]
+             ";".join(names), content]
         )  # fmt: skip
         scope = f"{day}/{self.region}/s3/aws4_request"
         digest = hashlib.sha256(canonical.encode()).hexdigest()

@@ -132,10 +132,10 @@ async def test_files_that_no_kept_version_names_are_collected(on_bus: Any) -> No
         await put(gateway, "collected", "a", b"never committed")
         record = await gateway.volumes.read("collected")
         assert [version.number for version in record.versions] == list(range(2, MAX_VERSIONS + 2))
-        young = VolumeFileCollection(gateway.bus, gateway.volumes, gateway.clock, 3600.0)
+        young = VolumeFileCollection(gateway.volumes, gateway.clock, 3600.0)
         await young.step()
         assert await gateway.volumes.has_file(first["digest"])
-        await VolumeFileCollection(gateway.bus, gateway.volumes, gateway.clock, -60.0).step()
+        await VolumeFileCollection(gateway.volumes, gateway.clock, -60.0).step()
         stored = {blob.digest for blob in await object_store.blobs(gateway.bus, subjects.VOLUME_FILES)}
         assert not stored & {first["digest"], digest_of(b"never committed")}
         assert stored >= await gateway.volumes.named_files()

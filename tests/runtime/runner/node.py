@@ -30,6 +30,7 @@ from gpufn_platform.process.clock import SystemClock
 from gpufn_platform.queue import call_records, large_bodies
 from gpufn_platform.queue.call_request import CallRequest
 from gpufn_platform.queue.caller import Caller
+from gpufn_platform.volume_store.on_bus import BusStore
 from gpufn_runtime.runner.gpu.gpu_turns import NodeTurns
 from gpufn_runtime.runner.loop import Runner
 
@@ -160,6 +161,7 @@ class Node:
             home=self.home,
             clock=self.clock,
             turns=NodeTurns(self.turns_clock, 1, asyncio.get_running_loop().call_later),
+            volume_files=BusStore(bus or self.bus, purges=False),
         )
 
     async def deploy(self, name: str = "f", *, kind: CallKind = CallKind.SYNC, **options: Any) -> Revision:

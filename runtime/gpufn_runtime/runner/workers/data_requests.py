@@ -44,7 +44,7 @@ from gpufn_core.spec.function_spec import FunctionSpec
 from gpufn_core.spec.names import home_of
 from gpufn_core.spec.volume_spec import check_name, full_name_at
 from gpufn_platform.bus.connection import Bus
-from gpufn_platform.bus.storage import object_store
+from gpufn_platform.volume_store.store import VolumeStore
 from gpufn_runtime.runner.workers.shared_bodies import NodeSharedBodies
 from gpufn_runtime.runner.workers.stored_values import StoredValues
 
@@ -66,12 +66,17 @@ class Reply(NamedTuple):
 
 
 class DataRequests:
-    """`team_of` returns the team of a function."""
+    """`volume_files` stores the files of volumes. `team_of` returns the team of a function."""
 
     def __init__(
-        self, bus: Bus, shared_bodies: NodeSharedBodies, team_of: Callable[[str], Team | None] = lambda _: None
+        self,
+        bus: Bus,
+        shared_bodies: NodeSharedBodies,
+        volume_files: VolumeStore,
+        team_of: Callable[[str], Team | None] = lambda _: None,
     ) -> None:
         self._bus = bus
+        self._volume_files = volume_files
         self._team_of = team_of
         self.values = StoredValues(bus, shared_bodies)
         self._uploads: dict[tuple[str, str], _Upload] = {}  # by worker and digest
@@ -127,12 +132,12 @@ class DataRequests:
         if part.offset == 0:
             if (other := self._uploads.pop(key, None)) is not None:
                 other.cancel()
-            if await object_store.touch(self._bus, subjects.VOLUME_FILES, part.digest):
+            if await self._volume_files.touch(part.digest) is not None:
                 return STORED
             if sum(owner == worker for owner, _ in self._uploads) >= _MAX_UPLOADS:
                 raise PayloadTooLarge(f"a worker stores at most {_MAX_UPLOADS} files at a time")
             self._check_uncommitted(worker, part.size)
-            self._uploads[key] = _Upload(self._bus, part.digest, part.size)
+            self._uploads[key] = _Upload(self._volume_files, part.digest, part.size)
             self._uncommitted.setdefault(worker, []).append(self._uploads[key])
         if (upload := self._uploads.get(key)) is None:
             raise Conflict("The upload of this file was interrupted: commit again.")
@@ -169,13 +174,13 @@ class DataRequests:
 class _Upload:
     """A file that is being stored."""
 
-    def __init__(self, bus: Bus, digest: str, size: int) -> None:
+    def __init__(self, store: VolumeStore, digest: str, size: int) -> None:
         self._parts: asyncio.Queue[bytes | None] = asyncio.Queue(maxsize=1)
         self._next = 0
         self._size = size
         self.digest = digest
         self.started_at = asyncio.get_running_loop().time()
-        stored = object_store.put_stream(bus, subjects.VOLUME_FILES, digest, size, self._read(), purges=False)
+        stored = store.put_stream(digest, size, self._read())
         self._task = asyncio.create_task(stored, name=f"volume file {digest[:12]}")
 
     @property

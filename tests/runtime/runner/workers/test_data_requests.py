@@ -36,6 +36,7 @@ from gpufn_platform.bus.connection import Bus
 from gpufn_platform.bus.storage import object_store
 from gpufn_platform.queue import large_bodies
 from gpufn_platform.shared_bodies.bodies import SharedBodies
+from gpufn_platform.volume_store.on_bus import BusStore
 from gpufn_runtime.runner.workers.data_requests import DataRequests
 from gpufn_runtime.runner.workers.shared_bodies import NodeSharedBodies
 
@@ -48,7 +49,7 @@ class Worker:
     def __init__(self, bus: Bus, folder: Path) -> None:
         self.bus = bus
         self.folder = SharedBodies(folder / _WORKER)
-        self.data = DataRequests(bus, NodeSharedBodies(folder, "r-1"))
+        self.data = DataRequests(bus, NodeSharedBodies(folder, "r-1"), BusStore(bus, purges=False))
         self.spec = FunctionSpec(
             name="prod/search/f", entry=EntryPoint("app", "f"), methods=(MethodSpec(),),
             volumes=(VolumeMount("v", writable=True), VolumeMount("read-only")),
