@@ -1,7 +1,8 @@
 """Files of volumes in a bucket of an S3 store.
 
-A file is the object PREFIX + sha256. The store compares the sha256 of each upload with the signed one, so that no
-incomplete object exists. A copy of an object onto itself renews its age.
+A file is the object PREFIX + sha256. The last part of an upload is sent only if the file has its sha256, so that no
+other object gets the name. The sha256 is also signed, which most stores compare. A copy of an object onto itself renews
+its age.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from gpufn_platform.bus.storage.hashing import Sha256
 from gpufn_platform.process.clock import Clock
 from gpufn_platform.volume_store.store import StoredFile
 
+_NO_BYTES: Final = digest_of(b"")
 _TIMEOUT: Final = httpx.Timeout(30.0)
 _RETRY_DELAYS_S: Final = (0.2, 1.0, 3.0)
 _PART: Final = 1 << 20
@@ -41,11 +43,14 @@ class S3Store:
         found = await self._request("HEAD", self._url(digest), accepts_absence=True)
         if found is None:
             return None
+        size = int(found.headers["content-length"])
+        if size == 0 and digest != _NO_BYTES:
+            return None  # SeaweedFS 4.48 stores an empty object if the upload of a small one breaks off
         source = f"/{self._bucket.name}/{self._prefix}{digest}"
         headers = {"x-amz-copy-source": source, "x-amz-metadata-directive": "REPLACE"}
         if await self._request("PUT", self._url(digest), headers, accepts_absence=True) is None:
             return None
-        return int(found.headers["content-length"])
+        return size
 
     async def put(self, data: bytes) -> str:
         digest = digest_of(data)
