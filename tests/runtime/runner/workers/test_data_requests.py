@@ -193,9 +193,8 @@ def stored(reply: Any) -> StoredValue:
 def test_a_value_of_a_team_with_a_limit_is_stored_after_a_gateway_agrees(with_worker: Any) -> None:
     async def scenario(worker: Worker) -> None:
         team = Team(name="own", owns=("prod/search/*",), limits=TeamLimits(stored_bytes=10))
-        worker.data = DataRequests(
-            worker.bus, NodeSharedBodies(Path(worker.folder.folder).parent, "r-1"), lambda _: team
-        )
+        bodies = NodeSharedBodies(Path(worker.folder.folder).parent, "r-1")
+        worker.data = DataRequests(worker.bus, bodies, BusStore(worker.bus, purges=False), lambda _: team)
         asked: list[Any] = []
         errors = [None, Conflict("the team stores too much").info()]
 
