@@ -1,6 +1,7 @@
 """Verification of an environment: each installed package has a RECORD with the digests of its files.
 
 A build may have made any file, so only regular files inside the environment are read, without following links.
+Several packages may install one file, such as opencv-python and opencv-python-headless: then it has the digest of one.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ def damage(environment: Path) -> str:
     """Describe the first file that is missing or changed; "" if there is none. Blocks."""
     if not os.access(environment / "bin" / "python", os.X_OK):
         return "its interpreter is gone"
+    expected: dict[str, tuple[str, set[str]]] = {}  # path: its name in the first record, and its digests
     for record in sorted(environment.glob("lib/python*/site-packages/*.dist-info/RECORD")):
         packages = record.parent.parent
         try:
@@ -31,8 +33,12 @@ def damage(environment: Path) -> str:
         for row in rows:
             name, digest = (*row, "", "")[:2]
             is_verifiable = digest.startswith("sha256=") and not name.endswith(".pyc")  # bytecode is compiled anew
-            if is_verifiable and not _has_digest(environment, packages / name, digest):
-                return f"{name} is missing or changed"
+            if is_verifiable:
+                _, digests = expected.setdefault(os.path.normpath(packages / name), (name, set()))
+                digests.add(digest.removeprefix("sha256=").rstrip("="))
+    for path, (name, digests) in expected.items():
+        if _digest(environment, Path(path)) not in digests:
+            return f"{name} is missing or changed"
     return ""
 
 
@@ -49,10 +55,11 @@ def _open(environment: Path, path: Path, largest: int) -> io.BufferedReader:
     return file
 
 
-def _has_digest(environment: Path, path: Path, expected: str) -> bool:
+def _digest(environment: Path, path: Path) -> str:
+    """Return the digest as a RECORD writes it; "" for a file that may not be read."""
     try:
         with _open(environment, path, _LARGEST_FILE) as file:
             digest = hashlib.file_digest(file, "sha256").digest()
     except (OSError, ValueError):
-        return False
-    return base64.urlsafe_b64encode(digest).rstrip(b"=").decode() == expected.removeprefix("sha256=").rstrip("=")
+        return ""
+    return base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
