@@ -1,0 +1,38 @@
+"""Text in pictures, with its place: RapidOCR's ONNX models behind an upload."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import msgspec
+
+from gpufn import Image, web_endpoint
+
+# Python 3.11 or 3.12: the package has no release for a newer one.
+RAPIDOCR = Image.python("3.11").pip_install("rapidocr-onnxruntime==1.4.4")
+
+
+class Line(msgspec.Struct):
+    text: str
+    score: float
+    box: list[list[float]]
+    """The corners in pixels of the picture: top left, top right, bottom right, bottom left"""
+
+
+@cache
+def engine() -> Any:
+    from rapidocr_onnxruntime import RapidOCR  # noqa: PLC0415  only the environment of the function has it
+
+    return RapidOCR()
+
+
+@web_endpoint(methods=["POST"], image=RAPIDOCR, memory="1Gi", cpu=1, public=True)
+def ocr(picture: bytes, min_score: float = 0.5) -> list[Line]:
+    """Return the lines of text in a picture, from top to bottom. Uncertain lines, below `min_score`, are left out."""
+    found, _ = engine()(picture)
+    return [
+        Line(text, round(score, 3), [[round(x, 1), round(y, 1)] for x, y in box])
+        for box, text, score in found or []
+        if score >= min_score
+    ]
