@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+import base64
+import io
+import json
+from typing import Any
+
+import openai
+import pytest
+
+from tests.conftest import Platform
+from tests.examples.conftest import deploy
+
+pytestmark = pytest.mark.e2e
+
+
+@pytest.fixture(autouse=True, scope="module")
+def deployed(platform: Platform) -> None:
+    deploy(platform, "image_generation", "numpy", "PIL", "fastapi")
+
+
+def test_previews_become_the_picture_of_the_prompt(platform: Platform) -> None:
+    with platform.client.stream(
+        "GET", "/web/default/default/studio/paint", params={"prompt": "a blue circle", "seed": 3}
+    ) as events:
+        previews = [json.loads(line.removeprefix("data: ")) for line in events.iter_lines() if line]
+    assert [preview["step"] for preview in previews] == list(range(2, 41, 2))
+    first, *_, last = (_pixels(base64.b64decode(preview["png"])) for preview in previews)
+    assert _sharpest_edge(last) > 2 * _sharpest_edge(first)
+    red, _, blue = (last[..., channel].astype(int) for channel in range(3))
+    assert 0.03 < ((blue - red) > 100).mean() < 0.5
+
+
+def test_openais_client_gets_the_same_picture(platform: Platform) -> None:
+    with openai.OpenAI(base_url=f"{platform.url}/openai/v1", api_key="any") as client:
+        (image,) = client.images.generate(model="toy-painter", prompt="a red ring").data or []
+    (preview,) = platform.invoke("painter.paint", {"prompt": "a red ring", "previews": 1})
+    assert image.b64_json == preview["png"]
+
+
+def _pixels(png: bytes) -> Any:
+    import numpy as np
+    from PIL import Image
+
+    return np.asarray(Image.open(io.BytesIO(png)))
+
+
+def _sharpest_edge(pixels: Any) -> int:
+    return int(abs(pixels[:, 1:].astype(int) - pixels[:, :-1]).max())
