@@ -7,9 +7,12 @@ import sys
 
 import openai
 
+import gpufn
+
 
 def main(question: str) -> None:
-    url = os.environ.get("GPUFN_URL", "http://127.0.0.1:8090")
+    with gpufn.Client() as platform:
+        url = platform.url  # GPUFN_URL, or the platform on this machine
     client = openai.OpenAI(base_url=f"{url}/openai/v1", api_key=os.environ.get("GPUFN_API_KEY", "any"))
     chunks = client.chat.completions.create(
         model="parrot.chat", messages=[{"role": "user", "content": question}], stream=True

@@ -33,7 +33,7 @@ def join(tiles: list[NDArray[np.uint8]]) -> NDArray[np.uint8]:
 
 
 @gpu_function(idle_timeout=30)
-def encode(pictures: list[NDArray[np.uint8]], frames_per_s: int = 12) -> bytes:
+def gif(pictures: list[NDArray[np.uint8]], frames_per_s: int = 12) -> bytes:
     """Encode pictures as an animated GIF."""
     first, *others = (Image.fromarray(pixels).quantize(64) for pixels in pictures)
     with io.BytesIO() as file:
@@ -64,7 +64,7 @@ def film(frames: int = 24, width: int = 320, height: int = 180, crash: bool = Fa
     for number in range(frames):
         tiles = [graph.call(tile, *each) for each in _tiles(number / frames / 6, (width, height), crash)]
         pictures.append(graph.call(join, tiles))
-    encoded = graph.call(encode, pictures)
+    encoded = graph.call(gif, pictures)
     for done, _ in enumerate(graph.run(window=8), 1):
         gpufn.current().progress(done / len(graph), f"{done} of {len(graph)} steps")
     return encoded.result

@@ -1,9 +1,8 @@
-"""Stream a WAV file as fast as a microphone would, and print the text: python client.py speech.wav [URL]"""
+"""Stream a WAV file as fast as a microphone would, and print the text: python client.py speech.wav"""
 
 from __future__ import annotations
 
 import json
-import os
 import sys
 import threading
 import time
@@ -11,11 +10,14 @@ import wave
 
 from websockets.sync.client import ClientConnection, connect
 
+from gpufn import Client
+
 _PIECE_S = 0.1
 
 
-def main(path: str, url: str = os.environ.get("GPUFN_URL", "http://127.0.0.1:8090")) -> None:
-    address = f"ws{url.removeprefix('http')}/web/default/default/live/listen"
+def main(path: str) -> None:
+    with Client() as platform:
+        address = f"ws{platform.url.removeprefix('http')}/web/default/default/live/listen"
     with connect(address) as socket:
         threading.Thread(target=_send, args=(socket, path), daemon=True).start()
         for message in socket:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import ROOT, Platform
-from tests.examples.conftest import deploy
+from tests.examples.conftest import deploy, imported
 from tests.waiting import until
 
 pytestmark = pytest.mark.e2e
@@ -22,7 +22,8 @@ def test_a_killed_program_continues_its_map_and_each_order_has_one_score(platfor
     import pyarrow.parquet
 
     orders, state = tmp_path / "orders.parquet", tmp_path / "orders.parquet.map"
-    subprocess.run([sys.executable, FOLDER / "make_orders.py", orders, str(ROWS)], check=True)
+    with imported(FOLDER, "make_orders") as make_orders:
+        make_orders.main(str(orders), str(ROWS))
     platform.gpufn("volume", "put", "orders", orders)
     deploy(platform, "batch_scoring", "pyarrow", "numpy")
 

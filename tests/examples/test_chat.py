@@ -1,8 +1,6 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 
 import openai
@@ -22,7 +20,8 @@ def client(platform: Platform, tmp_path_factory: pytest.TempPathFactory) -> Iter
     """OpenAI's client, of the example with a trained model."""
     folder = tmp_path_factory.mktemp("chat")
     shutil.copytree(FOLDER, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("model.json"))
-    subprocess.run([sys.executable, folder / "train.py", TEXT], check=True, capture_output=True)
+    with imported(folder, "train") as train:
+        train.main(str(TEXT))
     deploy(platform, folder)
     with openai.OpenAI(base_url=f"{platform.url}/openai/v1", api_key="any") as client:
         yield client

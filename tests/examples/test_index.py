@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import ast
+from collections import Counter
 from pathlib import Path
 
 from tests.conftest import ROOT
@@ -15,3 +17,19 @@ def test_every_example_has_an_app_and_a_readme_and_is_in_the_index() -> None:
         if not Path(ROOT / "examples" / name / file).is_file() or f"]({name})" not in index
     ]
     assert lacking == []
+
+
+def test_no_two_examples_declare_a_function_of_one_name() -> None:
+    """Otherwise a user who has deployed one of them could not deploy the other."""
+    names = Counter(name for app in (ROOT / "examples").glob("*/app.py") for name in _declared(app))
+    assert len(names) > 30
+    assert [name for name, count in names.items() if count > 1] == []
+
+
+def _declared(app: Path) -> list[str]:
+    return [
+        node.name.lower().replace("_", "-")
+        for node in ast.parse(app.read_text()).body
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and node.decorator_list
+        if ast.unparse(node.decorator_list[0]).split("(")[0] in {"gpu_function", "asgi_app", "wsgi_app", "web_endpoint"}
+    ]
