@@ -11,6 +11,7 @@ from gpufn import Weights, enter, gpu_function, method
 from language import Language
 
 MODEL = Weights("model.json")
+_LONGEST = 500  # words
 
 
 @gpu_function(serves="openai-chat", weights=MODEL, concurrency=16, idle_timeout=60)
@@ -29,4 +30,4 @@ class Parrot:
     ) -> Iterator[str]:
         """Go on from the rarest word of the last message. The parameters are those of OpenAI that this model takes."""
         topic = self._language.topic(str(messages[-1]["content"]))
-        yield from self._language.write(topic, max_tokens, temperature, seed)
+        yield from self._language.write(topic, min(max_tokens, _LONGEST), temperature, seed)

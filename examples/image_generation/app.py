@@ -63,6 +63,8 @@ class Painter:
 @gpu_function(name="toy-painter", serves="openai-images", idle_timeout=60)
 def toy_painter(prompt: str, n: int = 1) -> list[bytes]:
     """The same for OpenAI's clients, which get no previews."""
+    if not 1 <= n <= 8:
+        raise ValueError(f"n is from 1 to 8, not {n}")
     return [list(Painter.paint.stream(prompt, previews=1, seed=seed))[-1].png for seed in range(n)]
 
 

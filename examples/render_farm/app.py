@@ -16,6 +16,7 @@ from gpufn import Graph, Retry, gpu_function
 from tracer import render
 
 _TILES = 6  # per picture
+_MAX_PIXELS = 4_000_000
 
 
 @gpu_function(max_workers=8, idle_timeout=30, retries=Retry(3))
@@ -72,5 +73,7 @@ def film(frames: int = 24, width: int = 320, height: int = 180, crash: bool = Fa
 
 def _tiles(turn: float, size: tuple[int, int], crash: bool) -> list[tuple[float, tuple[int, int], int, int, bool]]:
     """Return the arguments of `tile` for each tile of a picture. With `crash`, the one at the top crashes."""
+    if not (size[0] > 0 and size[1] >= _TILES and size[0] * size[1] <= _MAX_PIXELS):
+        raise ValueError(f"a picture of {size[0]} x {size[1]} is too small or has more than {_MAX_PIXELS:,} pixels")
     edges = [size[1] * number // _TILES for number in range(_TILES + 1)]
     return [(turn, size, top, bottom - top, crash and top == 0) for top, bottom in pairwise(edges)]

@@ -30,6 +30,8 @@ class Hit(msgspec.Struct):
 @gpu_function(volumes=INDEX, max_workers=2, idle_timeout=10, retries=Retry(2))
 def add(name: str, text: str) -> int:
     """Put a document into the index, in the place of an earlier one of this name. Returns its number of passages."""
+    if "/" in name or name in {"", ".", ".."}:
+        raise ValueError(f"{name!r} is not the name of a document: it becomes the name of a folder")
     passages = list(split(name, text))
     vectors = np.array(EMBED.remote(texts=[f"{each.heading}: {each.text}" for each in passages]), np.float16)
     folder = INDEX.draft / name

@@ -6,7 +6,7 @@ import numpy as np
 from fastapi import FastAPI, WebSocket, WebSocketDisconnect
 from fastapi.responses import HTMLResponse
 
-from gpufn import asgi_app, enter, gpu_function, method
+from gpufn import Retry, asgi_app, enter, gpu_function, method
 from recogniser import Recogniser
 from vad import Segment, Segmenter
 
@@ -36,7 +36,7 @@ document.getElementById("start").onclick = async () => {
 """
 
 
-@gpu_function(idle_timeout=30)
+@gpu_function(idle_timeout=30, retries=Retry(2))
 class Transcriber:
     """The recogniser has workers of its own, on a GPU if it needs one: they serve the segments of all listeners."""
 

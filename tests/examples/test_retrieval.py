@@ -42,6 +42,12 @@ def test_each_of_many_queries_finds_its_passage(platform: Platform) -> None:
     assert all(len(hits) == 2 and hits[0]["score"] > hits[1]["score"] for hits in found)
 
 
+@pytest.mark.parametrize("name", ["../../outside", "..", ""])
+def test_the_name_of_a_document_leads_to_no_other_folder(name: str, platform: Platform) -> None:
+    answer = platform.post("add", {"name": name, "text": "text"})
+    assert (answer.json()["code"], answer.json()["error_type"]) == ("function_raised", "ValueError")
+
+
 def test_a_long_text_is_split_at_headings_and_between_paragraphs() -> None:
     paragraphs = [f"{number} " * 150 for number in range(4)]
     with imported(ROOT / "examples" / "retrieval", "app") as app:
