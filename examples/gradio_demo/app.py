@@ -6,7 +6,7 @@ from typing import Any
 
 from gpufn import Image, asgi_app, gpu_function
 
-NUMPY = Image.python("3.11").pip_install("numpy>=2")
+NUMPY = Image().pip_install("numpy>=2")
 GRADIO = NUMPY.pip_install("gradio>=6.31,<7")
 _DEPTH = 60
 

@@ -9,8 +9,8 @@ import msgspec
 
 from gpufn import Image, web_endpoint
 
-# Python 3.11 or 3.12: the package has no release for a newer one.
-RAPIDOCR = Image.python("3.11").pip_install("rapidocr-onnxruntime==1.4.4")
+# With the Python that deploys. The package has no release for Python 3.13: then write Image.python("3.12").
+RAPIDOCR = Image().pip_install("rapidocr-onnxruntime==1.4.4")
 
 
 class Line(msgspec.Struct):
