@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from gpufn import Client
 from tests.conftest import ROOT, Platform
 from tests.examples.conftest import deploy, imported
 from tests.waiting import until
@@ -27,12 +28,14 @@ def test_a_killed_program_continues_its_map_and_each_order_has_one_score(platfor
     platform.gpufn("volume", "put", "orders", orders)
     deploy(platform, "batch_scoring", "pyarrow", "numpy")
 
-    platform.gpufn("scale", "score", "--max", "0")  # so the program cannot end before it is killed
-    program = _start(platform, orders)
-    id_ = until(lambda: state.exists() and state.read_text())
-    program.kill()
-    program.communicate()
-    platform.gpufn("scale", "score")
+    with Client(platform.url) as client:
+        client.scale("score", None, 0)  # so the program cannot end before it is killed
+        until(lambda: platform.ready_workers("score") == 0)
+        program = _start(platform, orders)
+        id_ = until(lambda: state.exists() and state.read_text())
+        program.kill()
+        program.communicate()
+        client.scale("score", None, None)
     said, _ = _start(platform, orders).communicate()
     assert f"continues the map {id_}" in said
     assert f"in {GROUPS} row groups" in said

@@ -7,6 +7,7 @@ import pytest
 from gpufn import Client
 from tests.conftest import Platform
 from tests.examples.conftest import deploy
+from tests.waiting import until
 
 pytestmark = pytest.mark.e2e
 
@@ -35,10 +36,11 @@ def test_a_film_turns_and_reports_its_progress(platform: Platform) -> None:
     from PIL import Image, ImageSequence
 
     with Client(platform.url) as client:
+        client.scale("gif", None, 0)  # so the film waits for its last step
+        until(lambda: platform.ready_workers("gif") == 0)
         call = client.submit("film", b'{"frames": 3, "width": 96, "height": 54}', accept="application/json")
-        with platform.client.stream("GET", f"/v1/invocations/{call.id}/events") as events:
-            progress = [line for line in events.iter_lines() if line.startswith("data:") and " of 22 steps" in line]
+        until(lambda: (progress := client.invocation(call.id).progress) and progress.message == "21 of 22 steps")
+        client.scale("gif", None, None)
         film = client.result_raw(call.id, timeout_s=60).body
     frames = [frame.convert("RGB").tobytes() for frame in ImageSequence.Iterator(Image.open(io.BytesIO(film)))]
     assert len(set(frames)) == 3
-    assert progress
