@@ -107,6 +107,8 @@ from gpufn_gateway.teams.data_use import DataUse
 from gpufn_gateway.teams.storage import TeamStorage
 from gpufn_gateway.teams.team_use import TeamUses
 from gpufn_gateway.telemetry import Telemetry
+from gpufn_gateway.terminals.records import TerminalRecords
+from gpufn_gateway.terminals.terminals import Terminals
 from gpufn_gateway.timers import tick
 from gpufn_gateway.volumes.volumes import Volumes
 from gpufn_gateway.web.apps import WebApps
@@ -341,11 +343,14 @@ class _Gateway:
             )
         )
         self._audit = AuditLog(bus, services.clock)
+        self._request_audit = RequestAudit(self._audit, services.access)
+        self._terminals = Terminals(
+            self._calls, TerminalRecords(registry, self._deploys, services.clock), self._request_audit
+        )
         self._key_use = KeyUse(services.buckets.key_use, services.access, services.clock)
 
     def app(self) -> App:
         inference = Inference(self._calls, self._invoke, self._readers.for_calls)
-        audit = RequestAudit(self._audit, self._services.access)
         rate = self._services.settings.max_requests_per_address
         return App(
             self._invoke,
@@ -353,10 +358,11 @@ class _Gateway:
             self._services.access,
             self._routes(),
             self._disk,
-            audit=audit,
+            audit=self._request_audit,
             address_rate=AddressRate(rate) if rate else None,
             protocols=self._protocols,
             web=WebApps(self._calls, self._invoke),
+            terminals=self._terminals,
         )
 
     def _routes(self) -> list[Route]:
@@ -374,6 +380,7 @@ class _Gateway:
                 bodies=bodies,
                 bundle_bodies=self._readers.for_bundles,
             ).routes(),
+            *self._terminals.routes(),
             *AppRoutes(registry, self._deploys).routes(),
             *InvocationRoutes(self._submissions, registry).routes(),
             *MapRoutes(Maps(bus, self._calls, self._readers.for_calls, self._addresses), registry).routes(),

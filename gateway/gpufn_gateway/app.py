@@ -38,6 +38,8 @@ from gpufn_gateway.protocols.registration import Protocols, with_api_key
 from gpufn_gateway.routes.invoke import Invoke
 from gpufn_gateway.routes.requests import CHECK_KEY, TURNS
 from gpufn_gateway.store_sync import StoreSync
+from gpufn_gateway.terminals import terminals as terminal_paths
+from gpufn_gateway.terminals.terminals import Terminals
 from gpufn_gateway.web.apps import WebApps
 from gpufn_gateway.web.headers import NOT_STORED
 from gpufn_gateway.web.socket import refuse
@@ -71,6 +73,7 @@ class App:
         address_rate: AddressRate | None = None,
         protocols: Protocols | None = None,
         web: WebApps | None = None,
+        terminals: Terminals | None = None,
     ) -> None:
         self._calls = {_INVOKE: invoke.serve, _SUBMIT: invoke.submit}
         self._inference = inference
@@ -80,6 +83,7 @@ class App:
         self._address_rate = address_rate
         self._web = web
         self._turns = Turns(_SCANS_AT_ONCE)
+        self._terminals = terminals
         self._protocols = protocols or Protocols()
         # The first route that matches is used: an adapter cannot replace a native one.
         self._routes = [*routes, *self._protocols.routes()]
@@ -120,7 +124,7 @@ class App:
             await self._send_problem(error, scope, send)
 
     async def _serve_socket(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve a WebSocket. Only web functions have any."""
+        """Serve a WebSocket: a terminal, or one of a web function."""
         headers = dict(scope["headers"])
         request_id.current.set(request_id.of(headers).decode())
         if self._web is None:
@@ -131,7 +135,10 @@ class App:
         except GpufnError as error:
             await refuse(error, send)
             return
-        await self._web.serve_socket(scope, receive, send)
+        if self._terminals is not None and (name := terminal_paths.function_in(scope["path"])) is not None:
+            await self._terminals.serve_socket(name, scope, receive, send)
+        else:
+            await self._web.serve_socket(scope, receive, send)
 
     def _check_rate(self, limit: AddressRate, scope: Scope) -> None:
         """Raises RateLimited if the client's address has sent too many requests."""

@@ -80,6 +80,8 @@ from gpufn_gateway.teams.data_use import DataUse
 from gpufn_gateway.teams.storage import TeamStorage
 from gpufn_gateway.teams.team_use import TeamUses
 from gpufn_gateway.telemetry import Telemetry
+from gpufn_gateway.terminals.records import TerminalRecords
+from gpufn_gateway.terminals.terminals import Terminals
 from gpufn_gateway.volumes.volumes import Volumes
 from gpufn_gateway.web.apps import WebApps
 from gpufn_gateway.webhooks.address_policy import AddressPolicy
@@ -187,6 +189,9 @@ class Whole:
         submissions = Submissions(bus, calls, disk, addresses)
         team_uses = TeamUses(self.registry, self.quotas, storage)
         letters = DeadLetters(bus, calls)
+        audit = RequestAudit(self.audit, self.access)
+        self.terminal_records = TerminalRecords(self.registry, self.deploys, clock)
+        self.terminals = Terminals(calls, self.terminal_records, audit)
         routes = [
             *FunctionRoutes(
                 bus=bus,
@@ -198,6 +203,7 @@ class Whole:
                 bodies=bodies,
                 bundle_bodies=bodies,
             ).routes(),
+            *self.terminals.routes(),
             *AppRoutes(self.registry, self.deploys).routes(),
             *InvocationRoutes(submissions, self.registry).routes(),
             *MapRoutes(Maps(bus, calls, call_bodies, addresses), self.registry).routes(),
@@ -233,7 +239,6 @@ class Whole:
         ]
         invoke = Invoke(calls, submissions)
         inference = Inference(calls, invoke, call_bodies)
-        audit = RequestAudit(self.audit, self.access)
         self.protocols = protocols = installed(
             Platform(
                 calls,
@@ -246,7 +251,17 @@ class Whole:
             )
         )
         web = WebApps(calls, invoke)
-        self.app = App(invoke, inference, self.access, routes, disk, audit=audit, protocols=protocols, web=web)
+        self.app = App(
+            invoke,
+            inference,
+            self.access,
+            routes,
+            disk,
+            audit=audit,
+            protocols=protocols,
+            web=web,
+            terminals=self.terminals,
+        )
         self.leads = True
         self.finishing = RevisionActivation(
             registry=self.registry, builds=self.builds, deploys=self.deploys, clock=clock, leads=lambda: self.leads

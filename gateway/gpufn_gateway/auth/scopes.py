@@ -4,7 +4,9 @@ admin                everything
 hi, pickle           calls of class `hi`, pickled arguments; of the functions that the key may invoke
 invoke:P             calls of the functions that the pattern P names (`gpufn_core.spec.patterns`)
 read:P, deploy:P     views and changes of these functions; deploy:P includes read:P
+exec:P               terminals in workers of these functions
 read, deploy         views and changes of all functions, and of what belongs to no function
+exec                 terminals in workers of all functions
 
 A function is visible to a key if one of its scopes names it. The answers about patterns are cached by scopes and
 function. Keys with the same scopes share them.
@@ -19,12 +21,12 @@ from typing import Final
 from gpufn_core.errors import InvalidInput
 from gpufn_core.spec import patterns
 
-ADMIN, DEPLOY, READ, INVOKE, HI, PICKLE = "admin", "deploy", "read", "invoke", "hi", "pickle"
+ADMIN, DEPLOY, READ, INVOKE, EXEC, HI, PICKLE = "admin", "deploy", "read", "invoke", "exec", "hi", "pickle"
 INVOKE_ALL: Final = f"{INVOKE}:{patterns.ALL}"
-SCOPES: Final = (ADMIN, DEPLOY, READ, INVOKE_ALL, HI, PICKLE)
-VERBS: Final = (INVOKE, READ, DEPLOY)  # each may have a pattern
-_GIVEN_BY: Final = {INVOKE: (INVOKE,), READ: (READ, DEPLOY), DEPLOY: (DEPLOY,)}
-_UNPATTERNED: Final = {INVOKE: INVOKE_ALL, READ: READ, DEPLOY: DEPLOY}
+SCOPES: Final = (ADMIN, DEPLOY, READ, INVOKE_ALL, EXEC, HI, PICKLE)
+VERBS: Final = (INVOKE, READ, DEPLOY, EXEC)  # each may have a pattern
+_GIVEN_BY: Final = {INVOKE: (INVOKE,), READ: (READ, DEPLOY), DEPLOY: (DEPLOY,), EXEC: (EXEC,)}
+_UNPATTERNED: Final = {INVOKE: INVOKE_ALL, READ: READ, DEPLOY: DEPLOY, EXEC: EXEC}
 _EVERY_FUNCTION: Final = frozenset({patterns.ALL, "*/*/*"})
 _MAX_CACHED: Final = 10_000
 
@@ -44,18 +46,18 @@ def check(scope: str) -> None:
         )
     else:
         reason = (
-            f"{scope!r} is not a scope: use admin, deploy, read, hi, pickle or invoke:*, or a verb with a pattern of "
-            "functions, such as invoke:FUNCTION, read:ENV/* or deploy:ENV/APP/*"
+            f"{scope!r} is not a scope: use admin, deploy, read, exec, hi, pickle or invoke:*, or a verb with a "
+            "pattern of functions, such as invoke:FUNCTION, read:ENV/* or deploy:ENV/APP/*"
         )
     raise InvalidInput(reason, field="scopes")
 
 
 def check_of_team(scope: str) -> None:
     """Raise InvalidInput unless `scope` is a scope for a key of a team, whose patterns are those of the team."""
-    if scope not in (DEPLOY, READ, INVOKE_ALL, HI, PICKLE):
+    if scope not in (DEPLOY, READ, INVOKE_ALL, EXEC, HI, PICKLE):
         raise InvalidInput(
-            f"{scope!r} is not a scope for a key of a team: use deploy, read, invoke:*, hi or pickle; they hold for "
-            "the functions of the team",
+            f"{scope!r} is not a scope for a key of a team: use deploy, read, invoke:*, exec, hi or pickle; they hold "
+            "for the functions of the team",
             field="scopes",
         )
 
@@ -95,7 +97,7 @@ def has_everywhere(scopes: Scopes, scope: str) -> bool:
 
 def sees_all(scopes: Scopes) -> bool:
     """Return whether every function is visible."""
-    return not scopes.isdisjoint((ADMIN, DEPLOY, READ, INVOKE_ALL))
+    return not scopes.isdisjoint((ADMIN, DEPLOY, READ, INVOKE_ALL, EXEC))
 
 
 @functools.lru_cache(maxsize=_MAX_CACHED)

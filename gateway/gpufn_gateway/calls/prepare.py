@@ -166,20 +166,22 @@ class Calls:
         is_queued: bool = False,
         query: bytes = b"",
         principal: Principal | None = None,
+        target: Target | None = None,
     ) -> PreparedCall:
         """Run steps 1 to 6. The caller must `discard` the call in the end.
 
         `waiting`: a client waits for the result, so the call is rejected if the function cannot serve it now.
         `may_share`: a large body may become a shared body. `is_queued`: the call will be submitted. `store_body_for`
         then stores a body that is too large for its message; for other calls it is stored here. `read` replaces steps 5
-        and 6 for another protocol. `query` has the arguments beside a raw body. `principal` replaces step 1.
+        and 6 for another protocol. `query` has the arguments beside a raw body. `principal` replaces step 1, and
+        `target` the search for the function.
         """
         if principal is None:
             principal = self.access.authenticate(headers)
         sender.current.set(self.access.sender_of(principal))
         is_variant = False
         try:
-            target = self.registry.resolve(name, principal)
+            target = target or self.registry.resolve(name, principal)
         except FunctionNotFound:
             if not names_variant(name):
                 raise

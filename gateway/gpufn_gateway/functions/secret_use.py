@@ -30,6 +30,18 @@ def check_secret_use(principal: Principal, registry: Registry, revision: Revisio
             raise _forbidden(revision.function, name)
 
 
+def check_secret_view(principal: Principal, revision: Revision) -> None:
+    """Raise Forbidden unless the principal may give the function each secret that its workers can get. A terminal shows
+    the values, so those that the active revision has are no exception."""
+    for name in revision.spec.secrets:
+        for ref in usable(revision, name):
+            if not principal.may_on_all(DEPLOY, ref.scope):
+                raise Forbidden(
+                    f"A terminal of {revision.function} shows the secret {name}, for which this request needs an API "
+                    f"key with the scope '{DEPLOY}:{ref.scope}'."
+                )
+
+
 async def secret_scopes(
     principal: Principal, registry: Registry, secrets: KeyValue, spec: FunctionSpec
 ) -> dict[str, str]:

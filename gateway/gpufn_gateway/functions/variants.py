@@ -101,7 +101,7 @@ class Variants:
     def _stored(self, name: str) -> _Wanted:
         """Return an existing variant by its full name, with the parameters of its record."""
         active = self._registry.active_revision(name)
-        if active is None or active.variant is None:
+        if active is None or active.variant is None or active.variant.is_terminal:
             raise FunctionNotFound(f"There is no function {shown(name)}.")
         function = self._registry.function(variant_names.function_of(name))
         return _Wanted(name, active.variant.parameters, active.variant.options, function)
@@ -148,9 +148,10 @@ class Variants:
 
     def _check_limit(self, wanted: _Wanted) -> None:
         """Raises TooManyVariants. Several gateways may exceed the limit together by one each."""
-        others = self._registry.variants_of(wanted.function.name)
-        most = self._registry.serving(wanted.function).spec.variant_limit
-        if wanted.name in self._registry.functions or len(others) < most:
+        registry = self._registry
+        others = [each for each in registry.variants_of(wanted.function.name) if not is_terminal(registry, each)]
+        most = registry.serving(wanted.function).spec.variant_limit
+        if wanted.name in registry.functions or len(others) < most:
             return
         renewed_at = [each.lease.renewed_at for each in others if each.lease is not None]
         first_end = min(renewed_at, default=0.0) + TTL_S - self._clock.time()
@@ -161,3 +162,9 @@ class Variants:
             "without calls. Retry later, or raise max_variants.",
             retry_after_s=max(1.0, first_end),
         )
+
+
+def is_terminal(registry: Registry, function: Function) -> bool:
+    """Return whether a variant is the record of a terminal."""
+    active = registry.active_revision(function.name)
+    return active is not None and active.variant is not None and active.variant.is_terminal

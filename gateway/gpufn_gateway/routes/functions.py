@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from gpufn_core.domain.revision import Function, Revision
+from gpufn_core.domain.revision import Function, Revision, Variant
 from gpufn_core.encoding import media
 from gpufn_core.errors import BusUnavailable, InvalidInput, InvalidSpec, UnsupportedMediaType
 from gpufn_core.ids import new_ulid
@@ -319,7 +319,7 @@ class FunctionRoutes:
             "source": revision.source if revision else None,
             "deployed_at": revision.created_at if revision else None,
             "lease": function.lease,
-            "variant": revision.variant if revision else None,
+            "variant": _variant_view(revision) if revision else None,
         }
 
 
@@ -344,6 +344,11 @@ def _spec_view(spec: FunctionSpec, include_env: bool) -> dict[str, Any]:
     if not include_env:
         del view["env"]
     return view
+
+
+def _variant_view(revision: Revision) -> Variant | None:
+    """Return a variant without the original spec, whose `env` may have secrets."""
+    return None if revision.variant is None else msgspec.structs.replace(revision.variant, original=None)
 
 
 def _revision_view(revision: Revision, function: Function | None) -> dict[str, Any]:

@@ -41,6 +41,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "ls": ("gpufn.cli.functions.manage:ls", "List the functions."),
     "describe": ("gpufn.cli.functions.manage:describe", "Show a function's revision, workers and options."),
     "logs": ("gpufn.cli.functions.logs:logs", "Show the logs of a function's workers."),
+    "exec": ("gpufn.cli.develop.exec:exec_", "Run a command in a worker of its own, where a function runs."),
+    "shell": ("gpufn.cli.develop.exec:shell", "Open a shell in a worker of its own, where a function runs."),
     "calls": ("gpufn.cli.calls.history:calls", "List submitted calls and maps, newest first."),
     "dlq": (
         "gpufn.cli.calls.dead_letters:app",

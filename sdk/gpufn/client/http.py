@@ -101,7 +101,7 @@ def _checked_environment(environment: str | None) -> str:
     return chosen
 
 
-def _trust() -> ssl.SSLContext | bool:
+def trusted_certificates() -> ssl.SSLContext | bool:
     """Return the certificates that https trusts: those in GPUFN_CA_FILE, or else the public authorities.
 
     Reading them takes 70 ms. Raises GatewayUnavailable.
@@ -137,7 +137,7 @@ class Requests:
             transport = httpx.HTTPTransport(
                 limits=httpx.Limits(max_connections=None, max_keepalive_connections=64, keepalive_expiry=_KEEPALIVE_S),
                 trust_env=False,
-                verify=_trust() if self.url.startswith("https:") else False,
+                verify=trusted_certificates() if self.url.startswith("https:") else False,
             )
             make_interruptible(transport)
             self._http = httpx.Client(
@@ -248,6 +248,11 @@ class Requests:
                     return response
             time.sleep(delay_s)
         raise AssertionError("the last attempt returns or raises")
+
+    def _authorized_request(self, method: str, path: str) -> httpx.Request:
+        """Build a request with the API key or token of this client, for another protocol than HTTP."""
+        request = self._http.build_request(method, path)
+        return request if self._http.auth is None else next(self._http.auth.sync_auth_flow(request))
 
     @contextlib.contextmanager
     def _stream(

@@ -62,7 +62,7 @@ class FunctionView(msgspec.Struct, frozen=True, kw_only=True):
             reason, _, _ = self.start_error.summary.partition("\n")
             return f"does not start: {reason}"
         if self.variant:
-            return described("", self.variant.parameters)
+            return "a terminal" if self.variant.is_terminal else described("", self.variant.parameters)
         return f"calls wait: {self.waiting.detail}" if self.waiting else ""
 
     def _repr_html_(self) -> str:

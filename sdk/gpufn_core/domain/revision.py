@@ -75,12 +75,13 @@ class Lease(msgspec.Struct, frozen=True):
 class Variant(msgspec.Struct, frozen=True, omit_defaults=True):
     """The difference between a variant and its function. `revision` is the function's revision that the variant copies,
     `parameters` are those of its instance, and `options` replace options of the spec. `original` is the function's spec
-    if it was signed and the options change it."""
+    if it was signed and the options change it. A terminal is a variant with one worker, which runs a command."""
 
     revision: int
     parameters: dict[str, Any] = {}
     options: dict[str, Any] = {}
     original: FunctionSpec | None = None
+    is_terminal: bool = False
 
 
 class Revision(msgspec.Struct, frozen=True, kw_only=True):

@@ -73,6 +73,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True):
     weights: tuple[str, ...] = ()  # the path of each of the spec's weights, a folder or a file
     volumes: tuple[MountedVolume, ...] = ()
     mps: MpsLimits | None = None  # set if the worker shares its GPU by MPS
+    is_terminal: bool = False  # the worker runs one command instead of the function's code
     memory_bytes: int | None = None  # memory that the worker may use, however that is enforced
     memory_limit_bytes: int | None = None  # limit that the process sets on itself where no cgroup enforces one
     supervisor_fifo: str = ""  # the worker exits when no process holds it open for writing

@@ -19,6 +19,7 @@ from gpufn_core.spec import variant_options
 from gpufn_core.spec.function_spec import FunctionSpec
 from gpufn_core.spec.names import parts_of
 from gpufn_core.spec.patterns import matches
+from gpufn_core.spec.terminal_spec import terminal_spec
 from gpufn_core.spec.variant_names import function_of
 
 SIGNER_NAME: Final = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,62}[a-z0-9])?")
@@ -53,6 +54,11 @@ def check_revision(trust: Trust, function: str, revision: Revision) -> None:
     signed as its function: its parameters are values of callers, as arguments are.
     """
     function = function_of(function)
+    if trust.requires(function) and revision.variant is not None and revision.variant.is_terminal:
+        raise UntrustedDeploy(
+            f"{parts_of(function).env} requires signatures, and the commands of a terminal have none: deploy "
+            f"{function} to another environment for a terminal."
+        )
     statement = _verified(trust, function, revision.signature)
     if statement is None:
         return
@@ -71,7 +77,8 @@ def _signed_spec(revision: Revision) -> FunctionSpec:
     if variant is None or variant.original is None:
         return revision.spec
     try:
-        is_changed_by_options = variant_options.apply(variant.original, variant.options) == revision.spec
+        changed = variant_options.apply(variant.original, variant.options)
+        is_changed_by_options = (terminal_spec(changed) if variant.is_terminal else changed) == revision.spec
     except InvalidInput:
         is_changed_by_options = False
     if not is_changed_by_options:

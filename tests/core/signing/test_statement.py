@@ -31,6 +31,7 @@ from gpufn_core.spec.model_spec import ModelFile, ModelSpec
 from gpufn_core.spec.priority import Priority
 from gpufn_core.spec.resources import Resources
 from gpufn_core.spec.schedule import Schedule
+from gpufn_core.spec.terminal_spec import terminal_spec
 from gpufn_core.spec.variant_options import apply
 from gpufn_core.spec.volume_spec import VolumeMount
 from gpufn_core.spec.web_spec import WebKind, WebSpec
@@ -144,6 +145,18 @@ def test_a_signature_cannot_be_moved_to_another_spec(field: str) -> None:
 
 def test_a_variant_is_trusted_as_its_function() -> None:
     assert is_trusted(msgspec.structs.replace(revision(signed()), function=f"{NAME}=0123456789"))
+
+
+def test_a_terminal_is_trusted_as_its_function_except_where_signatures_are_required() -> None:
+    variant = Variant(3, original=SPEC, is_terminal=True)
+    terminal = msgspec.structs.replace(
+        revision(signed(), terminal_spec(SPEC)), function=f"{NAME}=0123456789", variant=variant
+    )
+    optional = msgspec.structs.replace(TRUST, required=frozenset())
+    assert is_trusted(terminal, optional)
+    assert not is_trusted(msgspec.structs.replace(terminal, spec=SPEC), optional)
+    assert not is_trusted(msgspec.structs.replace(terminal, variant=Variant(3, original=SPEC)), optional)
+    assert not is_trusted(terminal)
 
 
 def test_a_variant_may_change_only_the_options_that_it_names() -> None:

@@ -21,6 +21,7 @@ PRINCIPALS: Final[dict[str, tuple[str, ...]]] = {
     "invoke:P": (f"invoke:{PATTERN}",),
     "read:P": (f"read:{PATTERN}",),
     "deploy:P": (f"deploy:{PATTERN}",),
+    "exec:P": (f"exec:{PATTERN}",),
     "invoke:*": ("invoke:*",),
     "read": ("read",),
     "deploy": ("deploy",),
@@ -36,92 +37,97 @@ class Rule(NamedTuple):
     foreign: str
 
 
-# no key, expired, invoke:P, read:P, deploy:P, invoke:*, read, deploy, admin
+# no key, expired, invoke:P, read:P, deploy:P, exec:P, invoke:*, read, deploy, admin
 RULES: Final[dict[str, Rule]] = {
     "open": Rule(
         "everybody, without a key",
-        "yes yes yes    yes    yes    yes yes yes yes",
-        "yes yes yes    yes    yes    yes yes yes yes",
+        "yes yes yes    yes    yes    yes    yes yes yes yes",
+        "yes yes yes    yes    yes    yes    yes yes yes yes",
     ),
     "key": Rule(
         "every key",
-        "401 401 yes    yes    yes    yes yes yes yes",
-        "401 401 yes    yes    yes    yes yes yes yes",
+        "401 401 yes    yes    yes    yes    yes yes yes yes",
+        "401 401 yes    yes    yes    yes    yes yes yes yes",
     ),
     "invoke": Rule(
         "`invoke` for the function",
-        "401 401 yes    403    403    yes 403 403 yes",
-        "401 401 404    404    404    yes 403 403 yes",
+        "401 401 yes    403    403    403    yes 403 403 yes",
+        "401 401 404    404    404    404    yes 403 403 yes",
     ),
     "invoke something": Rule(
         "`invoke` for any function: the id of a value cannot be guessed",
-        "401 401 yes    403    403    yes 403 403 yes",
-        "401 401 yes    403    403    yes 403 403 yes",
+        "401 401 yes    403    403    403    yes 403 403 yes",
+        "401 401 yes    403    403    403    yes 403 403 yes",
     ),
     "invoke or read": Rule(
         "`invoke` or `read` for the function",
-        "401 401 yes    yes    yes    yes yes yes yes",
-        "401 401 404    404    404    yes yes yes yes",
+        "401 401 yes    yes    yes    403    yes yes yes yes",
+        "401 401 404    404    404    404    yes yes yes yes",
     ),
     "invoke or read, listed": Rule(
         "every key; the list has the functions for which it has `invoke` or `read`",
-        "401 401 yes    yes    yes    yes yes yes yes",
-        "401 401 hidden hidden hidden yes yes yes yes",
+        "401 401 yes    yes    yes    hidden yes yes yes yes",
+        "401 401 hidden hidden hidden hidden yes yes yes yes",
     ),
     "read": Rule(
         "`read` for the function",
-        "401 401 403    yes    yes    403 yes yes yes",
-        "401 401 403    404    404    403 yes yes yes",
+        "401 401 403    yes    yes    403    403 yes yes yes",
+        "401 401 403    404    404    403    403 yes yes yes",
     ),
     "read, listed": Rule(
         "`read` for any function; the list has what belongs to functions for which the key has `read`",
-        "401 401 403    yes    yes    403 yes yes yes",
-        "401 401 403    hidden hidden 403 yes yes yes",
+        "401 401 403    yes    yes    403    403 yes yes yes",
+        "401 401 403    hidden hidden 403    403 yes yes yes",
     ),
     "deploy": Rule(
         "`deploy` for the function",
-        "401 401 403    403    yes    403 403 yes yes",
-        "401 401 403    403    404    403 403 yes yes",
+        "401 401 403    403    yes    403    403 403 yes yes",
+        "401 401 403    403    404    403    403 403 yes yes",
+    ),
+    "exec": Rule(
+        "`exec` for the function, and `deploy` for its secrets",
+        "401 401 403    403    403    yes    403 403 403 yes",
+        "401 401 403    403    403    404    403 403 403 yes",
     ),
     "deploy this name": Rule(
         "`deploy` for the name in the body, whether it exists or not",
-        "401 401 403    403    yes    403 403 yes yes",
-        "401 401 403    403    403    403 403 yes yes",
+        "401 401 403    403    yes    403    403 403 yes yes",
+        "401 401 403    403    403    403    403 403 yes yes",
     ),
     "upload": Rule(
         "`deploy` for any function: a digest names the content",
-        "401 401 403    403    yes    403 403 yes yes",
-        "401 401 403    403    yes    403 403 yes yes",
+        "401 401 403    403    yes    403    403 403 yes yes",
+        "401 401 403    403    yes    403    403 403 yes yes",
     ),
     "read everything": Rule(
         "`read` without a pattern: it belongs to no function",
-        "401 401 403    403    403    403 yes yes yes",
-        "401 401 403    403    403    403 yes yes yes",
+        "401 401 403    403    403    403    403 yes yes yes",
+        "401 401 403    403    403    403    403 yes yes yes",
     ),
     "deploy everything": Rule(
         "`deploy` without a pattern: it belongs to no function",
-        "401 401 403    403    403    403 403 yes yes",
-        "401 401 403    403    403    403 403 yes yes",
+        "401 401 403    403    403    403    403 403 yes yes",
+        "401 401 403    403    403    403    403 403 yes yes",
     ),
     "read secrets, listed": Rule(
         "`read` for any function; the list has the secrets whose functions the key may all read",
-        "401 401 403    yes    yes    403 yes yes yes",
-        "401 401 403    hidden hidden 403 yes yes yes",
+        "401 401 403    yes    yes    403    403 yes yes yes",
+        "401 401 403    hidden hidden 403    403 yes yes yes",
     ),
     "deploy secret": Rule(
         "`deploy` for all functions that the secret is for",
-        "401 401 403    403    yes    403 403 yes yes",
-        "401 401 403    403    404    403 403 yes yes",
+        "401 401 403    403    yes    403    403 403 yes yes",
+        "401 401 403    403    404    403    403 403 yes yes",
     ),
     "admin": Rule(
         "`admin`",
-        "401 401 403    403    403    403 403 403 yes",
-        "401 401 403    403    403    403 403 403 yes",
+        "401 401 403    403    403    403    403 403 403 yes",
+        "401 401 403    403    403    403    403 403 403 yes",
     ),
     "own key": Rule(
         "the key itself, and `admin` for other keys",
-        "401 401 yes    yes    yes    yes yes yes yes",
-        "401 401 403    403    403    403 403 403 yes",
+        "401 401 yes    yes    yes    yes    yes yes yes yes",
+        "401 401 403    403    403    403    403 403 403 yes",
     ),
 }
 
@@ -150,6 +156,7 @@ ROUTES: Final[dict[str, str]] = {
     f"POST {_ONE}/rollback": "deploy",
     f"POST {_ONE}/scale": "deploy",
     f"GET {_ONE}/why": "read",
+    f"GET {_ONE}/exec": "exec",
     f"GET {_ONE}/logs": "read",
     f"GET {_ONE}/calls": "read",
     f"POST {_ONE}/invoke": "invoke",
@@ -408,6 +415,8 @@ COMMANDS: Final[dict[str, tuple[str, ...]]] = {
         "GET /v1/builds/{id}/report.html",
     ),
     "invoke": (f"POST {_ONE}/invoke", "GET /v1/auth/me", f"GET {_ONE}", f"GET {_ONE}/why"),
+    "exec": (f"GET {_ONE}/exec",),
+    "shell": (f"GET {_ONE}/exec",),
     "submit": (f"POST {_ONE}/submit", f"PUT {_ONE}/invocations/{{id}}"),
     "map": (
         "GET /v1/auth/me",

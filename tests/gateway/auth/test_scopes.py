@@ -13,7 +13,7 @@ from gpufn_core.protocol.records import ApiKey
 from gpufn_core.protocol.reports import HELD_BY, Waiting, WaitReason, WorkerCounts
 from gpufn_gateway.auth import scopes
 from gpufn_gateway.auth.access import Access, Principal, new_key
-from gpufn_gateway.auth.scopes import DEPLOY, INVOKE, READ, VERBS
+from gpufn_gateway.auth.scopes import DEPLOY, EXEC, INVOKE, READ, VERBS
 from gpufn_gateway.buckets import decode_key
 
 OWN, SAME_APP, FOREIGN = "prod/search/predict", "prod/search/other", "prod/ads/predict"
@@ -29,7 +29,7 @@ def principal_of(*own: str) -> Principal:
 @pytest.mark.parametrize(
     ("scope", "verbs"),
     [
-        ("admin", {INVOKE, READ, DEPLOY}),
+        ("admin", {INVOKE, READ, DEPLOY, EXEC}),
         ("deploy", {READ, DEPLOY}),
         ("deploy:*", {READ, DEPLOY}),
         ("read", {READ}),
@@ -43,6 +43,9 @@ def principal_of(*own: str) -> Principal:
         ("deploy:prod/ads/*", set()),
         ("invoke:predict", set()),
         ("hi", set()),
+        ("exec", {EXEC}),
+        ("exec:prod/search/*", {EXEC}),
+        ("exec:dev/*", set()),
     ],
 )
 def test_a_scope_allows_verbs_on_a_function(scope: str, verbs: set[str]) -> None:

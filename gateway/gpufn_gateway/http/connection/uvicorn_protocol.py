@@ -5,7 +5,7 @@
 - It rejects a head that violates HTTP with a problem response (`head_rules`).
 - It reads on for a while after it has rejected an upload, so that the client can read the response (`lingering_close`).
 - It passes connections of HTTP/2 on (`http2_tunnel`).
-- It upgrades to WebSocket for paths of web functions only, and ignores other requests to upgrade the protocol.
+- It upgrades to WebSocket for paths of web functions and terminals only, and ignores other requests to upgrade.
 - It leaves the caching of responses of web functions to them.
 - It gives each request its id (`request_id`).
 
@@ -19,6 +19,7 @@ import asyncio
 import enum
 import fcntl
 import http
+import re
 import struct
 import termios
 from collections.abc import Iterable, Mapping, MutableMapping, Sized
@@ -46,6 +47,7 @@ from gpufn_platform.shared_bodies.bodies import MIN_SHARED_BYTES
 MAX_HEAD_BYTES = 32 << 10
 MAX_HEADERS = 100
 _WEB_PREFIX = web_spec.PREFIX.encode()
+_TERMINAL = re.compile(rb"/v1/functions/[^?]+/exec")
 _MAX_PIPELINED = 16  # requests that wait while more are read
 
 _ERROR_RESPONSE = (
@@ -204,8 +206,9 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def _may_become_socket(self) -> bool:
         is_free = self.cycle is None or self.cycle.response_complete
-        is_of_web = self.url.startswith(_WEB_PREFIX) and self.parser.get_method() == b"GET"
-        return is_of_web and is_free and self._get_upgrade() == b"websocket" and not self._shutting_down
+        has_sockets = self.url.startswith(_WEB_PREFIX) or _TERMINAL.fullmatch(self.url) is not None
+        wants_one = self.parser.get_method() == b"GET" and self._get_upgrade() == b"websocket"
+        return has_sockets and is_free and wants_one and not self._shutting_down
 
     def _become_socket(self, rest: bytes) -> None:
         """Hand the connection to the protocol of WebSockets, which parses the request again."""

@@ -110,6 +110,7 @@ class WorkerConfigs:
             open_files=self._open_files,
             supervisor_fifo=self._supervisor_fifo,
             parameters={} if revision.variant is None else revision.variant.parameters,
+            is_terminal=revision.variant is not None and revision.variant.is_terminal,
             gang=record.assignment.gang if record.assignment is not None else None,
             cgroup_procs=() if group is None else (os.fspath(group.join_file),),
         )

@@ -141,8 +141,22 @@ class _WebApp(Loaded):
         self.methods[method.name] = Method(app.serve, method.kind, WebRequests(self._spec.name), False, is_web=True)
 
 
+class _Terminal(Loaded):
+    """A worker whose only session runs a command. None of the function's own code is imported."""
+
+    def instantiate(self) -> None:
+        from gpufn_runtime.worker.terminal.terminal import Starts, Terminal  # noqa: PLC0415  (needs asyncio)
+
+        (method,) = self._spec.methods
+        terminal = Terminal(self._target)
+        self.methods[method.name] = Method(terminal.serve, method.kind, Starts(self._spec.name), False, is_web=True)
+
+
 def load(config: WorkerConfig) -> Loaded:
     """Import or unpickle the function, and load its models. Exceptions of user code propagate."""
+    if config.is_terminal:
+        os.chdir(config.bundle_dir)
+        return _Terminal(config.worker, config.spec, {}, revision=config.revision, parameters={})
     entry = config.spec.entry
     if entry.packaging is Packaging.MODEL:
         return _model(config)

@@ -8,6 +8,7 @@ from typing import Any
 
 from gpufn_core.errors import InvalidInput
 from gpufn_core.protocol import web_session
+from gpufn_core.protocol.web_session import WebRequest
 from gpufn_core.spec.web_spec import WebKind, root_path
 from gpufn_runtime.worker.web.lifespan import Lifespan
 from gpufn_runtime.worker.web.request import serve_request
@@ -38,7 +39,7 @@ class Application:
     async def stop(self) -> None:
         await self._lifespan.stop()
 
-    async def serve(self, session: Session) -> None:
+    async def serve(self, session: Session[WebRequest]) -> None:
         """Serve one request or WebSocket. Raises what the application raises."""
         if not self._is_wsgi:
             serve = serve_socket if session.request.is_socket else serve_request

@@ -7,7 +7,7 @@ from collections.abc import Mapping, MutableMapping
 from typing import Any
 
 from gpufn_core.protocol import web_session
-from gpufn_core.protocol.web_session import BodyPart, ResponseStart
+from gpufn_core.protocol.web_session import BodyPart, ResponseStart, WebRequest
 from gpufn_runtime.worker.web.scope import headers_of, scope_of
 from gpufn_runtime.worker.web.session import Session
 
@@ -18,7 +18,9 @@ class ClientDisconnected(OSError):
     """The client is gone: nobody reads the response."""
 
 
-async def serve_request(app: Any, session: Session, state: Mapping[str, Any], *, ends_when_gone: bool = True) -> None:
+async def serve_request(
+    app: Any, session: Session[WebRequest], state: Mapping[str, Any], *, ends_when_gone: bool = True
+) -> None:
     """Serve the request. With `ends_when_gone` a `send` raises ClientDisconnected once the client has left; otherwise
     it does nothing then.
 
@@ -37,7 +39,7 @@ async def serve_request(app: Any, session: Session, state: Mapping[str, Any], *,
 
 
 class _Exchange:
-    def __init__(self, session: Session, *, ends_when_gone: bool) -> None:
+    def __init__(self, session: Session[WebRequest], *, ends_when_gone: bool) -> None:
         self._session = session
         self._ends_when_gone = ends_when_gone
         self._first: bytes | None = session.body

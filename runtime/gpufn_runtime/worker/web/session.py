@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
-from typing import Final
+from typing import Final, Generic, TypeVar
 
 from gpufn_core.errors import BusUnavailable
 from gpufn_core.protocol import web_session
@@ -18,20 +19,20 @@ from gpufn_core.protocol.web_session import (
     Disconnect,
     Down,
     Up,
-    WebRequest,
 )
 from gpufn_runtime.worker.execute.attempts import Attempt
 from gpufn_runtime.worker.link import Link
 
+Head = TypeVar("Head")
+
 _LONGEST_SILENCE_S: Final = 30.0  # an idle session repeats its credit less and less often
 
 
-class Session:
-    """`body` is the first part of the request's body. `changed` is set when the reader grants credit."""
+class Session(Generic[Head]):
+    """`request` is the head of the session: a WebRequest, or the Start of a terminal. `body` is the first part of the
+    request's body. `changed` is set when the reader grants credit."""
 
-    def __init__(
-        self, attempt: Attempt, request: WebRequest, body: bytes, *, link: Link, changed: asyncio.Event
-    ) -> None:
+    def __init__(self, attempt: Attempt, request: Head, body: bytes, *, link: Link, changed: asyncio.Event) -> None:
         self.request = request
         self.body = body
         self._attempt = attempt
@@ -43,6 +44,7 @@ class Session:
         self._next = 0  # number of the next event
         self._is_cut = False  # an event was lost
         self._is_ended = False
+        self.heard_at = time.monotonic()  # when the last event arrived
         self.is_disconnected = False  # the client has left; the event may not have been received yet
         self._taken = self._reported = 0  # bytes of input
         self._sent = self._read = 0  # events
@@ -84,6 +86,7 @@ class Session:
         self._loop.call_soon_threadsafe(self._add, number, payload)
 
     def _add(self, number: int, payload: bytes) -> None:
+        self.heard_at = time.monotonic()
         if number == self._next and not self._is_cut:
             self._next += 1
             event, data = web_session.unpack_up(payload)

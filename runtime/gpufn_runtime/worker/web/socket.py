@@ -6,13 +6,13 @@ from collections.abc import Mapping, MutableMapping
 from typing import Any
 
 from gpufn_core.protocol import web_session
-from gpufn_core.protocol.web_session import Accept, BodyPart, Close, Disconnect, MessagePart, ResponseStart
+from gpufn_core.protocol.web_session import Accept, BodyPart, Close, Disconnect, MessagePart, ResponseStart, WebRequest
 from gpufn_runtime.worker.web.request import ClientDisconnected
 from gpufn_runtime.worker.web.scope import headers_of, scope_of
 from gpufn_runtime.worker.web.session import Session
 
 
-async def serve_socket(app: Any, session: Session, state: Mapping[str, Any]) -> None:
+async def serve_socket(app: Any, session: Session[WebRequest], state: Mapping[str, Any]) -> None:
     """Raises what the application raises, and RuntimeError if it breaks the rules of ASGI."""
     connection = _Connection(session)
     try:
@@ -24,7 +24,7 @@ async def serve_socket(app: Any, session: Session, state: Mapping[str, Any]) -> 
 
 
 class _Connection:
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session[WebRequest]) -> None:
         self._session = session
         self._is_connecting = True  # the application has not received `websocket.connect`
         self._is_accepted = False

@@ -89,7 +89,8 @@ def describe(name: str, env_values: bool, json: bool) -> None:
             ("source", view.source and str(view.source)),
             ("deployed", _deployed(view)),
             ("temporary", view.lease and not view.variant and "deleted when its client ends"),
-            ("variant", view.variant and described(function_of(view.name), view.variant.parameters)),
+            ("terminal", view.variant and view.variant.is_terminal and f"of {function_of(view.name)}"),
+            ("variant", _variant(view)),
             ("workers", view.workers),
             ("calls", f"{_known(view.queued)} queued, {_known(view.running)} running"),
             ("note", view.note),
@@ -195,6 +196,12 @@ def rm(name: str, yes: bool, json: bool) -> None:
             confirm(f"Delete {view.name} with {_known(view.queued)} queued calls?")
         client.delete(view.name)
     say_or_json(f"deleted {view.name}", {"deleted": view.name}, json=json)
+
+
+def _variant(view: FunctionView) -> str:
+    if view.variant is None or view.variant.is_terminal:
+        return ""
+    return described(function_of(view.name), view.variant.parameters)
 
 
 def _revision(view: FunctionView) -> str:

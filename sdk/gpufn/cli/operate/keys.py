@@ -51,8 +51,9 @@ _limit_options = options_together(
 @click.option(
     "--scope",
     multiple=True,
-    help="Scope: admin, deploy, read, invoke:*, hi, pickle; or deploy:P, read:P or invoke:P for the functions that the "
-    "pattern P names: FUNCTION, ENV/*, ENV/APP/*, */APP/* or ENV/APP/FUNCTION. Repeatable. Default: admin.",
+    help="Scope: admin, deploy, read, exec, invoke:*, hi, pickle; or deploy:P, read:P, exec:P or invoke:P for the "
+    "functions that the pattern P names: FUNCTION, ENV/*, ENV/APP/*, */APP/* or ENV/APP/FUNCTION. Repeatable. "
+    "Default: admin.",
 )
 @click.option(
     "--team",

@@ -1,0 +1,1 @@
+"""A command in a worker of its own, connected to a client."""
