@@ -87,6 +87,7 @@ from gpufn_gateway.routes.login import LoginRoutes
 from gpufn_gateway.routes.maps import MapRoutes
 from gpufn_gateway.routes.oip import OipRoutes
 from gpufn_gateway.routes.operations import OperationRoutes
+from gpufn_gateway.routes.profiles import ProfileRoutes
 from gpufn_gateway.routes.schedules import ScheduleRoutes
 from gpufn_gateway.routes.secrets import SecretRoutes
 from gpufn_gateway.routes.signing import SigningRoutes
@@ -381,6 +382,7 @@ class _Gateway:
                 bundle_bodies=self._readers.for_bundles,
             ).routes(),
             *self._terminals.routes(),
+            *ProfileRoutes(bus, registry, bodies).routes(),
             *AppRoutes(registry, self._deploys).routes(),
             *InvocationRoutes(self._submissions, registry).routes(),
             *MapRoutes(Maps(bus, self._calls, self._readers.for_calls, self._addresses), registry).routes(),

@@ -22,18 +22,30 @@ import pytest
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
-from tests.conftest import Platform
+from gpufn_runtime.agent.workers.profiler import find_program
+from tests.conftest import Platform, missing
 from tests.waiting import until
 
 pytestmark = pytest.mark.e2e
 
 APP = """
+import time
+
 from gpufn import gpu_function
 print("imported")
 
 @gpu_function(cpu=0.25, env={"COLOUR": "red"})
 def place(x: int = 1) -> int:
     return x
+
+def spin(seconds):
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        sum(range(1000))
+
+@gpu_function(cpu=0.25)
+def busy(seconds: float) -> None:
+    spin(seconds)
 """
 
 
@@ -110,6 +122,21 @@ def test_garbage_instead_of_a_start_is_refused(place: Platform, first: str | byt
         with pytest.raises(ConnectionClosed):
             client.recv(timeout=20)
     assert not terminals(place)
+
+
+def test_a_profile_shows_where_a_worker_spends_its_time(place: Platform, tmp_path: Path) -> None:
+    if find_program() is None:
+        missing("py-spy is not installed")
+    assert place.try_gpufn("profile", "busy", "--seconds", "1").returncode == 6  # it has no worker
+    call = json.loads(place.gpufn("submit", "busy", '{"seconds": 60}', "--json"))["id"]
+    until(lambda: place.client.get(f"/v1/invocations/{call}").json()["state"] == "running")
+    file = tmp_path / "busy.json"
+    shown = json.loads(place.gpufn("profile", "busy", "--seconds", "1", "--call", call, "--out", file, "--json"))
+    assert shown["top"][0]["frame"].startswith("spin ")
+    assert any(frame["name"] == "spin" for frame in json.loads(file.read_text())["shared"]["frames"])
+    (record,) = records(place, "POST /v1/functions/{fn}/profile")[-1:]
+    assert (record["object"], record["details"]["worker"]) == ("busy", shown["worker"])
+    place.gpufn("cancel", call)
 
 
 @contextlib.contextmanager

@@ -62,6 +62,7 @@ from gpufn_gateway.routes.login import LoginRoutes
 from gpufn_gateway.routes.maps import MapRoutes
 from gpufn_gateway.routes.oip import OipRoutes
 from gpufn_gateway.routes.operations import OperationRoutes
+from gpufn_gateway.routes.profiles import ProfileRoutes
 from gpufn_gateway.routes.schedules import ScheduleRoutes
 from gpufn_gateway.routes.secrets import SecretRoutes
 from gpufn_gateway.routes.signing import SigningRoutes
@@ -204,6 +205,7 @@ class Whole:
                 bundle_bodies=bodies,
             ).routes(),
             *self.terminals.routes(),
+            *ProfileRoutes(bus, self.registry, bodies).routes(),
             *AppRoutes(self.registry, self.deploys).routes(),
             *InvocationRoutes(submissions, self.registry).routes(),
             *MapRoutes(Maps(bus, calls, call_bodies, addresses), self.registry).routes(),

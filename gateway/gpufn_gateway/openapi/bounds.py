@@ -13,6 +13,7 @@ from typing import Any, Final
 from gpufn_core import ids
 from gpufn_core.encoding import urls
 from gpufn_core.protocol.limits import LARGEST_INTEGER
+from gpufn_core.protocol.profiles import LONGEST_PROFILE_S
 from gpufn_core.signing import trust
 from gpufn_core.spec import (
     function_spec,
@@ -112,6 +113,7 @@ _NUMBERS: Final = (
 # Bounds by struct and field, in addition to the field's type.
 _FIELDS: Final[Mapping[str, Mapping[str, Schema]]] = {
     "Deploy": {"spec": {"$ref": "#/components/schemas/FunctionSpec"}, "bundle": DIGEST},
+    "Profile": {"seconds": {"minimum": 1, "maximum": LONGEST_PROFILE_S}},
     "Scale": {name: _number(function_spec.ScalingPolicy.bounds[name]) for name in ("min_workers", "max_workers")},
     "NewSchedule": {
         "cron": _CRON,

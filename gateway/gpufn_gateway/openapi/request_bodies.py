@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
@@ -10,6 +10,7 @@ from gpufn_core.domain.engine import CPU_KIND
 from gpufn_core.domain.revision import Lease, Source
 from gpufn_core.domain.team import TeamLimits
 from gpufn_core.errors import InvalidInput
+from gpufn_core.protocol.profiles import LONGEST_PROFILE_S
 from gpufn_core.protocol.records import KeyLimits
 from gpufn_core.signing.statement import DeploySignature
 from gpufn_core.spec.isolation import Isolation
@@ -62,6 +63,20 @@ class Rollback(msgspec.Struct, forbid_unknown_fields=True):
 class Scale(msgspec.Struct, forbid_unknown_fields=True):
     min_workers: int | msgspec.UnsetType | None = msgspec.UNSET
     max_workers: int | msgspec.UnsetType | None = msgspec.UNSET
+
+
+class Profile(msgspec.Struct, forbid_unknown_fields=True):
+    """A profile of one worker: `worker`, or the one that runs `call`, or any. `idle`: also threads that wait."""
+
+    seconds: float = 10.0
+    worker: str = ""
+    call: str = ""
+    idle: bool = False
+    format: Literal["speedscope", "folded"] = "speedscope"
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.seconds <= LONGEST_PROFILE_S:
+            raise ValueError(f"seconds must be from 1 to {LONGEST_PROFILE_S:g}")
 
 
 class NewSchedule(msgspec.Struct, forbid_unknown_fields=True):

@@ -147,6 +147,7 @@ _PERMISSIONS = {
             subjects.logs("*"),
             subjects.on_node("agent", "*"),
             *_inboxes("agent"),  # to an agent that starts under the same node's name
+            *_inboxes("gateway"),  # profiles
             f"$KV.{subjects.ASSIGNMENTS}.>",
             *_read_bucket(subjects.ASSIGNMENTS),
             *_read_bucket(subjects.FUNCTIONS),
@@ -161,7 +162,13 @@ _PERMISSIONS = {
             *_read_bucket(subjects.VOLUMES),
             *_read_store(subjects.VOLUME_FILES),
         ],
-        subscribe=[*_inboxes("agent"), subjects.kill("*"), subjects.RUNNER_REPORTS, subjects.on_node("agent", "*")],
+        subscribe=[
+            *_inboxes("agent"),
+            subjects.kill("*"),
+            subjects.profile("*"),
+            subjects.RUNNER_REPORTS,
+            subjects.on_node("agent", "*"),
+        ],
     ),
     "runner": _allow(
         publish=[

@@ -56,6 +56,7 @@ from gpufn_runtime.agent.workers import processes, worker_folder
 from gpufn_runtime.agent.workers.cgroups import MemoryGroups
 from gpufn_runtime.agent.workers.cleanup import Cleanup
 from gpufn_runtime.agent.workers.parking import Parking
+from gpufn_runtime.agent.workers.profiler import Profiler
 from gpufn_runtime.agent.workers.running_workers import RunningWorkers
 from gpufn_runtime.agent.workers.secret_values import Secrets
 from gpufn_runtime.agent.workers.start import Launches, WorkerLauncher
@@ -143,6 +144,7 @@ class Agent:
         self._prove_cuda = prove_cuda
         self._fleet = Fleet()
         self._running_workers: RunningWorkers = {}
+        self._profiler = Profiler(bus, node, self._running_workers)
         self._clock_check = ClockCheck(bus, assignments.stream, node=node, clock=clock)
         self._reports = Reports(
             bus,
@@ -241,6 +243,7 @@ class Agent:
         self._prove_cuda(gpu.uuid for gpu in self._devices.gpus if gpu.uuid not in in_use)
         subscriptions = [
             self._bus.subscribe(subjects.kill(self._node), self._on_kill_order),
+            self._profiler.start(),
             self._bus.subscribe(subjects.runner_report(self._node), self._on_runner_report),
         ]
         self._devices.start(self._reports.send_metrics, self._parking.verify, self._owns)
@@ -266,6 +269,7 @@ class Agent:
                 task.cancel()
             self._devices.stop()
             self._clock_check.cancel()
+            self._profiler.stop()
             self._launches.tasks.cancel()
             self._cleanup.tasks.cancel()
             self._supervisor.release()

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from gpufn.client.http import JSON_BODY, Requests
+from gpufn.client.http import JSON_BODY, MANAGE_TIMEOUT_S, Requests
 from gpufn.client.responses import decode
 from gpufn.client.streams import lines_of
 from gpufn.client.views import (
@@ -23,6 +23,7 @@ from gpufn.client.views import (
     WhyView,
 )
 from gpufn_core.domain.invocation import InvocationState
+from gpufn_core.domain.profile import Stack, parse
 from gpufn_core.domain.revision import Lease, Source
 from gpufn_core.encoding.urls import segment
 from gpufn_core.errors import PayloadTooLarge
@@ -156,6 +157,24 @@ class FunctionRequests(Requests):
         params = {option: str(value) for option, value in filters.items() if value is not None}
         path = "/v1/calls" if name is None else f"{self._function_url(name)}/calls"
         return self._member(list[InvocationView], "calls", "GET", path, params=params)
+
+    def profile(
+        self, name: str, *, seconds: float = 10.0, worker: str = "", call: str = "", idle: bool = False
+    ) -> tuple[str, list[Stack]]:
+        """Profile a worker of a function: `worker`, the one that runs `call`, or one that is busy. Return its id and
+        the stacks, with 100 samples per second of each thread that ran; with `idle`, also of those that waited.
+
+        Raises CapacityError without a worker, Conflict if it cannot be profiled, WorkerLost if it ends meanwhile.
+        """
+        fields = {"seconds": seconds, "worker": worker, "call": call, "idle": idle, "format": "folded"}
+        response = self._request(
+            "POST",
+            f"{self._function_url(name)}/profile",
+            content=msgspec.json.encode(fields),
+            headers=JSON_BODY,
+            timeout=seconds + MANAGE_TIMEOUT_S,
+        )
+        return response.headers.get("x-gpufn-worker", ""), parse(response.text)
 
     def usage(
         self, *, function: str | None = None, key: str | None = None, since: str | None = None, until: str | None = None

@@ -293,6 +293,11 @@ def kill(node: str) -> str:
     return f"{PREFIX}.ctl.kill.{node}"
 
 
+def profile(node: str) -> str:
+    """Subject on which an agent receives requests for profiles of its workers."""
+    return f"{PREFIX}.ctl.profile.{node}"
+
+
 def revision_key(function: str, revision: int) -> str:
     return f"{function}.{revision}"
 

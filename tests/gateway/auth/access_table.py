@@ -157,6 +157,7 @@ ROUTES: Final[dict[str, str]] = {
     f"POST {_ONE}/scale": "deploy",
     f"GET {_ONE}/why": "read",
     f"GET {_ONE}/exec": "exec",
+    f"POST {_ONE}/profile": "deploy",
     f"GET {_ONE}/logs": "read",
     f"GET {_ONE}/calls": "read",
     f"POST {_ONE}/invoke": "invoke",
@@ -417,6 +418,7 @@ COMMANDS: Final[dict[str, tuple[str, ...]]] = {
     "invoke": (f"POST {_ONE}/invoke", "GET /v1/auth/me", f"GET {_ONE}", f"GET {_ONE}/why"),
     "exec": (f"GET {_ONE}/exec",),
     "shell": (f"GET {_ONE}/exec",),
+    "profile": (f"POST {_ONE}/profile",),
     "submit": (f"POST {_ONE}/submit", f"PUT {_ONE}/invocations/{{id}}"),
     "map": (
         "GET /v1/auth/me",

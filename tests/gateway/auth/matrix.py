@@ -48,6 +48,7 @@ _INFERENCE: Final = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 1
 _ALSO: Final[dict[str, tuple[int, str]]] = {
     "POST /v1/apps/{env}/{app}/rollback": (404, "revision_not_found"),  # the first rollback has succeeded
     "GET /v1/functions/{fn}/exec": (426, "bad_request"),  # it is a WebSocket
+    "POST /v1/functions/{fn}/profile": (503, "capacity"),  # there is no worker
     "POST /v1/functions/{fn}/lease": (409, "conflict"),  # the function is permanent
 }
 

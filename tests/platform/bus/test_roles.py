@@ -198,7 +198,7 @@ WRITES = {
     "_INBOX.admin.x": {"runner"},
     "_INBOX.agent.x": {"agent"},
     "_INBOX.builder.x": {"builder"},
-    "_INBOX.gateway.x": {"runner", "builder"},
+    "_INBOX.gateway.x": {"agent", "runner", "builder"},
     "_INBOX.runner.x": {"runner"},
     "$SYS.REQ.ACCOUNT.PING.CONNZ": set(),
     "$SYS.REQ.SERVER.PING": set(),

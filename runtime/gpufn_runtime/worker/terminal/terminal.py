@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from gpufn_core.errors import FunctionRaised, InvalidInput
+from gpufn_core.errors import InvalidInput
 from gpufn_core.protocol import terminal, web_session
 from gpufn_core.protocol.terminal import BY_SIGNAL, Channel, Start, Status
 from gpufn_core.protocol.web_session import Close, Disconnect, MessagePart
@@ -51,7 +51,12 @@ class Terminal:
 
     async def serve(self, session: Session[Start]) -> None:
         """Run the command until it ends or its client leaves."""
-        command = await _Command.start(session.request)
+        try:
+            command = await _Command.start(session.request)
+        except InvalidInput as error:
+            problem = {"status": 422, "detail": error.message, "code": error.code}
+            await _send(session, Channel.STATUS, _encode(Status(problem=problem)))
+            return
         await _send(session, Channel.STATUS, _encode(Status(self._worker)))
         outputs: asyncio.Future[Any] = asyncio.gather(*(_send_output(session, *output) for output in command.outputs))
         leaves: asyncio.Future[Any] = asyncio.create_task(_take_input(session, command))
@@ -89,7 +94,7 @@ class _Command(NamedTuple):
 
     @classmethod
     async def start(cls, start: Start) -> _Command:
-        """Raises FunctionRaised if there is no pseudo-terminal."""
+        """Raises InvalidInput if there is no pseudo-terminal."""
         if not start.tty:
             pairs = [os.pipe() for _ in range(3)]
             (stdin, write), (out, stdout), (error, stderr) = pairs
@@ -98,8 +103,9 @@ class _Command(NamedTuple):
         try:
             tty, inner = os.openpty()
         except OSError as failure:
-            raise FunctionRaised(
-                f"This node has no pseudo-terminal for its workers ({failure}): run the command without one."
+            reason = failure.strerror or failure
+            raise InvalidInput(
+                f"the workers of this node have no pseudo-terminals ({reason}): run the command with --no-tty"
             ) from failure
         set_size(tty, start.size)
         process = await _run("tty", start, inner, inner, inner)
