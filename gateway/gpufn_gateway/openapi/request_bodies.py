@@ -68,6 +68,8 @@ class Scale(msgspec.Struct, forbid_unknown_fields=True):
 class Profile(msgspec.Struct, forbid_unknown_fields=True):
     """A profile of one worker: `worker`, or the one that runs `call`, or any. `idle`: also threads that wait."""
 
+    kind: Literal["cpu", "memory"] = "cpu"
+
     seconds: float = 10.0
     worker: str = ""
     call: str = ""

@@ -45,17 +45,18 @@ class ProfileRoutes:
         name_object(request.scope, "fn", function)
         body = await read_json(request, Profile, self._bodies)
         worker, node = await self._place(function, body)
-        add_details(request.scope, worker=worker, node=node, seconds=body.seconds)
+        add_details(request.scope, worker=worker, node=node, seconds=body.seconds, kind=body.kind)
         wanted = encode(ProfileRequest(worker, body.seconds, body.idle))
-        response = await self._bus.request(subjects.profile(node), wanted, timeout_s=body.seconds + _REPLY_S)
+        subject = subjects.memory_profile(node) if body.kind == "memory" else subjects.profile(node)
+        response = await self._bus.request(subject, wanted, timeout_s=body.seconds + _REPLY_S)
         reply = _reply.decode(response.payload)
         if reply.error is not None:
             raise error_from(reply.error)
         headers = {"x-gpufn-worker": worker}
         if body.format == "folded":
             return Response(reply.stacks, 200, headers, FOLDED)
-        stacks = profile.parse(reply.stacks)
-        return json_response(profile.speedscope(stacks, f"{function}, {worker}", rate=RATE), 200, headers)
+        stacks, rate = profile.parse(reply.stacks), RATE if body.kind == "cpu" else None
+        return json_response(profile.speedscope(stacks, f"{function}, {worker}", rate=rate), 200, headers)
 
     async def _place(self, function: str, body: Profile) -> tuple[str, str]:
         """Return the worker to profile, and its node. Raises CapacityError, Conflict, InvocationNotFound."""

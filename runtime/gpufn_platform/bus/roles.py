@@ -224,6 +224,7 @@ _PERMISSIONS = {
             subjects.WAKEUPS,
             subjects.CANCELS,
             subjects.WHEREABOUTS,
+            subjects.memory_profile("*"),
             subjects.runner_inbox("*"),
             subjects.on_node("runner", "*"),
             subjects.RESULTS_FILTER,

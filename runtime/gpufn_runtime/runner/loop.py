@@ -48,6 +48,7 @@ from gpufn_runtime.runner.recovery.call_lookup import CallLookup
 from gpufn_runtime.runner.recovery.reconnect_check import ReconnectCheck
 from gpufn_runtime.runner.variants import Variants
 from gpufn_runtime.runner.workers.data_requests import DataRequests
+from gpufn_runtime.runner.workers.memory_profiles import MemoryProfiles
 from gpufn_runtime.runner.workers.nested_calls import NestedCalls
 from gpufn_runtime.runner.workers.output import Output
 from gpufn_runtime.runner.workers.relay import Relay
@@ -109,9 +110,11 @@ class Runner:
             shared_bodies=self._shared_bodies, bodies=self._bodies, data=data,
         )  # fmt: skip
         self._output = Output(bus, clock)
+        self._memory_profiles = MemoryProfiles(bus, node, self._ready_worker)
         self._relay = Relay(
-            bus, output=self._output, nested=self._nested, inbox=subjects.runner_inbox(name), cancel=self._queues.cancel
-        )
+            bus, output=self._output, nested=self._nested, inbox=subjects.runner_inbox(name),
+            cancel=self._queues.cancel, traced=self._memory_profiles.on_traced,
+        )  # fmt: skip
         self._abandoned_calls = AbandonedCalls(bus, self._attempts, self._queues.cancel_call, clock)
         self._reconnect_check = ReconnectCheck(bus, self._attempts, self._queues.cancel_call)
         self._call_lookup = CallLookup(
@@ -131,6 +134,7 @@ class Runner:
         self._circuits.start()
         self._reconnect_check.start()
         self._call_lookup.start()
+        self._memory_profiles.start()
         self._bus.subscribe(subjects.runner_inbox(self._name), self._on_credit)
         self._bus.subscribe(subjects.CANCELS, self._on_cancel)
         self._bus.subscribe(subjects.WAKEUPS, self._on_wakeup)
@@ -180,6 +184,10 @@ class Runner:
             self._close_if_empty(queue)
         self._fast_path.send_heartbeat()
         self.report()
+
+    def _ready_worker(self, worker: str) -> WorkerLink | None:
+        links = (queue.workers.links.get(worker) for queue in self._queues.values())
+        return next((link for link in links if link is not None and link.ready_at is not None), None)
 
     def report(self) -> None:
         sent_at, now = self._clock.time(), self._clock.monotonic()

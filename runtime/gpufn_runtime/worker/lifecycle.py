@@ -53,6 +53,7 @@ from gpufn_core.protocol.frames import (
     Run,
     RunnerFrame,
     StartFailed,
+    Trace,
     Verb,
 )
 from gpufn_core.protocol.launch import (
@@ -378,6 +379,10 @@ class Worker:
             self._draining = self._may_end = True
             self._drained.set()
             self._stop_if_drained()
+        elif isinstance(frame, Trace):
+            from gpufn_runtime.worker.platform_calls import memory_trace  # noqa: PLC0415  (few workers are profiled)
+
+            memory_trace.start(self._link, frame)
         elif isinstance(frame, Park):
             self._link.withdraw_ready()
             self._executor.run_alone(functools.partial(self._park, frame.host_bytes, frame.cause or Cause.IDLE))

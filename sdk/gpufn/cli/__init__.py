@@ -43,7 +43,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "logs": ("gpufn.cli.functions.logs:logs", "Show the logs of a function's workers."),
     "exec": ("gpufn.cli.develop.exec:exec_", "Run a command in a worker of its own, where a function runs."),
     "shell": ("gpufn.cli.develop.exec:shell", "Open a shell in a worker of its own, where a function runs."),
-    "profile": ("gpufn.cli.develop.profile:profile", "Show where a worker spends its time."),
+    "profile": (
+        "gpufn.cli.develop.profile:profile",
+        "Show where a worker spends its time or memory.",
+    ),
     "calls": ("gpufn.cli.calls.history:calls", "List submitted calls and maps, newest first."),
     "dlq": (
         "gpufn.cli.calls.dead_letters:app",

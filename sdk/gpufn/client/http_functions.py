@@ -159,14 +159,23 @@ class FunctionRequests(Requests):
         return self._member(list[InvocationView], "calls", "GET", path, params=params)
 
     def profile(
-        self, name: str, *, seconds: float = 10.0, worker: str = "", call: str = "", idle: bool = False
+        self,
+        name: str,
+        *,
+        seconds: float = 10.0,
+        worker: str = "",
+        call: str = "",
+        idle: bool = False,
+        memory: bool = False,
     ) -> tuple[str, list[Stack]]:
         """Profile a worker of a function: `worker`, the one that runs `call`, or one that is busy. Return its id and
-        the stacks, with 100 samples per second of each thread that ran; with `idle`, also of those that waited.
+        the stacks, with 100 samples per second of each thread that ran; with `idle`, also of those that waited. With
+        `memory` the numbers of the stacks are the bytes that they allocated and kept.
 
         Raises CapacityError without a worker, Conflict if it cannot be profiled, WorkerLost if it ends meanwhile.
         """
-        fields = {"seconds": seconds, "worker": worker, "call": call, "idle": idle, "format": "folded"}
+        fields: dict[str, Any] = {"seconds": seconds, "worker": worker, "call": call, "idle": idle, "format": "folded"}
+        fields["kind"] = "memory" if memory else "cpu"
         response = self._request(
             "POST",
             f"{self._function_url(name)}/profile",

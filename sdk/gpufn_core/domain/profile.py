@@ -1,4 +1,4 @@
-"""A profile as folded stacks: lines of `outer;inner 12`, where 12 is the number of samples. Pure."""
+"""A profile as folded stacks: lines of `outer;inner 12`, where 12 is the number of samples, or of bytes. Pure."""
 
 from __future__ import annotations
 
@@ -80,18 +80,18 @@ def top(stacks: Iterable[Stack], most: int) -> list[Top]:
     return [Top(name, count / samples, total[name] / samples) for name, count in own.most_common(most)]
 
 
-def speedscope(stacks: Iterable[Stack], name: str, *, rate: int) -> dict[str, Any]:
-    """Return a profile in the file format of speedscope, in seconds."""
+def speedscope(stacks: Iterable[Stack], name: str, *, rate: int | None) -> dict[str, Any]:
+    """Return a profile in the file format of speedscope: in seconds, or in bytes without a rate."""
     numbers: dict[str, int] = {}
     samples: list[list[int]] = []
     weights: list[float] = []
     for stack in stacks:
         samples.append([numbers.setdefault(frame, len(numbers)) for frame in stack.frames])
-        weights.append(stack.samples / rate)
+        weights.append(stack.samples / (rate or 1))
     profile = {
         "type": "sampled",
         "name": name,
-        "unit": "seconds",
+        "unit": "seconds" if rate else "bytes",
         "startValue": 0,
         "endValue": sum(weights),
         "samples": samples,

@@ -98,6 +98,13 @@ class Input(Frame, tag=9, frozen=True, array_like=True, gc=False):
     number: int
 
 
+class Trace(Frame, tag=10, frozen=True, array_like=True, gc=False):
+    """Trace what is allocated in the next `seconds`. The answer is a Traced with the same number."""
+
+    number: int
+    seconds: float
+
+
 class Answer(Frame, tag=5, frozen=True, array_like=True, gc=False):
     """The end of a Call: the outcome of a function's request to the platform.
 
@@ -118,7 +125,7 @@ class AnswerItem(Frame, tag=6, frozen=True, array_like=True, gc=False):
     content_type: str
 
 
-RunnerFrame = Run | Cancel | Credit | Drain | Park | Resume | Input | Answer | AnswerItem
+RunnerFrame = Run | Cancel | Credit | Drain | Park | Resume | Input | Trace | Answer | AnswerItem
 
 
 # --- worker → runner -------------------------------------------------------------------------------------------------
@@ -278,6 +285,12 @@ class LiveItem(Frame, tag=24, frozen=True, array_like=True, gc=False):
     content_type: str
 
 
+class Traced(Frame, tag=25, frozen=True, array_like=True, gc=False):
+    """The end of a Trace. The body has folded stacks, whose numbers are bytes."""
+
+    number: int
+
+
 WorkerFrame = (
     Hello
     | Ready
@@ -294,6 +307,7 @@ WorkerFrame = (
     | NotParked
     | InputTaken
     | LiveItem
+    | Traced
 )
 
 

@@ -1,4 +1,4 @@
-"""Requests of gateways to agents for a CPU profile of a worker."""
+"""Requests for a profile of a worker: of gateways to agents for the CPU, and to runners for memory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MAX_STACKS_BYTES: Final = 512 << 10  # of a reply; the lightest stacks are count
 
 
 class ProfileRequest(msgspec.Struct, frozen=True):
-    """`idle`: also sample threads that wait."""
+    """`idle`: also sample threads that wait; only of the CPU."""
 
     worker: str
     seconds: float
@@ -22,7 +22,8 @@ class ProfileRequest(msgspec.Struct, frozen=True):
 
 
 class ProfileReply(msgspec.Struct, frozen=True):
-    """`stacks` are folded: a line per stack, with its frames from the outermost one and its number of samples."""
+    """`stacks` are folded: a line per stack, with its frames from the outermost one, and its number of samples or
+    bytes."""
 
     stacks: str = ""
     error: ErrorInfo | None = None

@@ -298,6 +298,11 @@ def profile(node: str) -> str:
     return f"{PREFIX}.ctl.profile.{node}"
 
 
+def memory_profile(node: str) -> str:
+    """Subject on which a runner receives requests for memory profiles of its workers."""
+    return f"{PREFIX}.ctl.memory.{node}"
+
+
 def revision_key(function: str, revision: int) -> str:
     return f"{function}.{revision}"
 

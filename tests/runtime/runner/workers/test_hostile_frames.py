@@ -30,7 +30,7 @@ _FRAMES = st.lists(st.tuples(st.sampled_from(_KINDS).flatmap(st.from_type), st.b
 def new_socket() -> tuple[WorkerSocket, WorkerLink]:
     """Return the socket of a worker that runs attempt 1, without a connection."""
     bus = Mock()
-    relay = Relay(bus, output=Output(bus, SystemClock()), nested=Mock(), inbox="inbox", cancel=Mock())
+    relay = Relay(bus, output=Output(bus, SystemClock()), nested=Mock(), inbox="inbox", cancel=Mock(), traced=Mock())
     link = WorkerLink("w-1", REVISION, Path("s"), owner=Mock(), relay=relay.handle, created_at=1.0)
     link.peer = peer = WorkerSocket(link)
     peer.transport = Mock()

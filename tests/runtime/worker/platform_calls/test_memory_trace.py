@@ -1,0 +1,45 @@
+"""What a worker reports about the memory that its code allocates."""
+
+from __future__ import annotations
+
+import queue
+import tracemalloc
+from typing import Any
+
+import pytest
+
+from gpufn_core.domain.profile import parse, top
+from gpufn_core.protocol.frames import Trace, Traced
+from gpufn_runtime.worker.platform_calls import memory_trace
+
+
+class Link:
+    def __init__(self) -> None:
+        self.sent: queue.SimpleQueue[tuple[Traced, bytes]] = queue.SimpleQueue()
+
+    def send(self, frame: Traced, body: bytes) -> None:
+        self.sent.put((frame, body))
+
+
+def test_a_stack_has_the_bytes_that_its_line_allocated() -> None:
+    tracemalloc.start(5)
+    kept = [bytearray(1 << 20) for _ in range(3)]
+    snapshot = tracemalloc.take_snapshot()
+    tracemalloc.stop()
+    (first, *_) = top(parse(memory_trace.folded(snapshot)), 5)
+    assert first.frame.startswith("tests/runtime/worker/platform_calls/test_memory_trace.py:") or first.own > 0.9
+    assert len(kept) == 3
+
+
+@pytest.mark.parametrize("traces_itself", [False, True])
+def test_a_trace_ends_and_leaves_that_of_user_code_alone(traces_itself: bool) -> None:
+    link: Any = Link()
+    if traces_itself:
+        tracemalloc.start()
+    try:
+        memory_trace.start(link, Trace(4, 0.01))
+        frame, body = link.sent.get(timeout=30)
+        assert (frame, tracemalloc.is_tracing()) == (Traced(4), traces_itself)
+        assert body.decode() is not None
+    finally:
+        tracemalloc.stop()
