@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections.abc import Callable
 from typing import Final
 
 import msgspec
@@ -28,10 +29,11 @@ _NOTHING: Final = pack(MessagePart(False, False))
 
 
 class Connection:
-    """`worker` and `exit_code` are known once the worker has reported them. `taken` and `sent` count bytes of input and
-    output."""
+    """`check` raises Unauthorized once the client has other rights: a deleted key ends its terminals. `worker` and
+    `exit_code` are known once the worker has reported them. `taken` and `sent` count bytes of input and output."""
 
-    def __init__(self, pending: PendingSession, receive: Receive, send: Send) -> None:
+    def __init__(self, pending: PendingSession, receive: Receive, send: Send, check: Callable[[], None]) -> None:
+        self._check = check
         self._pending = pending
         self._receive = receive
         self._send = send
@@ -61,11 +63,13 @@ class Connection:
         while (message := await self._receive())["type"] == "websocket.receive":
             if not self._pending.has_begun:
                 raise InvalidInput("a terminal takes no input before its command has started")
+            self._check()
             data: bytes = message.get("bytes") or b""
             self._active_at = time.monotonic()
             self.taken += len(data)
             for part, is_followed in web_session.parts_of(data):
                 await self._pending.send(pack(MessagePart(False, is_followed), part))
+            await asyncio.sleep(0)  # a client with a thousand short messages takes turns with the others
         self._leave()
 
     def _leave(self) -> None:
@@ -77,9 +81,11 @@ class Connection:
                 self._pending.cancel()
 
     async def _watch(self) -> None:
-        """End an idle terminal, and one whose worker does not end. Tell the worker that this gateway is alive."""
+        """End an idle terminal, one whose worker does not end, and one whose key was deleted. Tell the worker that this
+        gateway is alive."""
         while True:
             await asyncio.sleep(_CHECK_S)
+            self._check()
             now = time.monotonic()
             if self._left_at is not None:
                 if now - self._left_at > _END_S:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import functools
 import time
-from collections.abc import MutableMapping
+from collections.abc import Callable, MutableMapping
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -55,12 +57,14 @@ def function_in(path: str) -> str | None:
 
 
 class _Client(NamedTuple):
-    """`scope` is that of its WebSocket, as the audit log reads it."""
+    """`scope` is that of its WebSocket, as the audit log reads it. `check` raises Unauthorized once the client has
+    other rights."""
 
     principal: Principal
     scope: MutableMapping[str, Any]
     receive: Receive
     send: Send
+    check: Callable[[], None]
 
 
 class Terminals:
@@ -80,10 +84,13 @@ class Terminals:
     async def serve_socket(self, name: str, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a WebSocket. An error before its start is an HTTP response, a later one a status and a close code."""
         noted: dict[str, Any] = {**scope, "method": "GET"}
+        access = self._calls.access
+        stream = contextlib.ExitStack()
         try:
-            principal = self._calls.access.authenticate(dict(scope["headers"]))
+            principal = access.authenticate(dict(scope["headers"]))
             full = self._check(name, principal)
             self._audit.check_writable()
+            stream.enter_context(access.streams.open(access.sender_of(principal)))
         except GpufnError as error:
             problem = problems.problem_of(error)
             if problem.status in REFUSALS:
@@ -91,7 +98,13 @@ class Terminals:
             await refuse(error, send)
             return
         noted |= {"gpufn.principal": principal, "path_params": {"fn": full}}
-        client = _Client(principal, noted, receive, send)
+        check = functools.partial(access.check_unchanged, dict(scope["headers"]), principal)
+        client = _Client(principal, noted, receive, send, check)
+        with stream:
+            await self._serve(full, client)
+
+    async def _serve(self, full: str, client: _Client) -> None:
+        receive, send = client.receive, client.send
         await receive()  # websocket.connect
         await send({"type": "websocket.accept"})
         try:
@@ -129,7 +142,7 @@ class Terminals:
         try:
             call = await self._prepare(start, target, client)
             async with session.running(self._calls, call) as pending:
-                connection = Connection(pending, client.receive, client.send)
+                connection = Connection(pending, client.receive, client.send, client.check)
                 await connection.run()
                 problem = await self._problem(call, pending)
         except GpufnError as error:

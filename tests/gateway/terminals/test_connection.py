@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from gpufn_core.errors import GpufnError, InvalidInput, WorkerLost
+from gpufn_core.errors import GpufnError, InvalidInput, Unauthorized, WorkerLost
 from gpufn_core.protocol import terminal, web_session
 from gpufn_core.protocol.codec import pack
 from gpufn_core.protocol.terminal import Channel
@@ -80,10 +80,10 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     return monkeypatch
 
 
-def connected() -> tuple[Connection, Any, Client]:
+def connected(check: Any = lambda: None) -> tuple[Connection, Any, Client]:
     pending: Any = Pending()
     client = Client()
-    return Connection(pending, client.messages.get, client.send), pending, client  # type: ignore[arg-type]
+    return Connection(pending, client.messages.get, client.send, check), pending, client  # type: ignore[arg-type]
 
 
 async def test_messages_pass_in_both_directions_and_the_result_is_noted() -> None:
@@ -107,6 +107,16 @@ async def test_input_before_the_start_ends_the_session() -> None:
     client.sends(b"\x00early")
     await connection.run()
     assert isinstance(pending.error, InvalidInput)
+
+
+async def test_a_terminal_ends_with_the_key_that_opened_it(quick: pytest.MonkeyPatch) -> None:
+    def check() -> None:
+        raise Unauthorized
+
+    connection, pending, _ = connected(check)
+    pending.output(STARTED)
+    await connection.run()
+    assert isinstance(pending.error, Unauthorized)
 
 
 async def test_an_idle_terminal_is_closed(quick: pytest.MonkeyPatch) -> None:
