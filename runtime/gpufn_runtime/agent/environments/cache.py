@@ -33,7 +33,7 @@ from gpufn_runtime.agent.environments import disk
 from gpufn_runtime.agent.environments.build import Build, Confinement, OnLine
 from gpufn_runtime.agent.environments.environment import Environment
 from gpufn_runtime.agent.environments.integrity import damage
-from gpufn_runtime.agent.environments.interpreters import find_interpreter, likely_versions
+from gpufn_runtime.agent.environments.interpreters import InstalledVersions, find_interpreter
 
 log = logging.getLogger(__name__)
 
@@ -69,6 +69,8 @@ class EnvironmentCache:
     ) -> None:
         self._root = root
         self._monotonic = monotonic
+        self._installed = InstalledVersions(environ.get("PATH", os.defpath))
+        self._search: asyncio.Task[None] | None = None
         self._pythons: tuple[str, ...] = ()
         self._pythons_until = 0.0
         self._environments = root / "environments"
@@ -93,11 +95,15 @@ class EnvironmentCache:
         return bool(self._active)
 
     def pythons(self) -> tuple[str, ...]:
-        """Return the versions of Python that an environment can have. They are looked up at most twice a minute."""
-        if (now := self._monotonic()) >= self._pythons_until:
-            self._pythons = likely_versions(self._environ.get("PATH", os.defpath))
-            self._pythons_until = now + _PYTHONS_S
+        """Return the versions of Python that an environment can have; none while the first search runs. A search starts
+        at most twice a minute."""
+        if (self._search is None or self._search.done()) and self._monotonic() >= self._pythons_until:
+            self._pythons_until = self._monotonic() + _PYTHONS_S
+            self._search = asyncio.create_task(self._find_pythons(), name="search for Pythons")
         return self._pythons
+
+    async def _find_pythons(self) -> None:
+        self._pythons = await asyncio.to_thread(self._installed.find)
 
     def sweep(self) -> None:
         """Remove what an earlier agent has not finished."""

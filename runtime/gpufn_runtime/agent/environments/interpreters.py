@@ -34,9 +34,24 @@ def find_interpreter(version: str, path: str) -> Interpreter:
     )
 
 
-def likely_versions(path: str) -> tuple[str, ...]:
-    """Return the versions of which this node has a program with the right name. It runs none of them."""
-    return tuple(version for version in _VERSIONS if next(_candidates(version, path), None) is not None)
+class InstalledVersions:
+    """The versions of Python that this node has. Each program is run once: those of pyenv, for example, may not work."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._runs: dict[str, bool] = {}  # by program
+
+    def find(self) -> tuple[str, ...]:
+        """Return the versions, such as 3.12. Runs programs, so it blocks."""
+        return tuple(version for version in _VERSIONS if self._has(version))
+
+    def _has(self, version: str) -> bool:
+        for candidate in _candidates(version, self._path):
+            if candidate not in self._runs:
+                self._runs[candidate] = _ask(candidate, version) is not None
+            if self._runs[candidate]:
+                return True
+        return False
 
 
 def _candidates(version: str, path: str) -> Iterator[str]:

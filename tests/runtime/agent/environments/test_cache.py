@@ -15,7 +15,7 @@ from gpufn_core.errors import ArtifactUnavailable, BuildFailed
 from gpufn_core.spec.image_spec import FILES_FOLDER, ImageSpec
 from gpufn_runtime.agent.environments.cache import EnvironmentCache
 from gpufn_runtime.agent.environments.environment import Environment
-from gpufn_runtime.agent.environments.interpreters import find_interpreter, likely_versions
+from gpufn_runtime.agent.environments.interpreters import InstalledVersions, find_interpreter
 
 PYTHON = "{}.{}".format(*sys.version_info)
 OTHER_MACHINE = {"x86_64": "aarch64"}.get(platform.machine(), "x86_64")
@@ -150,11 +150,14 @@ def test_an_interpreter_that_does_not_run_is_skipped(tmp_path: Path) -> None:
     assert find_interpreter("3.98", f"{tmp_path}/stub:{tmp_path}/good").prefix == "/good"
 
 
-def test_versions_of_python_are_those_with_a_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_versions_of_python_are_those_whose_program_runs_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UV_PYTHON_INSTALL_DIR", os.fspath(tmp_path))
-    (program := tmp_path / "python3.29").touch(0o755)
-    own = "{}.{}".format(*sys.version_info)
-    assert likely_versions(os.fspath(program.parent)) == (own, "3.29")
+    for minor, code in ((28, "exit 127"), (29, """echo x >> "$0.runs"; echo '[3, 29, "/python", "/"]'""")):
+        (program := tmp_path / f"python3.{minor}").write_text(f"#!/bin/sh\n{code}\n")
+        program.chmod(0o755)
+    installed, own = InstalledVersions(os.fspath(tmp_path)), "{}.{}".format(*sys.version_info)
+    assert (installed.find(), installed.find()) == ((own, "3.29"), (own, "3.29"))
+    assert (tmp_path / "python3.29.runs").read_text() == "x\n"
 
 
 @pytest.mark.parametrize("name", ["gpufn.json", ".used"])
