@@ -130,8 +130,12 @@ def _gateway() -> Iterator[Finding]:
     from gpufn.client.client import Client  # noqa: PLC0415
     from gpufn.client.http import find_url  # noqa: PLC0415
 
-    url = find_url()
     running = Instance.running(Home.from_env())
+    try:
+        url = find_url()
+    except GpufnError as error:  # there is none to look for
+        yield Finding("gateway", "note", error.message)
+        return
     try:
         with Client(url) as client:
             alive = client.is_alive()

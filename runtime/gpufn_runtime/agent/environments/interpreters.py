@@ -35,7 +35,7 @@ def find_interpreter(version: str, path: str) -> Interpreter:
 
 
 class InstalledVersions:
-    """The versions of Python that this node has. Each program is run once: those of pyenv, for example, may not work."""
+    """The versions of Python that this node has. Each program is run once: those of pyenv, may not."""
 
     def __init__(self, path: str) -> None:
         self._path = path
