@@ -60,6 +60,8 @@ from gpufn_gateway.functions.variant_requests import VariantRequests
 from gpufn_gateway.functions.variants import Variants
 from gpufn_gateway.garbage_collection.collector import GarbageCollector
 from gpufn_gateway.graceful_shutdown import GracefulShutdown
+from gpufn_gateway.history.recorder import Recorder
+from gpufn_gateway.history.sampler import Sampler
 from gpufn_gateway.http import request_id
 from gpufn_gateway.http.body_reader import BodyBudget
 from gpufn_gateway.http.body_readers import BodyReaders
@@ -81,6 +83,7 @@ from gpufn_gateway.routes.data import DataRoutes
 from gpufn_gateway.routes.dead_letters import DeadLetterRoutes
 from gpufn_gateway.routes.engines import EngineRoutes
 from gpufn_gateway.routes.functions import FunctionRoutes
+from gpufn_gateway.routes.history import HistoryRoutes
 from gpufn_gateway.routes.invocations import InvocationRoutes
 from gpufn_gateway.routes.invoke import Invoke
 from gpufn_gateway.routes.login import LoginRoutes
@@ -290,7 +293,7 @@ class _Gateway:
         self._services = services
         bus, registry = services.bus, services.registry
         self._telemetry = Telemetry(lambda: services.caller.pending, registry.live_runners, registry.live_nodes)
-        registry.on_runner_report = self._telemetry.attempts.add_report
+        registry.on_runner_report.append(self._telemetry.attempts.add_report)
         self._readers = BodyReaders(services.settings, int(bus.server_info["max_payload"]), services.shared_bodies)
         self._quotas = QuotaSync.connect(
             bus, services.buckets.usage, services.registry.teams, services.name, services.clock
@@ -349,6 +352,8 @@ class _Gateway:
             self._calls, TerminalRecords(registry, self._deploys, services.clock), self._request_audit
         )
         self._key_use = KeyUse(services.buckets.key_use, services.access, services.clock)
+        sampler = Sampler(bus, registry, self._telemetry, services.clock, services.name)
+        self._recorder = Recorder(bus, sampler, services.clock, name=services.name, folder=Home.from_env().history)
 
     def app(self) -> App:
         inference = Inference(self._calls, self._invoke, self._readers.for_calls)
@@ -402,6 +407,7 @@ class _Gateway:
             *EngineRoutes(Engines(bus, buckets, registry, clock), bodies).routes(),
             *OipRoutes(registry, self._telemetry, self._why_not_ready, deploys=self._deploys, bodies=bodies).routes(),
             *AuditRoutes(self._audit).routes(),
+            *HistoryRoutes(self._recorder, registry, clock).routes(),
             *UsageRoutes(buckets.usage, registry, clock).routes(),
             *OperationRoutes(
                 registry=registry,
@@ -472,6 +478,8 @@ class _Gateway:
             ).run(),
         )
         yield "collection", collection.run()
+        self._recorder.leads = leads
+        yield "history", self._recorder.run()
         yield "reaper", Reaper(bus, registry, clock, leads=leads).run()
 
 

@@ -17,11 +17,15 @@ from gpufn_core.domain.invocation import OutcomeKind
 from gpufn_core.protocol.messages import ResultReply
 from gpufn_core.protocol.reports import NodeReport, RunnerReport
 from gpufn_gateway.calls.attempt_counts import AttemptTotals
+from gpufn_gateway.history.collector import function_subject, revision_subject
+from gpufn_gateway.history.durations import bucket_of
+from gpufn_gateway.history.fields import Field, Point, Points, add_count, merge
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 # Seconds, upper bounds.
 _BUCKETS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 _PHASES: Final = ("place", "fetch", "launch", "load", "warm", "resume")
+_LATENCY, _QUEUE_TIME = int(Field.LATENCY), int(Field.QUEUE_TIME)
 _SUCCEEDED: Final = OutcomeKind.SUCCEEDED  # each call needs it, and Python looks up a member of an enum slowly
 
 
@@ -53,6 +57,7 @@ class CallStats:
         self.run = Histogram()
         self.webhooks: Counter[str] = Counter()
         self.cold_starts = 0
+        self.recent: dict[int, Point] = {}  # for the history, by revision; 0 if it is unknown
         self.phase_seconds = dict.fromkeys(_PHASES, 0.0)
 
     def count_end(self, reply: ResultReply, seconds: float) -> None:
@@ -64,6 +69,12 @@ class CallStats:
             self.succeeded_s += seconds
         self.queue.observe(reply.queue_s)
         self.run.observe(reply.run_s)
+        recent = self._recent_of(reply.revision)
+        for buckets, duration_s in ((recent[_LATENCY], seconds), (recent[_QUEUE_TIME], reply.queue_s)):
+            bucket = bucket_of(duration_s)
+            buckets[bucket] = buckets.get(bucket, 0) + 1
+        if reply.kind is not _SUCCEEDED:
+            add_count(recent, Field.ERRORS, reply.kind.value if reply.error is None else reply.error.code)
         if (cold := reply.cold_start) is not None:
             self.cold_starts += 1
             for phase, phase_s in cold.phases.items():
@@ -72,10 +83,17 @@ class CallStats:
     def count_failure(self, code: str) -> None:
         """Count a call that ended without a reply."""
         self.outcomes[code] += 1
+        add_count(self._recent_of(0), Field.ERRORS, code or "unknown")
 
     def count_refusal(self, code: str) -> None:
         """Count a request that was rejected before it became a call."""
         self.refusals[code] += 1
+        add_count(self._recent_of(0), Field.REFUSALS, code)
+
+    def _recent_of(self, revision: int) -> Point:
+        if (recent := self.recent.get(revision)) is None:
+            recent = self.recent[revision] = {_LATENCY: {}, _QUEUE_TIME: {}}
+        return recent
 
     def count_webhook(self, outcome: str) -> None:
         """Count a webhook that was delivered or given up."""
@@ -109,6 +127,18 @@ class Telemetry(Collector):
     def forget(self, function: str) -> None:
         self._functions.pop(function, None)
         self.attempts.forget(function)
+
+    def take_recent(self) -> Points:
+        """Return the calls that were counted since the last time, for the history."""
+        points: Points = {}
+        for name, stats in self._functions.items():
+            recent, stats.recent = stats.recent, {}
+            for revision, point in recent.items():
+                counted = {field: value for field, value in point.items() if value}
+                if revision:
+                    points[revision_subject(name, revision)] = counted
+                merge(points.setdefault(function_subject(name), {}), counted)
+        return points
 
     def exposition(self) -> bytes:
         return generate_latest(self._registry)

@@ -9,6 +9,7 @@ cache/weights/   weights, shared read-only with workers; as many as fit
 cache/python/    environments of functions with packages, and the cache of uv that makes them
 cache/tuning/    measurements of the compilers, reused by later builds
 builds/          one folder per running build
+history/         copies of the history, one per gateway (`gpufn_gateway.history`)
 master.key       master key of the secrets, unless a setting names another one (`gpufn_platform.secrets.master_key`)
 store.key        key of an encrypted store, unless a setting names another one (`gpufn_local.store_encryption`)
 logins.json      logins of `gpufn login`, by gateway (`gpufn.client.login.stored_logins`)
@@ -49,6 +50,7 @@ class Home:
         self.python = self.cache / "python"
         self.tuning = self.cache / "tuning"
         self.builds = root / "builds"
+        self.history = root / "history"
         self.master_key = root / "master.key"
         self.store_key = root / "store.key"
         self.logins_file = root / "logins.json"

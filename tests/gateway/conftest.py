@@ -179,7 +179,7 @@ class Gateway:
         self.access = Access(loopback=loopback, now=clock.time)
         self.registry = Registry(clock, self.access)
         self.telemetry = Telemetry(lambda: self.queue.pending, self.registry.live_runners, self.registry.live_nodes)
-        self.registry.on_runner_report = self.telemetry.attempts.add_report
+        self.registry.on_runner_report.append(self.telemetry.attempts.add_report)
         self.reason: str | None = None
         self.scaled: list[tuple[str, Any]] = []  # by `load` and `unload`
         self.took: dict[str, dict[str, Usage]] = {}  # by day and key

@@ -41,6 +41,8 @@ from gpufn_gateway.data.queues import Queues
 from gpufn_gateway.functions.deploys import Deploys
 from gpufn_gateway.functions.registry import Registry
 from gpufn_gateway.functions.variants import Variants
+from gpufn_gateway.history.recorder import Recorder
+from gpufn_gateway.history.sampler import Sampler
 from gpufn_gateway.http.body_reader import BodyBudget, BodyReader
 from gpufn_gateway.maps.maps import Maps
 from gpufn_gateway.oip.inference import Inference
@@ -56,6 +58,7 @@ from gpufn_gateway.routes.data import DataRoutes
 from gpufn_gateway.routes.dead_letters import DeadLetterRoutes
 from gpufn_gateway.routes.engines import EngineRoutes
 from gpufn_gateway.routes.functions import FunctionRoutes
+from gpufn_gateway.routes.history import HistoryRoutes
 from gpufn_gateway.routes.invocations import InvocationRoutes
 from gpufn_gateway.routes.invoke import Invoke
 from gpufn_gateway.routes.login import LoginRoutes
@@ -100,6 +103,7 @@ from gpufn_platform.volume_store.on_bus import BusStore
 
 ARTIFACT_LIMIT = 8 << 20
 VOLUME_LIMIT = 16 << 20
+NO_HISTORY = Path("/nonexistent/history")
 
 
 def bundle() -> bytes:
@@ -125,6 +129,7 @@ class Whole:
         *,
         master_key: MasterKey | None = None,
         settings: GatewaySettings | None = None,
+        history: Path = NO_HISTORY,
     ) -> None:
         self.clock = clock = SystemClock()
         self.bus = bus
@@ -141,7 +146,7 @@ class Whole:
         self.telemetry = telemetry = Telemetry(
             lambda: self.caller.pending, self.registry.live_runners, self.registry.live_nodes
         )
-        self.registry.on_runner_report = self.telemetry.attempts.add_report
+        self.registry.on_runner_report.append(self.telemetry.attempts.add_report)
         bodies = BodyReader(1 << 20, 30, what="a test", budget=BodyBudget(1 << 30))
         large = (
             BodyReader(64 << 20, 30, what="a test", budget=BodyBudget(1 << 30)) if shared_bodies is not None else bodies
@@ -152,6 +157,8 @@ class Whole:
         self.quotas = QuotaSync.connect(bus, buckets.usage, self.registry.teams, name, clock)
         addresses = AddressPolicy(("127.0.0.0/8", "::1/128"))
         disk = StoreSync(None, waits=False)
+        self.sampler = Sampler(bus, self.registry, telemetry, clock, name)
+        self.recorder = Recorder(bus, self.sampler, clock, name=name, folder=history)
         self.post = WebhookSender(addresses)
         self.webhook_secrets = WebhookSecrets(buckets.webhook_secrets)
         self.schedules = Schedules(bus, buckets.schedules, self.registry, clock)
@@ -227,6 +234,7 @@ class Whole:
                 self.registry, telemetry, self.registry.why_not_ready, deploys=self.deploys, bodies=bodies
             ).routes(),
             *AuditRoutes(self.audit).routes(),
+            *HistoryRoutes(self.recorder, self.registry, clock).routes(),
             *UsageRoutes(buckets.usage, self.registry, clock).routes(),
             *OperationRoutes(
                 registry=self.registry,
@@ -289,6 +297,8 @@ async def gateway_on(
     folder: Path | None = None,
     master_key: MasterKey | None = None,
     settings: GatewaySettings | None = None,
+    *,
+    history: Path = NO_HISTORY,
 ) -> AsyncIterator[Whole]:
     """Start a gateway. With a `folder` it accepts large bodies, which no runner on this host shares."""
     bus = await Bus.connect(nats.url, name="gateway")
@@ -300,7 +310,9 @@ async def gateway_on(
         shared_bodies = None
         if folder is not None:
             shared_bodies = GatewaySharedBodies(folder, name, budget=BodyBudget(1 << 30), reaches_all=lambda: False)
-        whole = Whole(bus, await Buckets.open(bus), name, shared_bodies, master_key=master_key, settings=settings)
+        whole = Whole(
+            bus, await Buckets.open(bus), name, shared_bodies, master_key=master_key, settings=settings, history=history
+        )
         await whole.registry.start(bus, whole.buckets)
         await whole.signatures.start()
         await whole.token_store.start()
@@ -313,6 +325,7 @@ async def gateway_on(
         async with whole.http:
             yield whole
         audit_log.cancel()
+        await whole.recorder.close()
         whole.registry.stop()
         whole.signatures.stop()
         whole.token_store.stop()

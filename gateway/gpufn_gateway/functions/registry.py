@@ -73,7 +73,7 @@ class Target:
 
 
 class Registry:
-    """The callbacks are `on_status(status)`, `on_runner_report(report)`, `on_key_deleted(id)` and each of
+    """The callbacks are `on_status(status)`, `on_key_deleted(id)` and each of `on_runner_report(report)` and
     `on_deleted(name)`."""
 
     def __init__(self, clock: Clock, access: Access) -> None:
@@ -90,7 +90,7 @@ class Registry:
         self._runners = LatestReports[RunnerReport](clock, NODE_FRESH_S)
         self.device_reports = DeviceReports(self.live_nodes, clock)
         self.on_status: Callable[[FunctionStatus], None] = lambda status: None
-        self.on_runner_report: Callable[[RunnerReport], None] = lambda report: None
+        self.on_runner_report: list[Callable[[RunnerReport], None]] = []
         self.on_key_deleted: Callable[[str], None] = lambda key: None
         self.on_deleted: list[Callable[[str], None]] = []
         self.loaded = False
@@ -189,7 +189,8 @@ class Registry:
 
     def receive_runner_report(self, report: RunnerReport) -> None:
         self._runners.put(report)
-        self.on_runner_report(report)
+        for callback in self.on_runner_report:
+            callback(report)
 
     # --- queries -----------------------------------------------------------------------------------------------------
 

@@ -76,6 +76,8 @@ SECRET_SCOPE: Final = _text(secret_scopes.SCOPE)
 SIGNER: Final = _text(trust.SIGNER_NAME)
 ENVIRONMENT: Final = _text(names.GROUP)
 CURSOR: Final = _text_or_empty(request_bounds.CURSOR)
+HISTORY_SUBJECT: Final = _text(request_bounds.HISTORY_SUBJECT)
+NAMES: Final = _text(request_bounds.NAMES)
 FLAG: Final[Schema] = {"type": "string", "enum": ["true", "false", "1", "0"]}
 # The operator configures which networks are allowed.
 WEBHOOK: Final[Schema] = {"format": "uri", "pattern": "^https?://[!-~]+$", "maxLength": urls.LONGEST_URL}

@@ -10,5 +10,8 @@ MAX_LISTED: Final = 1000  # entries per response
 MAX_LOG_LINES: Final = 20_000
 MAX_CHANGE: Final = 2**53  # change number of a build
 CURSOR: Final = re.compile(r"([0-9]{1,18})\.([0-9]{1,18})")  # position of a reader in a map's outcomes
+# What a query of the history is about, and comma-separated names of series or kinds of events.
+HISTORY_SUBJECT: Final = re.compile(r"overview|(function|node|gpu):[^\s:@]+(@[0-9]{1,9})?")
+NAMES: Final = re.compile(r"[a-z0-9_]+(,[a-z0-9_]+)*")
 MAX_INDEX_DIGITS: Final = 12  # of an item in its map
 MAX_IDEMPOTENCY_KEY_LENGTH: Final = 255  # characters

@@ -39,6 +39,7 @@ _STREAMS = (
     subjects.CHECKPOINTS,
     subjects.WEBHOOKS,
     subjects.QUEUES,
+    subjects.HISTORY,
     subjects.PROBE,
 )
 _BUCKETS = (

@@ -3,8 +3,8 @@
     Client    one method per endpoint; raises the exceptions of `gpufn.errors`
 
 `http` sends and retries requests. `responses` and `streams` decode responses. `http_functions`, `http_calls`,
-`http_maps`, `http_models`, `http_terminals`, `http_volumes` and `http_data` hold the other endpoints. `http_transport`
-connects `.remote` and related methods to them.
+`http_maps`, `http_models`, `http_terminals`, `http_volumes`, `http_data` and `http_history` hold the other endpoints.
+`http_transport` connects `.remote` and related methods to them.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from gpufn.call.result_decoding import PLAIN
 from gpufn.client.call_api import CallApi
 from gpufn.client.http import JSON_BODY
 from gpufn.client.http_data import DataRequests
+from gpufn.client.http_history import HistoryRequests
 from gpufn.client.http_models import ModelRequests
 from gpufn.client.http_terminals import TerminalRequests
 from gpufn.client.http_volumes import VolumeRequests
@@ -65,7 +66,7 @@ class _Provider(msgspec.Struct):
     provider: ProviderView | None = None
 
 
-class Client(CallApi, ModelRequests, TerminalRequests, VolumeRequests, DataRequests):
+class Client(CallApi, ModelRequests, TerminalRequests, VolumeRequests, DataRequests, HistoryRequests):
     """Client of one gateway.
 
     The defaults are GPUFN_URL and GPUFN_API_KEY, else the platform on this machine and the token of `gpufn login`.

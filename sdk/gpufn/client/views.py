@@ -413,6 +413,51 @@ class UserView(msgspec.Struct, frozen=True, kw_only=True):
     generation: int = 0
 
 
+class SeriesView(msgspec.Struct, frozen=True, kw_only=True):
+    """One series: a value per step. None: nothing was recorded, or the value is unknown. Some series have a dict per
+    step, such as counts by code."""
+
+    name: str
+    unit: str
+    values: tuple[float | dict[str, float] | None, ...]
+
+
+class SubjectView(msgspec.Struct, frozen=True, kw_only=True):
+    """The series of one subject."""
+
+    subject: str
+    series: tuple[SeriesView, ...]
+
+
+class HistoryView(msgspec.Struct, frozen=True, kw_only=True):
+    """An answer of the history. `at` has the start of each step of `step` seconds, in UNIX seconds."""
+
+    step: int
+    resolution: int
+    at: tuple[int, ...]
+    results: tuple[SubjectView, ...]
+
+
+class EventView(msgspec.Struct, frozen=True, kw_only=True):
+    """A mark on the time line. `subject` is what it is about, such as ``function:prod/search/predict``."""
+
+    id: int
+    at: float
+    kind: str
+    subject: str
+    text: str
+    revision: int | None = None
+    node: str = ""
+    details: dict[str, Any] = {}
+
+
+class EventsView(msgspec.Struct, frozen=True, kw_only=True):
+    """A page of events, the newest first. `next` is `before` of the next page; None after the last."""
+
+    events: tuple[EventView, ...] = ()
+    next: int | None = None
+
+
 class AuditHead(msgspec.Struct, frozen=True, kw_only=True):
     """The last record of the audit log: its number, hash and time in UNIX seconds."""
 

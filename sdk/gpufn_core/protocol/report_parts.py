@@ -61,6 +61,9 @@ class Statuses:
     def __repr__(self) -> str:
         return f"<Statuses [{len(self._statuses)} functions]>"
 
+    def __iter__(self) -> Iterator[FunctionStatus]:
+        return iter(self._statuses.values())
+
     def get(self, function: str) -> FunctionStatus | None:
         return self._statuses.get(function)
 

@@ -23,6 +23,7 @@ CHECKPOINTS = "GPUFN_CHECKPOINTS"  # the last checkpoint of each call
 WEBHOOKS = "GPUFN_WEBHOOKS"  # work queue on disk: ids of ended calls with a webhook to deliver
 AUDIT = "GPUFN_AUDIT"  # one subject: the audit log
 QUEUES = "GPUFN_QUEUES"  # work queue on disk: items of queues by name
+HISTORY = "GPUFN_HISTORY"  # points and events of the history
 PROBE = "GPUFN_PROBE"  # one message in memory, which a gateway uses to check the server's settings
 
 SYNC_FILTER = f"{PREFIX}.inv.s.>"
@@ -36,6 +37,8 @@ CHECKPOINTS_FILTER = f"{PREFIX}.ckp.>"
 WEBHOOKS_FILTER = f"{PREFIX}.hook.>"
 AUDIT_FILTER = f"{PREFIX}.audit"
 QUEUES_FILTER = f"{PREFIX}.que.>"
+HISTORY_FILTER = f"{PREFIX}.hst.>"
+HISTORY_EVENTS = f"{PREFIX}.hst.event"
 PROBE_FILTER = f"{PREFIX}.probe"
 WEBHOOK_CONSUMER = "H-webhooks"
 
@@ -74,6 +77,7 @@ NODE_REPORTS = f"{PREFIX}.hb.node.*"
 DEVICE_REPORTS = f"{PREFIX}.hb.device.*"
 RUNNER_REPORTS = f"{PREFIX}.hb.runner.*"
 GATEWAY_REPORTS = f"{PREFIX}.hb.gateway.*"
+HISTORY_PARTS = f"{PREFIX}.hb.history.*"
 CONTROLLER_REPORT = f"{PREFIX}.hb.controller"
 WAKEUPS = f"{PREFIX}.dmd.*"
 WORKER_EVENTS = f"{PREFIX}.evt.worker.*"
@@ -269,6 +273,16 @@ def device_report(node: str) -> str:
 
 def gateway_report(gateway: str) -> str:
     return f"{PREFIX}.hb.gateway.{gateway}"
+
+
+def history(resolution: str) -> str:
+    """Subject of the points of a resolution, such as ``60s``."""
+    return f"{PREFIX}.hst.{resolution}"
+
+
+def history_part(gateway: str) -> str:
+    """Subject on which a gateway reports its part of ten seconds."""
+    return f"{PREFIX}.hb.history.{gateway}"
 
 
 def runner_report(node: str) -> str:

@@ -29,6 +29,7 @@ from gpufn_core.spec.web_spec import WebKind, WebSpec
 from gpufn_gateway.auth.access import new_key
 from gpufn_gateway.auth.tokens import User
 from gpufn_gateway.functions.deploys import DeployOptions
+from gpufn_gateway.history.blocks import Event, EventKind, encode_event
 from gpufn_platform.bus.storage import object_store
 from gpufn_platform.queue import dead_letters
 from tests.gateway.auth.access_table import PRINCIPALS, ROUTES, UNSUPPORTED
@@ -172,6 +173,9 @@ class Matrix:
         assert (submitted.status_code, mapped.status_code) == (202, 202), (submitted.text, mapped.text)
         usage = UsageKey(day_of(now), side.function, "platform").record("node")
         await gateway.buckets.usage.put(usage, encode(Usage(1, 0, 1.0)))
+        event = Event(now, EventKind.DEPLOY, f"function:{side.function}", "revision 2 serves", 2)
+        await gateway.bus.publish_stored(subjects.HISTORY_EVENTS, encode_event(event))
+        await gateway.recorder.store()
         await self.restore("schedules", side)
         await self.restore("dlq", side)
 
@@ -245,6 +249,8 @@ class Matrix:
         url = re.sub(r"{(\w+)}", lambda match: values[match[1]], path)
         if path.startswith("/v1/dicts/") and path.endswith("/entry"):
             url += "?key=k"
+        if path == "/v1/history":
+            url += f"?subject=function:{side.function}"
         if path.endswith(("/ack", "/release")):
             url += f"?lease={self._lease_of(side)}"
         if path == "/v1/secrets/{name}":

@@ -50,7 +50,7 @@ async def test_every_route_for_every_kind_of_key(nats: Any, tmp_path: Path) -> N
     assert (matches(PATTERN, own.function), matches(PATTERN, foreign.function)) == (True, False)
     master_key = MasterKey.from_env({}, Home(tmp_path))
     master_key.create_file()
-    async with gateway_on(nats, master_key=master_key) as gateway:
+    async with gateway_on(nats, master_key=master_key, history=tmp_path / "history") as gateway:
         matrix = Matrix(gateway, own, foreign)
         await matrix.prepare()
         differences: list[str] = []

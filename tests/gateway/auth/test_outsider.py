@@ -54,7 +54,7 @@ class Outsider:
 async def outside(nats: Any, folder: Path) -> AsyncIterator[Outsider]:
     master_key = MasterKey.from_env({}, Home(folder))
     master_key.create_file()
-    async with gateway_on(nats, master_key=master_key) as gateway:
+    async with gateway_on(nats, master_key=master_key, history=folder / "history") as gateway:
         base = f"matrix-{new_ulid()[-8:]}"  # tests share the bus, and revisions keep their numbers
         own, foreign = objects("prod/search", base), objects("prod/ads", base)
         matrix = Matrix(gateway, own, foreign)
@@ -90,6 +90,9 @@ async def test_other_spellings_of_foreign_names_and_ids_find_nothing(nats: Any, 
         ("GET", "/v1/maps?function={0.function}"),
         ("GET", "/v1/schedules?function={0.function}"),
         ("GET", "/v1/usage?function={0.function}"),
+        ("GET", "/v1/history?subject=function:{0.function}"),
+        ("GET", "/v1/history?subject=function:{0.function}@1"),
+        ("GET", "/v1/events?subject=function:{0.function}"),
         ("GET", "/v1/models/{0.model}.net"),
         ("HEAD", "/v1/maps/{0.map}/outcomes"),
         ("HEAD", "/v1/invocations/{0.call}/result"),

@@ -22,6 +22,7 @@ from gpufn_core.protocol import subjects
 from gpufn_core.protocol.data import MAX_ITEMS
 from gpufn_core.signing.ed25519 import Signer
 from gpufn_core.spec.names import GROUP, canonical, is_function_name
+from gpufn_gateway.openapi.request_bounds import HISTORY_SUBJECT, NAMES
 
 MODEL: Final = b"a model"  # uploaded before
 FUNCTION: Final = "shout"  # deployed before
@@ -58,6 +59,8 @@ def before_call(_context: Any, case: Any, _kwargs: Any) -> None:
     operation = f"{case.method.lower()} {case.operation.path}"
     _name_what_is_stored(operation, path)
     _bound_query(query)
+    if operation in ("get /v1/history", "get /v1/events"):
+        _bound_history(query)
     _bound_headers(operation, headers)
     if operation.endswith(("/ack", "/release")) and query and isinstance(query.get("lease"), str):
         queue = canonical(str(path.get("queue")))
@@ -103,6 +106,22 @@ def _bound_query(query: dict[str, Any]) -> None:
     for name in ("since", "until"):
         if _is_day(query.get(name)):
             query[name] = datetime.datetime.now(datetime.UTC).date().isoformat()  # at most a year apart
+
+
+def _bound_history(query: dict[str, Any]) -> None:
+    """Name subjects and series that exist, in the last hour."""
+    for name, pattern, right in (
+        ("subject", HISTORY_SUBJECT, "overview"),
+        ("series", NAMES, "calls"),
+        ("kind", NAMES, "deploy"),
+    ):
+        if _matches(pattern, query.get(name)):
+            query[name] = right
+    for name, at in (("from", time.time() - _IN_AN_HOUR), ("to", time.time())):
+        if _is_positive(query.get(name)) or query.get(name) in (0, "0", "0.0"):
+            query[name] = str(at)
+    if _is_positive(query.get("step")) and float(query["step"]) % 10 == 0:
+        query["step"] = "60"
 
 
 def _bound_headers(operation: str, headers: dict[str, Any]) -> None:

@@ -83,8 +83,9 @@ def test_requests_at_the_bounds_of_the_document_are_accepted_and_those_beyond_ar
     variables = {"PYTHONPATH": str(ROOT), BUNDLE_VARIABLE: DIGEST}
 
     async def scenario() -> tuple[int | None, str]:
-        async with gateway_on(nats) as gateway, serving(gateway.app) as (_, port):
+        async with gateway_on(nats, history=tmp_path / "history") as gateway, serving(gateway.app) as (_, port):
             key, other = await prepare(gateway)
+            await gateway.recorder.store()
             process = await asyncio.create_subprocess_exec(
                 sys.executable, "-m", "schemathesis.cli", "--config-file", str(_CONFIG),
                 "run", f"http://127.0.0.1:{port}/openapi.json", "--header", f"Authorization: Bearer {key}",

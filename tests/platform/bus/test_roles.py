@@ -29,7 +29,7 @@ BUCKETS = (
     "volumes", "dicts",
 )  # fmt: skip
 STORES = ("bundles", "engine_files", "models", "results", "arguments", "volume_files", "values")
-QUEUES = ("ASYNC", "AUDIT", "BUILD", "CHECKPOINTS", "DLQ", "LOGS", "PROBE", "QUEUES", "RESULTS", "SYNC", "WEBHOOKS")
+QUEUES = ("ASYNC", "AUDIT", "BUILD", "CHECKPOINTS", "DLQ", "HISTORY", "LOGS", "PROBE", "QUEUES", "RESULTS", "SYNC", "WEBHOOKS")
 STREAMS = {
     **{f"GPUFN_{name}": "" for name in QUEUES},
     **{f"KV_gpufn_{name}": f"$KV.gpufn_{name}.>" for name in BUCKETS},
@@ -42,6 +42,7 @@ FILTERS = {
     "GPUFN_BUILD": "gpufn.v1.bld.>",
     "GPUFN_CHECKPOINTS": "gpufn.v1.ckp.>",
     "GPUFN_DLQ": "gpufn.v1.dlq.>",
+    "GPUFN_HISTORY": "gpufn.v1.hst.>",
     "GPUFN_LOGS": "gpufn.v1.log.>",
     "GPUFN_PROBE": "gpufn.v1.probe",
     "GPUFN_QUEUES": "gpufn.v1.que.>",

@@ -133,6 +133,14 @@ STREAMS: Mapping[str, dict[str, Any]] = {
         "max_age": 400 * _DAY,  # a year, and a month to export it
         "duplicate_window": 10 * _MINUTE,
     },
+    subjects.HISTORY: {
+        **_RECORD,
+        "subjects": [subjects.HISTORY_FILTER],
+        "allow_direct": True,
+        "max_bytes": 32 * _MIB,  # the leader removes the finest messages first, before this is reached
+        "max_age": 31 * _DAY,
+        "duplicate_window": 2 * _MINUTE,
+    },
     subjects.LOGS: {
         **_RECORD,
         "subjects": [subjects.LOGS_FILTER],

@@ -1,0 +1,100 @@
+"""Messages of the stream HISTORY.
+
+ADD   the points of ten seconds: readers add them to their points of this slot, of its minute and of its hour
+SET   the points of a minute or an hour that has ended: readers replace theirs
+Event one mark on the time line
+
+So a reader that starts anew gets minutes and hours whose ADDs were removed long ago.
+"""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+import zlib
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from typing import Any, Final
+
+import msgspec
+
+from gpufn_core.protocol import subjects
+
+SECONDS_10: Final = 10
+MINUTE: Final = 60
+HOUR: Final = 3600
+RESOLUTIONS: Final = (SECONDS_10, MINUTE, HOUR)
+_MAX_SUBJECTS: Final = 2_000  # per message: below 300 KiB
+_MAX_BYTES: Final = 64 << 20  # of an unpacked message
+
+
+class EventKind(enum.StrEnum):
+    DEPLOY = "deploy"
+    ROLLBACK = "rollback"
+    DELETE = "delete"
+    SCALE = "scale"
+    FAULT = "fault"
+    QUARANTINE = "quarantine"
+    RECOVERY = "recovery"
+    NODE_UP = "node_up"
+    NODE_LOST = "node_lost"
+    BUDGET = "budget"
+
+
+class Event(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A mark on the time line. `subject` is what it is about, such as ``function:prod/search/predict`` or ``node:a``;
+    `at` is in unix seconds."""
+
+    at: float
+    kind: EventKind
+    subject: str
+    text: str
+    revision: int | None = None
+    node: str = ""
+    details: dict[str, Any] = {}
+
+    @property
+    def identity(self) -> str:
+        """An id that the gateways agree on: the stream stores the event once."""
+        about = f"{self.kind}\n{self.subject}\n{self.text}\n{self.details}\n{int(self.at // SECONDS_10)}"
+        return hashlib.sha256(about.encode()).hexdigest()[:32]
+
+
+class Block(msgspec.Struct, frozen=True, array_like=True):
+    """`slot` counts spans of `resolution` seconds since 1970. `gateway` is the name of the one that recorded it."""
+
+    resolution: int
+    slot: int
+    gateway: str
+    points: dict[str, dict[int, Any]]
+
+
+_encode: Final = msgspec.msgpack.Encoder().encode
+_block: Final = msgspec.msgpack.Decoder(Block)
+_event: Final = msgspec.msgpack.Decoder(Event)
+
+
+def encode_blocks(resolution: int, slot: int, gateway: str, points: Mapping[str, dict[int, Any]]) -> Iterator[bytes]:
+    """Yield the messages of one span, several if it has many subjects."""
+    items = iter(points.items())
+    while part := dict(islice(items, _MAX_SUBJECTS)):
+        yield zlib.compress(_encode(Block(resolution, slot, gateway, part)), 6)
+
+
+def decode_block(payload: bytes) -> Block:
+    """Raises msgspec.MsgspecError, zlib.error."""
+    unpacker = zlib.decompressobj()
+    return _block.decode(unpacker.decompress(payload, _MAX_BYTES))
+
+
+def encode_event(event: Event) -> bytes:
+    return _encode(event)
+
+
+def decode_event(payload: bytes) -> Event:
+    return _event.decode(payload)
+
+
+def subject_of(resolution: int) -> str:
+    """Return the subject of the messages of a resolution."""
+    return subjects.history(f"{resolution}s")

@@ -1,0 +1,122 @@
+"""Marks of the time line, from the differences between what the platform reports now and a moment ago. Pure.
+
+Every gateway watches. Only the leader publishes; after a change of the leader the new one publishes its last marks
+too, and the stream drops those that it has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from gpufn_core.domain.device import Health
+from gpufn_core.domain.revision import Function
+from gpufn_core.protocol.reports import FunctionStatus, NodeReport, WorkerEvent, WorkerEventKind
+from gpufn_gateway.history.blocks import Event, EventKind
+from gpufn_gateway.history.collector import function_subject
+
+_MAX_TEXT = 500  # characters
+_MAX_WAITING = 500  # events
+_FORGET_NODE_S = 3600.0
+
+
+class Changes:
+    def __init__(self) -> None:
+        self._functions: dict[str, int] | None = None  # name → serving revision; None before the first look
+        self._wanted: dict[str, int] = {}
+        self._scaled: dict[str, tuple[int, FunctionStatus]] = {}  # name → wanted before, and the last status
+        self._failing: dict[str, str] = {}
+        self._health: dict[str, Health] = {}
+        self._nodes: dict[str, float] = {}  # name → last seen; negative once it was reported lost
+        self._events: list[Event] = []
+
+    def take(self) -> list[Event]:
+        """Return the events since the last call."""
+        events, self._events = self._events, []
+        return events
+
+    def _add(self, event: Event) -> None:
+        if len(self._events) < _MAX_WAITING:
+            self._events.append(event)
+
+    def on_functions(self, functions: Mapping[str, Function], now: float) -> None:
+        current = {name: function.serving for name, function in functions.items()}
+        known, self._functions = self._functions, current
+        if known is None or known == current:
+            return
+        for name, revision in current.items():
+            if (before := known.get(name)) == revision:
+                continue
+            is_back = before is not None and revision < before
+            kind = EventKind.ROLLBACK if is_back else EventKind.DEPLOY
+            text = f"revision {revision} serves" + ("" if before is None else f", after revision {before}")
+            self._add(Event(now, kind, function_subject(name), text, revision))
+        for name in known.keys() - current.keys():
+            self._add(Event(now, EventKind.DELETE, function_subject(name), "the function was deleted"))
+
+    def on_statuses(self, statuses: Iterable[FunctionStatus], now: float) -> None:
+        for status in statuses:
+            name = status.function
+            wanted = self._wanted.get(name)
+            if wanted is not None and wanted != status.wanted:
+                self._scaled[name] = self._scaled.get(name, (wanted, status))[0], status
+            self._wanted[name] = status.wanted
+            error = "" if status.start_error is None else status.start_error.summary[:_MAX_TEXT]
+            if error and self._failing.get(name) != error:
+                text = f"its workers fail to start: {error}"
+                self._add(Event(now, EventKind.FAULT, function_subject(name), text, status.serving))
+            self._failing[name] = error
+
+    def end_slot(self, now: float) -> None:
+        """Report the scale decisions of the last ten seconds, one for each function."""
+        scaled, self._scaled = self._scaled, {}
+        for name, (before, status) in scaled.items():
+            if before != status.wanted:
+                text = f"{before} to {status.wanted} workers: {status.reason}"[:_MAX_TEXT]
+                details = {"from": before, "to": status.wanted}
+                subject = function_subject(name)
+                self._add(Event(now, EventKind.SCALE, subject, text, status.serving, details=details))
+
+    def on_nodes(self, nodes: Iterable[NodeReport], now: float, *, is_settled: bool) -> None:
+        """Compare the live nodes. A gateway that has just started, `is_settled` is false, reports none as new."""
+        seen = {node.node for node in nodes}
+        for node in nodes:
+            if self._nodes.get(node.node, -1.0) < 0 and is_settled:
+                self._add(Event(now, EventKind.NODE_UP, f"node:{node.node}", "the node reports", node=node.node))
+            self._nodes[node.node] = now
+            for device in node.devices:
+                before = self._health.get(device.uuid, Health.HEALTHY)
+                self._health[device.uuid] = device.health
+                if before is device.health:
+                    continue
+                is_well = device.health is Health.HEALTHY
+                reason = f": {device.health_reason}" if device.health_reason else ""
+                kind = EventKind.RECOVERY if is_well else EventKind.QUARANTINE
+                text = f"{device.kind} is {device.health.value}{reason}"[:_MAX_TEXT]
+                self._add(Event(now, kind, f"gpu:{device.uuid}", text, node=node.node))
+        for name, last in list(self._nodes.items()):
+            if name in seen:
+                continue
+            if last >= 0:
+                self._nodes[name] = -now
+                self._add(Event(now, EventKind.NODE_LOST, f"node:{name}", "the node no longer reports", node=name))
+            elif now + last > _FORGET_NODE_S:
+                del self._nodes[name]
+
+    def on_worker_event(self, event: WorkerEvent) -> None:
+        if event.kind is WorkerEventKind.START_FAILED and event.failure is not None:
+            text = f"a worker did not start ({event.failure.phase}): {event.failure.error.summary}"
+        elif event.kind is WorkerEventKind.EXITED and event.exit is not None and _is_fault(event):
+            text = f"a worker {event.exit.describe()}"
+        else:
+            return
+        details = {"worker": event.worker}
+        subject = function_subject(event.function)
+        fault = Event(event.at, EventKind.FAULT, subject, text[:_MAX_TEXT], event.revision, event.node, details)
+        self._add(fault)
+
+
+def _is_fault(event: WorkerEvent) -> bool:
+    ended = event.exit
+    if ended is None or ended.stopping or ended.killed_for:
+        return False
+    return bool(ended.device_fault or ended.out_of_memory or ended.signal is not None or ended.code)

@@ -1,0 +1,41 @@
+"""History endpoints of `Client`: series and events."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gpufn.client.http import Requests
+from gpufn.client.views import EventsView, HistoryView
+
+
+class HistoryRequests(Requests):
+    def history(
+        self,
+        *subjects: str,
+        series: Sequence[str] = (),
+        since: float | None = None,
+        until: float | None = None,
+        step_s: float | None = None,
+    ) -> HistoryView:
+        """Return series of subjects: ``function:NAME``, ``function:NAME@REVISION``, ``node:NAME``, ``gpu:UUID`` or
+        ``overview``. Times are in unix seconds; the default is the last hour.
+        """
+        params: list[tuple[str, str]] = [("subject", subject) for subject in subjects]
+        params += [("series", ",".join(series))] if series else []
+        filters = {"from": since, "to": until, "step": step_s}
+        params += [(name, f"{value:.3f}") for name, value in filters.items() if value is not None]
+        return self._json(HistoryView, "GET", "/v1/history", params=params)
+
+    def events(
+        self,
+        *,
+        subject: str | None = None,
+        kinds: Sequence[str] = (),
+        since: float | None = None,
+        before: int | None = None,
+        limit: int = 100,
+    ) -> EventsView:
+        """Return events, the newest first. `before` is the `next` of the page before."""
+        filters = {"subject": subject, "kind": ",".join(kinds) or None, "from": since, "before": before, "limit": limit}
+        params = {name: str(value) for name, value in filters.items() if value is not None}
+        return self._json(EventsView, "GET", "/v1/events", params=params)
