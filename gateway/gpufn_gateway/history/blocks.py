@@ -11,14 +11,15 @@ from __future__ import annotations
 
 import enum
 import hashlib
+import itertools
 import zlib
 from collections.abc import Iterator, Mapping
-from itertools import islice
 from typing import Any, Final
 
 import msgspec
 
 from gpufn_core.protocol import subjects
+from gpufn_gateway.history.fields import pack, unpack
 
 SECONDS_10: Final = 10
 MINUTE: Final = 60
@@ -67,6 +68,7 @@ class Block(msgspec.Struct, frozen=True, array_like=True):
     slot: int
     gateway: str
     points: dict[str, dict[int, Any]]
+    part: int = 0  # of a span with many subjects
 
 
 _encode: Final = msgspec.msgpack.Encoder().encode
@@ -76,15 +78,19 @@ _event: Final = msgspec.msgpack.Decoder(Event)
 
 def encode_blocks(resolution: int, slot: int, gateway: str, points: Mapping[str, dict[int, Any]]) -> Iterator[bytes]:
     """Yield the messages of one span, several if it has many subjects."""
-    items = iter(points.items())
-    while part := dict(islice(items, _MAX_SUBJECTS)):
-        yield zlib.compress(_encode(Block(resolution, slot, gateway, part)), 6)
+    items = ((subject, pack(point)) for subject, point in points.items())
+    for part in itertools.count():
+        if not (packed := dict(itertools.islice(items, _MAX_SUBJECTS))):
+            return
+        yield zlib.compress(_encode(Block(resolution, slot, gateway, packed, part)), 6)
 
 
 def decode_block(payload: bytes) -> Block:
     """Raises msgspec.MsgspecError, zlib.error."""
     unpacker = zlib.decompressobj()
-    return _block.decode(unpacker.decompress(payload, _MAX_BYTES))
+    block = _block.decode(unpacker.decompress(payload, _MAX_BYTES))
+    points = {subject: unpack(point) for subject, point in block.points.items()}
+    return msgspec.structs.replace(block, points=points)
 
 
 def encode_event(event: Event) -> bytes:

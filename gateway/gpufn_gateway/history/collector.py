@@ -22,6 +22,7 @@ from gpufn_core.protocol.reports import (
     WorkerEventKind,
 )
 from gpufn_gateway.history.fields import Field, Point, Points, add, add_count, merge, merge_points, raise_to
+from gpufn_gateway.history.revisions import collapse
 
 OVERVIEW = "overview"
 _MAX_SUBJECTS = 8_000  # of one slot; further functions count in the overview only
@@ -176,7 +177,7 @@ def with_overview(points: Points, seconds: int) -> Points:
     if len(points) > _MAX_SUBJECTS:
         busiest = sorted(points, key=lambda each: points[each].get(Field.CALLS, 0), reverse=True)
         points = {each: points[each] for each in busiest[:_MAX_SUBJECTS]}
-    return {**points, OVERVIEW: overview}
+    return {**collapse(points), OVERVIEW: overview}
 
 
 def _gpu_amounts(metrics: DeviceMetrics) -> dict[Field, int]:

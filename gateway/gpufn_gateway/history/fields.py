@@ -7,7 +7,7 @@ span, so that adding two points needs no weights: five workers for ten seconds a
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
 Point = dict[int, Any]  # field → int, or dict of counts
@@ -57,11 +57,14 @@ class Field(enum.IntEnum):
     QUEUE_TIME = 53  # by bucket
     START_PHASE_MS = 54  # by phase
     WAITING = 55  # seconds in which calls waited, by reason
+    # Neither: the only revision with calls. See `revisions`.
+    REVISION = 60
 
 
 _FIRST_MAXIMUM: Final = int(Field.QUEUED_MAX)
 _FIRST_COUNTS: Final = int(Field.ERRORS)
 MAX_CODES: Final = 40  # keys of a field with counts by code, per point; further ones count as "other"
+_DISTRIBUTIONS: Final = (int(Field.LATENCY), int(Field.QUEUE_TIME))
 _CODED: Final = frozenset({Field.ERRORS, Field.REFUSALS, Field.START_PHASE_MS, Field.WAITING})
 
 
@@ -104,3 +107,48 @@ def merged(points: Iterable[Mapping[int, Any]]) -> Point:
 def merge_points(into: Points, other: Mapping[str, Mapping[int, Any]]) -> None:
     for subject, point in other.items():
         merge(into.setdefault(subject, {}), point)
+
+
+def pack(point: Mapping[int, Any]) -> dict[int, Any]:
+    """Return the point as it is stored: its distributions take a byte per bucket.
+
+    >>> pack({1: 4, 52: {54: 3, 56: 1}})
+    {1: 4, 52: b'6\\x03\\x00\\x01'}
+    """
+    packed = dict(point)
+    for field in _DISTRIBUTIONS:
+        if counts := packed.get(field):
+            first = min(counts)
+            numbers = [counts.get(bucket, 0) for bucket in range(first, max(counts) + 1)]
+            packed[field] = bytes([first, *_varints(numbers)])
+    return packed
+
+
+def unpack(packed: Mapping[int, Any]) -> Point:
+    """
+    >>> unpack({1: 4, 52: b"6\\x03\\x00\\x80\\x01"})
+    {1: 4, 52: {54: 3, 56: 128}}
+    """
+    point = dict(packed)
+    for field in _DISTRIBUTIONS:
+        if data := point.get(field):
+            counts: dict[int, int] = {}
+            bucket, number, shift = data[0], 0, 0
+            for byte in data[1:]:
+                number |= (byte & 127) << shift
+                shift += 7
+                if byte < 128:
+                    if number:
+                        counts[bucket] = number
+                    bucket, number, shift = bucket + 1, 0, 0
+            point[field] = counts
+    return point
+
+
+def _varints(numbers: Iterable[int]) -> Iterator[int]:
+    for number in numbers:
+        rest = number
+        while rest > 127:
+            yield rest & 127 | 128
+            rest >>= 7
+        yield rest

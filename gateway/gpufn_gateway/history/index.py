@@ -20,20 +20,22 @@ from typing import IO, Any, Final
 import msgspec
 
 from gpufn_core.protocol import subjects
-from gpufn_gateway.history.blocks import RESOLUTIONS, SECONDS_10, Block, Event, decode_block, decode_event
-from gpufn_gateway.history.fields import Point, Points, merge
+from gpufn_gateway.history.blocks import HOUR, MINUTE, RESOLUTIONS, SECONDS_10, Block, Event, decode_block, decode_event
+from gpufn_gateway.history.fields import Point, Points, merge, pack, unpack
 from gpufn_gateway.history.query import KEPT_S
+from gpufn_gateway.history.revisions import expand
 from gpufn_platform.bus.storage.ordered_reader import StoredMessage
 
 log = logging.getLogger(__name__)
 
-MAX_BYTES: Final = 32 << 20
+# Of the points of each resolution.
+MAX_BYTES: Final[Mapping[int, int]] = {SECONDS_10: 4 << 20, MINUTE: 9 << 20, HOUR: 18 << 20}
+_ROW_BYTES: Final = 16  # of a point, besides its value
 MAX_EVENTS: Final = 20_000
 _CACHE_KIB: Final = 1024
 _VERSION: Final = 1
 _MAX_GATEWAYS: Final = 64  # of one home
 _DAMAGE: Final = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
-_FEW: Final = 1_000  # points of a resolution that are kept whatever their size
 _SCHEMA: Final = """
 CREATE TABLE IF NOT EXISTS state(key TEXT PRIMARY KEY, value) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS subjects(id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE);
@@ -66,7 +68,7 @@ def is_damage(error: Exception) -> bool:
 class Index:
     """Each gateway of a home has its own file in `folder`. After a restart it gets any of them: all are copies."""
 
-    def __init__(self, folder: Path, max_bytes: int = MAX_BYTES) -> None:
+    def __init__(self, folder: Path, max_bytes: Mapping[int, int] = MAX_BYTES) -> None:
         self._folder = folder
         self._path: Path | None = None
         self._lock: IO[bytes] | None = None
@@ -185,23 +187,32 @@ class Index:
             for key, value in zip(_ADDED, values, strict=True):
                 db.execute("INSERT OR REPLACE INTO state VALUES (?, ?)", (key, value))
         elif block.resolution in RESOLUTIONS:
+            if not block.part:
+                db.execute("DELETE FROM points WHERE resolution = ? AND slot = ?", (block.resolution, block.slot))
             self._put(db, block.resolution, block.slot, block.points)
             db.execute("DELETE FROM unpublished WHERE resolution = ? AND slot = ?", (block.resolution, block.slot))
 
     def _add(self, db: sqlite3.Connection, block: Block) -> None:
         for resolution in RESOLUTIONS:
             slot = block.slot * SECONDS_10 // resolution
-            stored = self.points_at(resolution, slot)
-            changed: Points = {}
-            for subject, point in block.points.items():
-                changed[subject] = stored.get(subject, {})
-                merge(changed[subject], point)
+            collapsed = self.points_at(resolution, slot)
+            if not collapsed and resolution == SECONDS_10:
+                self._put(db, resolution, slot, block.points)
+                continue
+            stored, added = expand(collapsed), expand(block.points)
+            changed = {
+                subject: point
+                for subject, point in stored.items()
+                if subject in added or (subject not in collapsed and subject.partition("@")[0] in added)
+            }
+            for subject, point in added.items():
+                merge(changed.setdefault(subject, {}), point)
             self._put(db, resolution, slot, changed)
             if resolution != SECONDS_10:
                 db.execute("INSERT OR IGNORE INTO unpublished VALUES (?, ?)", (resolution, slot))
 
     def _put(self, db: sqlite3.Connection, resolution: int, slot: int, points: Mapping[str, Point]) -> None:
-        rows = ((resolution, slot, self._id(db, name), _encode(point)) for name, point in points.items())
+        rows = ((resolution, slot, self._id(db, name), _encode(pack(point))) for name, point in points.items())
         db.executemany("INSERT OR REPLACE INTO points VALUES (?, ?, ?, ?)", rows)
 
     def _id(self, db: sqlite3.Connection, name: str) -> int:
@@ -212,11 +223,12 @@ class Index:
         return known
 
     def prune(self, now: float) -> None:
-        """Remove what is too old, and the oldest of the finest points while the file is too large."""
+        """Remove what is too old, and the oldest points of a resolution that takes more than its part of the file."""
         with self._connection as db:
             for resolution, kept_s in KEPT_S.items():
                 oldest = (int(now - kept_s) // resolution,)
                 db.execute(f"DELETE FROM points WHERE resolution = {resolution} AND slot < ?", oldest)  # noqa: S608
+                self._shrink(db, resolution, self._max_bytes[resolution])
             db.execute("DELETE FROM unpublished WHERE slot * resolution < ?", (now - max(KEPT_S.values()),))
             db.execute(
                 "DELETE FROM events WHERE seq <= (SELECT seq FROM events ORDER BY seq DESC LIMIT 1 OFFSET ?)",
@@ -224,22 +236,16 @@ class Index:
             )
             db.execute("DELETE FROM subjects WHERE id NOT IN (SELECT DISTINCT subject FROM points)")
             self._subjects = {}
-        while self.used_bytes() > self._max_bytes and self._drop_oldest():
-            pass
         self._connection.execute("PRAGMA incremental_vacuum").fetchall()
 
-    def _drop_oldest(self) -> bool:
-        """Remove a tenth of the finest points; return whether there were enough."""
-        with self._connection as db:
-            for resolution in RESOLUTIONS:
-                (count,) = db.execute("SELECT count(*) FROM points WHERE resolution = ?", (resolution,)).fetchone()
-                if count < _FEW:
-                    continue
-                oldest = "SELECT slot FROM points WHERE resolution = ? ORDER BY slot LIMIT 1 OFFSET ?"
-                (until,) = db.execute(oldest, (resolution, count // 10)).fetchone()
-                db.execute("DELETE FROM points WHERE resolution = ? AND slot <= ?", (resolution, until))
-                return True
-        return False
+    def _shrink(self, db: sqlite3.Connection, resolution: int, most: int) -> None:
+        size = "SELECT slot, sum(length(value) + ?) FROM points WHERE resolution = ? GROUP BY slot ORDER BY slot DESC"
+        total = 0
+        for slot, count in db.execute(size, (_ROW_BYTES, resolution)):
+            total += count
+            if total > most:
+                db.execute("DELETE FROM points WHERE resolution = ? AND slot <= ?", (resolution, slot))
+                return
 
     # --- read ---
 
@@ -277,7 +283,7 @@ class Index:
             "WHERE resolution = ? AND slot = ?"
         )
         rows = self._connection.execute(query, (resolution, slot))
-        return {name: _point.decode(value) for name, value in rows}
+        return {name: unpack(_point.decode(value)) for name, value in rows}
 
     def read(self, resolution: int, first: int, last: int, names: Iterable[str]) -> dict[int, Points]:
         """Return the points of these subjects by slot, from `first` to `last`."""
@@ -288,7 +294,7 @@ class Index:
         query = _READ.format(",".join("?" * len(wanted)))
         found: dict[int, Points] = {}
         for slot, subject, value in self._connection.execute(query, (first, last, resolution, *wanted)):
-            found.setdefault(slot, {})[wanted[subject]] = _point.decode(value)
+            found.setdefault(slot, {})[wanted[subject]] = unpack(_point.decode(value))
         return found
 
     def first_slot(self, resolution: int) -> int | None:

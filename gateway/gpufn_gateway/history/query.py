@@ -11,6 +11,7 @@ from gpufn_core.errors import InvalidInput
 from gpufn_gateway.history.blocks import HOUR, MINUTE, RESOLUTIONS, SECONDS_10
 from gpufn_gateway.history.collector import OVERVIEW
 from gpufn_gateway.history.fields import Field, Point, Points, merge
+from gpufn_gateway.history.revisions import expand
 from gpufn_gateway.history.series import DEFAULTS, SERIES, Value
 from gpufn_gateway.openapi.request_bounds import HISTORY_SUBJECT
 
@@ -138,12 +139,14 @@ def answer(subjects: Sequence[str], series: Sequence[str], span: Span, read: Rea
     """Answer a checked query."""
     slots_per_step = span.step_s // span.resolution
     first = span.start // span.resolution
-    stored = read(span.resolution, first, span.end // span.resolution - 1, [*subjects, OVERVIEW])
+    functions = [subject.partition("@")[0] for subject in subjects]  # may have the points of their only revision
+    stored = read(span.resolution, first, span.end // span.resolution - 1, [*subjects, *functions, OVERVIEW])
     totals: dict[str, list[Point]] = {name: [{} for _ in range(span.steps)] for name in {*subjects, OVERVIEW}}
     for slot, points in stored.items():
         step = (slot - first) // slots_per_step
-        for subject, point in points.items():
-            merge(totals[subject][step], point)
+        for subject, point in expand(points).items():
+            if subject in totals:
+                merge(totals[subject][step], point)
     recorded = [point.get(Field.SECONDS, 0) for point in totals[OVERVIEW]]
     results = []
     for subject in subjects:

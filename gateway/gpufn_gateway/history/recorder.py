@@ -18,6 +18,7 @@ from gpufn_core.protocol import subjects
 from gpufn_gateway.history.blocks import HOUR, MINUTE, SECONDS_10, encode_blocks, encode_event, subject_of
 from gpufn_gateway.history.collector import with_overview
 from gpufn_gateway.history.index import MAX_EVENTS, Index, is_damage
+from gpufn_gateway.history.revisions import collapse
 from gpufn_gateway.history.sampler import Sampler, Slot
 from gpufn_platform.bus.connection import Bus
 from gpufn_platform.bus.storage import streams
@@ -28,7 +29,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 KEPT_MESSAGES: Final = {SECONDS_10: 720, MINUTE: 2_880, HOUR: 720}  # two hours, two days, thirty days
-MAX_STREAM_BYTES: Final = 16 << 20
+MAX_STREAM_BYTES: Final = 14 << 20
 _ROLL_UP_AFTER_S: Final = 20.0
 _PRUNE_S: Final = 600.0
 _BATCH: Final = 64
@@ -152,7 +153,7 @@ class Recorder:
         await self._read_stream()
         before = self._clock.time() - _ROLL_UP_AFTER_S
         for resolution, number in await self._in_thread(lambda: self._index.unpublished(before)):
-            points = await self._in_thread(lambda: self._index.points_at(resolution, number))  # noqa: B023
+            points = await self._in_thread(lambda: collapse(self._index.points_at(resolution, number)))  # noqa: B023
             for payload in encode_blocks(resolution, number, self._name, points):
                 await self._bus.publish_stored(subject_of(resolution), payload)
             await self._read_stream()
