@@ -131,7 +131,7 @@ def unpack(packed: Mapping[int, Any]) -> Point:
     """
     point = dict(packed)
     for field in _DISTRIBUTIONS:
-        if data := point.get(field):
+        if isinstance(data := point.get(field), bytes) and data:
             counts: dict[int, int] = {}
             bucket, number, shift = data[0], 0, 0
             for byte in data[1:]:

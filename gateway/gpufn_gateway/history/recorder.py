@@ -6,6 +6,7 @@ Nothing here is on the path of a call: a full disk or an unreachable bus stops t
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import sqlite3
 from collections.abc import Callable
@@ -16,7 +17,8 @@ from typing import Final, TypeVar
 from gpufn_core.errors import Conflict, PlatformError, RateLimited
 from gpufn_core.protocol import subjects
 from gpufn_gateway.history.blocks import HOUR, MINUTE, SECONDS_10, encode_blocks, encode_event, subject_of
-from gpufn_gateway.history.collector import with_overview
+from gpufn_gateway.history.collector import OVERVIEW, with_overview
+from gpufn_gateway.history.fields import Field
 from gpufn_gateway.history.index import MAX_EVENTS, Index, is_damage
 from gpufn_gateway.history.revisions import collapse
 from gpufn_gateway.history.sampler import Sampler, Slot
@@ -31,6 +33,8 @@ T = TypeVar("T")
 KEPT_MESSAGES: Final = {SECONDS_10: 720, MINUTE: 2_880, HOUR: 720}  # two hours, two days, thirty days
 MAX_STREAM_BYTES: Final = 14 << 20
 _ROLL_UP_AFTER_S: Final = 20.0
+_FLUSH_S: Final = 2.0
+_RECENT_SLOTS: Final = 30
 _PRUNE_S: Final = 600.0
 _BATCH: Final = 64
 _BATCH_BYTES: Final = 4 << 20
@@ -62,7 +66,15 @@ class Recorder:
                 tasks.create_task(self._sampler.run())
                 tasks.create_task(self._store_loop())
         finally:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_FLUSH_S):
+                    await self.flush()
             await self.close()
+
+    async def flush(self) -> None:
+        """Publish the seconds since the last slot, if this gateway leads: it stops, and nobody else has its calls."""
+        self._sampler.end_now()
+        await self.store()
 
     async def close(self) -> None:
         await self._in_thread(self._index.close)
@@ -99,8 +111,6 @@ class Recorder:
         except (sqlite3.Error, OSError) as error:
             failure = error  # this gateway's disk: the stream may still be written
         if self.leads():
-            if not self._was_leading and failure is None:
-                await self._skip_stored()
             self._was_leading = True
             await self._publish(is_readable=failure is None)
         else:
@@ -125,14 +135,6 @@ class Recorder:
             if not messages:
                 return
             await self._in_thread(lambda: self._index.apply(messages))  # noqa: B023
-
-    async def _skip_stored(self) -> None:
-        """Forget the slots that the former leader has published."""
-        last, by, _ = await self._in_thread(self._index.last_added)
-        if by != self._name:
-            ended = self._sampler.ended
-            for slot in [slot for slot in ended if slot.number <= last]:
-                ended.remove(slot)
 
     async def _publish(self, *, is_readable: bool) -> None:
         has_published = False
@@ -162,7 +164,9 @@ class Recorder:
         expected = None
         if is_readable:
             await self._read_stream()
-            _, _, expected = await self._in_thread(self._index.last_added)
+            has_it, expected = await self._in_thread(lambda: self._is_stored(slot))
+            if has_it:
+                return
         points = with_overview(slot.points, slot.seconds)
         for part, payload in enumerate(encode_blocks(SECONDS_10, slot.number, self._name, points)):
             msg_id = f"{self._name}-{slot.number}-{slot.closes_at}-{part}"
@@ -174,6 +178,15 @@ class Recorder:
                 log.info("another gateway has published the history of these ten seconds")
                 return
             expected = None if expected is None else stored.seq
+
+    def _is_stored(self, slot: Slot) -> tuple[bool, int]:
+        """Return whether another leader has stored this slot, and the sequence of the last one. What a gateway stored
+        before it stopped leaves room for the rest of the slot."""
+        last, by, seq = self._index.last_added()
+        if by == self._name or not 0 <= last - slot.number <= _RECENT_SLOTS:  # our clock was set back
+            return False, seq
+        overview = self._index.points_at(SECONDS_10, slot.number).get(OVERVIEW, {})
+        return overview.get(Field.SECONDS, 0) + slot.seconds > SECONDS_10, seq
 
     async def _prune(self) -> None:
         now = self._clock.time()

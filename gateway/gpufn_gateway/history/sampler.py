@@ -100,6 +100,12 @@ class Sampler:
         self._changes.on_nodes(nodes, now, is_settled=is_settled)
         self.events.extend(self._changes.take())
 
+    def end_now(self) -> None:
+        """End the slot before its time. What comes later in it is added."""
+        self._end_slot(self._clock.time())
+        for slot in self.ended:
+            slot.closes_at = min(slot.closes_at, self._clock.monotonic())
+
     def forget_old(self) -> None:
         """Forget what another gateway has published by now."""
         now, wall = self._clock.monotonic(), self._clock.time()
