@@ -49,6 +49,9 @@ from gpufn_gateway.calls.shared_bodies import GatewaySharedBodies
 from gpufn_gateway.calls.stored_bodies import StoredBodies
 from gpufn_gateway.controller.limits import Limits
 from gpufn_gateway.controller.loop import Controller
+from gpufn_gateway.costs.budgets import Budgets
+from gpufn_gateway.costs.ledger import Ledger
+from gpufn_gateway.costs.price_file import PriceFile
 from gpufn_gateway.data.dicts import Dicts
 from gpufn_gateway.data.function_requests import FunctionRequests
 from gpufn_gateway.data.operations import Operations
@@ -79,6 +82,7 @@ from gpufn_gateway.routes.apps import AppRoutes
 from gpufn_gateway.routes.artifacts import ArtifactRoutes
 from gpufn_gateway.routes.audit import AuditRoutes
 from gpufn_gateway.routes.builds import BuildRoutes
+from gpufn_gateway.routes.costs import CostRoutes
 from gpufn_gateway.routes.data import DataRoutes
 from gpufn_gateway.routes.dead_letters import DeadLetterRoutes
 from gpufn_gateway.routes.engines import EngineRoutes
@@ -354,6 +358,10 @@ class _Gateway:
         self._key_use = KeyUse(services.buckets.key_use, services.access, services.clock)
         sampler = Sampler(bus, registry, self._telemetry, services.clock, services.name)
         self._recorder = Recorder(bus, sampler, services.clock, name=services.name, folder=Home.from_env().history)
+        prices = PriceFile(Path(services.settings.prices) if services.settings.prices else None)
+        self._ledger = Ledger(services.buckets.usage, self._recorder, registry, prices, services.clock)
+        self._budgets = Budgets(self._ledger, registry, self._recorder, services.clock)
+        self._calls.check_budget = self._budgets.check
 
     def app(self) -> App:
         inference = Inference(self._calls, self._invoke, self._readers.for_calls)
@@ -408,6 +416,7 @@ class _Gateway:
             *OipRoutes(registry, self._telemetry, self._why_not_ready, deploys=self._deploys, bodies=bodies).routes(),
             *AuditRoutes(self._audit).routes(),
             *HistoryRoutes(self._recorder, registry, clock).routes(),
+            *CostRoutes(self._ledger, self._budgets, registry, clock).routes(),
             *UsageRoutes(buckets.usage, registry, clock).routes(),
             *OperationRoutes(
                 registry=registry,
@@ -480,6 +489,7 @@ class _Gateway:
         yield "collection", collection.run()
         self._recorder.leads = leads
         yield "history", self._recorder.run()
+        yield "budgets", self._budgets.run()
         yield "reaper", Reaper(bus, registry, clock, leads=leads).run()
 
 

@@ -56,6 +56,7 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     oidc_ca_file: str = ""  # GPUFN_OIDC_CA_FILE: PEM file of an authority to trust for the provider
     oidc_roles: str = ""  # GPUFN_OIDC_ROLES: TOML or .json file of the scopes of groups and workloads
     token_ttl_s: float = 3600.0  # GPUFN_TOKEN_TTL_S: life of a token, at most 12 h
+    prices: str = ""  # GPUFN_PRICES: TOML file of the prices of GPU and CPU hours, and of the budgets
     log_level: str = "INFO"  # GPUFN_LOG_LEVEL: DEBUG, INFO, WARNING or ERROR
 
     @classmethod

@@ -35,6 +35,9 @@ from gpufn_gateway.calls.call_bodies import CallBodies
 from gpufn_gateway.calls.prepare import Calls
 from gpufn_gateway.calls.shared_bodies import GatewaySharedBodies
 from gpufn_gateway.calls.stored_bodies import StoredBodies
+from gpufn_gateway.costs.budgets import Budgets
+from gpufn_gateway.costs.ledger import Ledger
+from gpufn_gateway.costs.price_file import PriceFile
 from gpufn_gateway.data.dicts import Dicts
 from gpufn_gateway.data.operations import Operations
 from gpufn_gateway.data.queues import Queues
@@ -54,6 +57,7 @@ from gpufn_gateway.routes.apps import AppRoutes
 from gpufn_gateway.routes.artifacts import ArtifactRoutes
 from gpufn_gateway.routes.audit import AuditRoutes
 from gpufn_gateway.routes.builds import BuildRoutes
+from gpufn_gateway.routes.costs import CostRoutes
 from gpufn_gateway.routes.data import DataRoutes
 from gpufn_gateway.routes.dead_letters import DeadLetterRoutes
 from gpufn_gateway.routes.engines import EngineRoutes
@@ -159,6 +163,9 @@ class Whole:
         disk = StoreSync(None, waits=False)
         self.sampler = Sampler(bus, self.registry, telemetry, clock, name)
         self.recorder = Recorder(bus, self.sampler, clock, name=name, folder=history)
+        prices = PriceFile(Path(settings.prices) if settings is not None and settings.prices else None)
+        self.ledger = Ledger(buckets.usage, self.recorder, self.registry, prices, clock)
+        self.budgets = Budgets(self.ledger, self.registry, self.recorder, clock)
         self.post = WebhookSender(addresses)
         self.webhook_secrets = WebhookSecrets(buckets.webhook_secrets)
         self.schedules = Schedules(bus, buckets.schedules, self.registry, clock)
@@ -193,6 +200,7 @@ class Whole:
             variants=self.variants,
             shared_bodies=shared_bodies,
             stored_bodies=StoredBodies(bus, shared_bodies),
+            check_budget=self.budgets.check,
         )
         submissions = Submissions(bus, calls, disk, addresses)
         team_uses = TeamUses(self.registry, self.quotas, storage)
@@ -235,6 +243,7 @@ class Whole:
             ).routes(),
             *AuditRoutes(self.audit).routes(),
             *HistoryRoutes(self.recorder, self.registry, clock).routes(),
+            *CostRoutes(self.ledger, self.budgets, self.registry, clock).routes(),
             *UsageRoutes(buckets.usage, self.registry, clock).routes(),
             *OperationRoutes(
                 registry=self.registry,

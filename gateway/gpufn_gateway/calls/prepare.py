@@ -148,6 +148,7 @@ class Calls:
     variants: Variants
     shared_bodies: GatewaySharedBodies | None = None
     stored_bodies: StoredBodies | None = None
+    check_budget: Callable[[str], None] = lambda function: None  # raises KeyLimitExceeded
 
     def __post_init__(self) -> None:
         self._wakeup = ColdStartWakeup(self.bus, self.registry, self.clock)
@@ -188,6 +189,7 @@ class Calls:
             target, is_variant = await self.variants.provide(name, principal), True
         principal.require_invoke(target.name)
         try:
+            self.check_budget(target.name)
             self.quotas.admit(principal)
             if target.team is not None:
                 self.quotas.admit(target.team)
@@ -395,6 +397,7 @@ class Calls:
         """
         check_priority(priority, target.revision.spec, principal)
         try:
+            self.check_budget(target.name)
             if is_counted:
                 self.quotas.admit(principal)
             if target.team is not None:

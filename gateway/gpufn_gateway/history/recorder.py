@@ -16,7 +16,7 @@ from typing import Final, TypeVar
 
 from gpufn_core.errors import Conflict, PlatformError, RateLimited
 from gpufn_core.protocol import subjects
-from gpufn_gateway.history.blocks import HOUR, MINUTE, SECONDS_10, encode_blocks, encode_event, subject_of
+from gpufn_gateway.history.blocks import HOUR, MINUTE, SECONDS_10, Event, encode_blocks, encode_event, subject_of
 from gpufn_gateway.history.collector import OVERVIEW, with_overview
 from gpufn_gateway.history.fields import Field
 from gpufn_gateway.history.index import MAX_EVENTS, Index, is_damage
@@ -202,6 +202,10 @@ class Recorder:
                 await streams.purge(
                     self._bus, subjects.HISTORY, subject_of(resolution), keep=KEPT_MESSAGES[resolution] // 2
                 )
+
+    def mark(self, event: Event) -> None:
+        """Put an event on the time line, if this gateway leads."""
+        self._sampler.events.append(event)
 
     # --- read ---
 

@@ -78,6 +78,7 @@ ENVIRONMENT: Final = _text(names.GROUP)
 CURSOR: Final = _text_or_empty(request_bounds.CURSOR)
 HISTORY_SUBJECT: Final = _text(request_bounds.HISTORY_SUBJECT)
 NAMES: Final = _text(request_bounds.NAMES)
+COST_COLUMNS: Final = _text(request_bounds.COST_COLUMNS)
 FLAG: Final[Schema] = {"type": "string", "enum": ["true", "false", "1", "0"]}
 # The operator configures which networks are allowed.
 WEBHOOK: Final[Schema] = {"format": "uri", "pattern": "^https?://[!-~]+$", "maxLength": urls.LONGEST_URL}

@@ -13,5 +13,7 @@ CURSOR: Final = re.compile(r"([0-9]{1,18})\.([0-9]{1,18})")  # position of a rea
 # What a query of the history is about, and comma-separated names of series or kinds of events.
 HISTORY_SUBJECT: Final = re.compile(r"overview|(function|node|gpu):[^\s:@]+(@[0-9]{1,9})?")
 NAMES: Final = re.compile(r"[a-z0-9_]+(,[a-z0-9_]+)*")
+_COLUMN = "(?:day|team|app|function|key)"
+COST_COLUMNS: Final = re.compile(rf"{_COLUMN}(?:,{_COLUMN})*")
 MAX_INDEX_DIGITS: Final = 12  # of an item in its map
 MAX_IDEMPOTENCY_KEY_LENGTH: Final = 255  # characters

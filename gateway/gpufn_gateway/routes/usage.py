@@ -41,7 +41,7 @@ class UsageRoutes:
         if function is not None:
             principal.require_on(READ, function)
         usage_by_key: dict[UsageKey, Usage] = {}
-        for day in self._days(request):
+        for day in requested_days(request, self._clock):
             for entry in await self._records.entries(f"{day}."):
                 usage_key = UsageKey.of_record(entry.key)
                 is_requested = function in (None, usage_key.function) and key in (None, usage_key.key)
@@ -52,14 +52,16 @@ class UsageRoutes:
         rows = [{**msgspec.structs.asdict(each), "usage": usage_by_key[each]} for each in sorted(usage_by_key)]
         return json_response({"usage": rows})
 
-    def _days(self, request: Request) -> list[str]:
-        now = self._clock.time()
-        until = request.query_params.get("until", day_of(now))
-        since = request.query_params.get("since", day_of(now - (_DEFAULT_DAYS - 1) * _DAY_S))
-        try:
-            requested_days = list(itertools.islice(days(since, until), _MAX_DAYS + 1))
-        except ValueError:
-            raise InvalidInput("since and until must be days, such as 2026-11-21", field="since") from None
-        if len(requested_days) > _MAX_DAYS:
-            raise InvalidInput(f"since and until may be at most {_MAX_DAYS} days apart", field="since")
-        return requested_days
+
+def requested_days(request: Request, clock: Clock) -> list[str]:
+    """Return the days from `since` to `until`, by default the last seven. Raises InvalidInput."""
+    now = clock.time()
+    until = request.query_params.get("until", day_of(now))
+    since = request.query_params.get("since", day_of(now - (_DEFAULT_DAYS - 1) * _DAY_S))
+    try:
+        wanted = list(itertools.islice(days(since, until), _MAX_DAYS + 1))
+    except ValueError:
+        raise InvalidInput("since and until must be days, such as 2026-11-21", field="since") from None
+    if len(wanted) > _MAX_DAYS:
+        raise InvalidInput(f"since and until may be at most {_MAX_DAYS} days apart", field="since")
+    return wanted

@@ -59,6 +59,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "rm": ("gpufn.cli.functions.manage:rm", "Delete a function. Queued calls are cancelled; running calls finish."),
     "schedules": ("gpufn.cli.functions.schedules:app", "List, add, pause and remove schedules."),
     "usage": ("gpufn.cli.functions.usage:usage", "Show the run time, the GPU seconds and the energy of calls."),
+    "cost": (
+        "gpufn.cli.functions.cost:cost",
+        "Show what functions cost: used, idle, CPU and unused time, at the prices of GPUFN_PRICES.",
+    ),
     "history": ("gpufn.cli.functions.history:history", "Show calls, errors, latency and workers over time."),
     "events": ("gpufn.cli.operate.events:events", "List deploys, scale decisions, faults and other events."),
     "nodes": ("gpufn.cli.operate.nodes:nodes", "List the nodes and their devices."),

@@ -1,14 +1,28 @@
-"""History endpoints of `Client`: series and events."""
+"""History endpoints of `Client`: series, events and costs."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from gpufn.client.http import Requests
-from gpufn.client.views import EventsView, HistoryView
+from gpufn.client.views import CostsView, EventsView, HistoryView
 
 
 class HistoryRequests(Requests):
+    def costs(
+        self,
+        *,
+        by: Sequence[str] = ("function",),
+        since: str | None = None,
+        until: str | None = None,
+        share_unused: bool = False,
+    ) -> CostsView:
+        """Return costs by columns: day, team, app, function, key. `since` and `until` are UTC days (default: the last
+        seven days)."""
+        params = {"by": ",".join(by), "share_unused": str(share_unused).lower()}
+        params |= {name: day for name, day in (("since", since), ("until", until)) if day is not None}
+        return self._json(CostsView, "GET", "/v1/costs", params=params)
+
     def history(
         self,
         *subjects: str,

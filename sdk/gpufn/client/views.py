@@ -413,6 +413,45 @@ class UserView(msgspec.Struct, frozen=True, kw_only=True):
     generation: int = 0
 
 
+class CostView(msgspec.Struct, frozen=True, kw_only=True):
+    """The cost of a group. Columns that the request did not name are empty. Without a function: what nobody held."""
+
+    day: str = ""
+    team: str = ""
+    app: str = ""
+    function: str = ""
+    key: str = ""
+    calls: int = 0
+    gpu_used_s: float = 0.0
+    gpu_idle_s: float = 0.0
+    cpu_s: float = 0.0
+    used: float = 0.0
+    idle: float = 0.0
+    cpu: float = 0.0
+    unused: float = 0.0
+    total: float = 0.0
+    joules: float | None = None
+    co2_g: float | None = None
+
+
+class BudgetView(msgspec.Struct, frozen=True, kw_only=True):
+    """A budget of this UTC month, and what is spent of it. If it `stops`, calls are refused once it is used up."""
+
+    subject: str
+    month: str
+    limit: float
+    spent: float
+    stops: bool = False
+
+
+class CostsView(msgspec.Struct, frozen=True, kw_only=True):
+    """Costs in `currency`; None if the gateway has no prices."""
+
+    currency: str | None = None
+    costs: tuple[CostView, ...] = ()
+    budgets: tuple[BudgetView, ...] = ()
+
+
 class SeriesView(msgspec.Struct, frozen=True, kw_only=True):
     """One series: a value per step. None: nothing was recorded, or the value is unknown. Some series have a dict per
     step, such as counts by code."""

@@ -1,0 +1,133 @@
+"""Costs of days: reads usage and held time, and keeps those of days that are over."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from gpufn_core.domain.device import DeviceType
+from gpufn_core.domain.usage import Usage, UsageKey, day_of, days
+from gpufn_gateway.costs.attribution import Cost, DayHeld, Held, UsageRow, costs
+from gpufn_gateway.costs.price_file import PriceFile
+from gpufn_gateway.costs.prices import Prices, Rates
+from gpufn_gateway.functions.registry import Registry
+from gpufn_gateway.history.blocks import HOUR
+from gpufn_gateway.history.collector import OVERVIEW
+from gpufn_gateway.history.fields import Field
+from gpufn_gateway.history.index import Index
+from gpufn_gateway.history.recorder import Recorder
+from gpufn_platform.bus.storage.key_value import KeyValue
+from gpufn_platform.process.clock import Clock
+
+HELD_DAYS: Final = 30  # as far as the history goes back
+_MAX_CACHED: Final = 400  # days
+_LATE_S: Final = 3600.0  # after the end of a day its last usage may still be stored
+_FREE: Final = Rates(0.0, 0.0)
+_usage: Final = msgspec.msgpack.Decoder(Usage)
+
+
+class Ledger:
+    def __init__(
+        self, records: KeyValue, recorder: Recorder, registry: Registry, prices: PriceFile, clock: Clock
+    ) -> None:
+        self._records = records
+        self._recorder = recorder
+        self._registry = registry
+        self._prices = prices
+        self._clock = clock
+        self._usage: dict[str, list[UsageRow]] = {}  # of days that are over
+        self._held: dict[str, DayHeld] = {}
+
+    def prices(self) -> Prices | None:
+        return self._prices.prices()
+
+    async def costs(self, wanted: Sequence[str], *, shares_unused: bool = False) -> dict[UsageKey, Cost]:
+        """Return the costs of these UTC days. Without prices all costs are zero."""
+        prices = self.prices()
+        rows = [row for day in wanted for row in await self._rows(day)]
+        held = {day: await self._held_on(day) for day in wanted}
+        kinds = self._gpu_kinds()
+
+        def rates_of(node: str) -> Rates:
+            return _FREE if prices is None else prices.rates(node, kinds.get(node, ""))
+
+        fleet = _FREE if prices is None else self._fleet_rates(prices)
+        return costs(rows, held, rates_of, fleet, shares_unused=shares_unused)
+
+    async def _rows(self, day: str) -> list[UsageRow]:
+        if (known := self._usage.get(day)) is not None:
+            return known
+        is_over = self._is_over(day)
+        entries = await self._records.entries(f"{day}.")
+        rows = [
+            UsageRow(UsageKey.of_record(entry.key), entry.key.split(".", 3)[3], _usage.decode(entry.value))
+            for entry in entries
+        ]
+        if is_over:
+            self._usage[day] = rows
+            while len(self._usage) > _MAX_CACHED:
+                self._usage.pop(next(iter(self._usage)))
+        return rows
+
+    async def _held_on(self, day: str) -> DayHeld:
+        if (known := self._held.get(day)) is not None:
+            return known
+        now = self._clock.time()
+        if day not in set(days(day_of(now - HELD_DAYS * 86_400.0), day_of(now))):
+            return DayHeld()
+        is_over = self._is_over(day)
+        first = _start_of(day) // HOUR
+        held = await self._recorder.query(lambda index: _read_held(index, first))
+        if is_over:
+            self._held[day] = held
+            while len(self._held) > _MAX_CACHED:
+                self._held.pop(next(iter(self._held)))
+        return held
+
+    def _is_over(self, day: str) -> bool:
+        return day < day_of(self._clock.time() - _LATE_S)
+
+    def _gpu_kinds(self) -> dict[str, str]:
+        """Return the name of the GPUs of each live node."""
+        return {
+            node.node: device.kind
+            for node in self._registry.live_nodes()
+            for device in node.devices
+            if device.type is DeviceType.GPU and not device.parent
+        }
+
+    def _fleet_rates(self, prices: Prices) -> Rates:
+        """Return the mean rates of the live nodes, by their numbers of GPUs and cores."""
+        gpus = cores = gpu_hour = cpu_hour = 0.0
+        for node in self._registry.live_nodes():
+            for device in node.devices:
+                rates = prices.rates(node.node, device.kind)
+                if device.type is DeviceType.GPU and not device.parent:
+                    gpus, gpu_hour = gpus + 1, gpu_hour + rates.gpu_hour
+                elif device.type is DeviceType.CPU:
+                    cores, cpu_hour = cores + device.cores, cpu_hour + rates.cpu_hour * device.cores
+        return Rates(gpu_hour / gpus if gpus else prices.gpu_hour, cpu_hour / cores if cores else prices.cpu_hour)
+
+
+def _start_of(day: str) -> int:
+    """Return the unix seconds of the start of a UTC day."""
+    return int(datetime.datetime.fromisoformat(f"{day}T00:00:00+00:00").timestamp())
+
+
+def _read_held(index: Index, first: int) -> DayHeld:
+    gpu_ms: dict[str, int] = {}
+    cpu_ms: dict[str, int] = {}
+    capacity = 0
+    for slot in range(first, first + 24):
+        for subject, point in index.points_at(HOUR, slot).items():
+            if subject == OVERVIEW:
+                capacity += point.get(Field.GPUS, 0)
+            elif subject.startswith("function:") and "@" not in subject:
+                name = subject.removeprefix("function:")
+                gpu_ms[name] = gpu_ms.get(name, 0) + point.get(Field.GPU_HELD_MS, 0)
+                cpu_ms[name] = cpu_ms.get(name, 0) + point.get(Field.CPU_HELD_MS, 0)
+    functions = {name: Held(gpu_ms[name] / 1000, cpu_ms[name] / 1000) for name in gpu_ms}
+    return DayHeld({name: each for name, each in functions.items() if each.gpu_s or each.cpu_s}, float(capacity))

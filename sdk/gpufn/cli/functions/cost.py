@@ -1,0 +1,145 @@
+"""`gpufn cost`."""
+
+from __future__ import annotations
+
+import csv
+import datetime
+import io
+import json as json_module
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from gpufn.cli.calls.history import parse_span_s
+from gpufn.cli.terminal.command import Command, connect, json_option
+from gpufn.cli.terminal.output import duration, print_json, print_table, say
+
+if TYPE_CHECKING:
+    from gpufn.client.views import CostsView, CostView
+
+_COLUMNS = ("day", "team", "app", "function", "key")
+_UNUSED = "(unused)"
+_SERVICE = "AI and Machine Learning"  # a ServiceCategory of FOCUS
+# FOCUS 1.2: all mandatory columns, some conditional ones, and ours with x_.
+FOCUS_COLUMNS = (
+    "BilledCost", "BillingAccountId", "BillingAccountName", "BillingCurrency", "BillingPeriodEnd", "BillingPeriodStart",
+    "ChargeCategory", "ChargeClass", "ChargeDescription", "ChargePeriodEnd", "ChargePeriodStart", "ConsumedQuantity",
+    "ConsumedUnit", "ContractedCost", "EffectiveCost", "InvoiceIssuerName", "ListCost", "PricingQuantity",
+    "PricingUnit", "ProviderName", "PublisherName", "ResourceId", "ResourceName", "ResourceType", "ServiceCategory",
+    "ServiceName", "SubAccountId", "SubAccountName", "Tags", "x_Calls", "x_CO2Grams", "x_Joules",
+)  # fmt: skip
+
+
+@click.command(cls=Command)
+@click.option(
+    "--by", type=click.Choice(_COLUMNS), multiple=True, help="Column to group by. Repeatable. Default: function."
+)
+@click.option("--since", default="6d", help="Age of the first UTC day, such as 3d or 30d.")
+@click.option("--share-unused", is_flag=True, help="Divide the cost of GPUs that no worker held among all.")
+@click.option("--csv", "as_csv", is_flag=True, help="Print FOCUS 1.2 columns, by day, team, function and key.")
+@json_option
+def cost(*, by: tuple[str, ...], since: str, share_unused: bool, as_csv: bool, json: bool) -> None:
+    """Show what functions cost: used, idle, CPU and unused time, at the prices of GPUFN_PRICES.
+
+    Used GPU time is that of calls, as in `gpufn usage`. Idle time is what workers held without a call, which the
+    function pays for. Held time is known for 30 days, used time for 400.
+    """
+    first = (datetime.datetime.now(datetime.UTC) - datetime.timedelta(seconds=parse_span_s(since))).date()
+    columns = ("day", "team", "app", "function", "key") if as_csv else tuple(dict.fromkeys(by or ("function",)))
+    with connect() as client:
+        view = client.costs(by=columns, since=first.isoformat(), share_unused=share_unused)
+    if json:
+        print_json(view)
+        return
+    if as_csv:
+        say(focus_csv(view).rstrip("\n"))
+        return
+    if view.currency is None:
+        say("there are no prices: set GPUFN_PRICES (docs/costs.md)", err=True)
+    money = view.currency or "cost"
+    print_table(
+        (
+            *columns,
+            "calls",
+            "gpu used",
+            "gpu idle",
+            "used",
+            "idle",
+            "cpu",
+            "unused",
+            money,
+            "per call",
+            "kWh",
+            "CO2 kg",
+        ),
+        [(*(getattr(each, column) or _UNUSED for column in columns), *_numbers(each)) for each in view.costs],
+        empty=f"nothing was used since {first}",
+    )
+    for budget in view.budgets:
+        stops = ", then its calls are refused" if budget.stops else ""
+        say(f"budget of {budget.subject} for {budget.month}: {budget.spent:,.2f} of {budget.limit:,.2f} {money}{stops}")
+
+
+def _numbers(row: CostView) -> tuple[Any, ...]:
+    per_call = f"{row.total / row.calls:.3g}" if row.calls else "-"
+    joules = "-" if row.joules is None else f"{row.joules / 3.6e6:.3g}"
+    co2 = "-" if row.co2_g is None else f"{row.co2_g / 1000:.3g}"
+    amounts = (f"{each:,.2f}" for each in (row.used, row.idle, row.cpu, row.unused, row.total))
+    return row.calls, duration(row.gpu_used_s), duration(row.gpu_idle_s), *amounts, per_call, joules, co2
+
+
+def focus_csv(view: CostsView) -> str:
+    """Return rows of FOCUS: one per day, function and key."""
+    output = io.StringIO()
+    writer = csv.DictWriter(output, FOCUS_COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    for row in view.costs:
+        writer.writerow({name: _plain(value) for name, value in _focus_row(row, view.currency or "XXX").items()})
+    return output.getvalue()
+
+
+def _focus_row(row: CostView, currency: str) -> dict[str, Any]:
+    day = datetime.date.fromisoformat(row.day)
+    month = day.replace(day=1)
+    gpu_hours = (row.gpu_used_s + row.gpu_idle_s) / 3600
+    costs = dict.fromkeys(("BilledCost", "ContractedCost", "EffectiveCost", "ListCost"), f"{row.total:.6f}")
+    return {
+        **costs,
+        "BillingAccountId": "gpufn",
+        "BillingAccountName": "gpufn",
+        "BillingCurrency": currency,
+        "BillingPeriodStart": _midnight(month),
+        "BillingPeriodEnd": _midnight((month + datetime.timedelta(days=32)).replace(day=1)),
+        "ChargeCategory": "Usage",
+        "ChargeClass": "",
+        "ChargeDescription": f"GPU and CPU time of {row.function}" if row.function else "GPUs that no worker held",
+        "ChargePeriodStart": _midnight(day),
+        "ChargePeriodEnd": _midnight(day + datetime.timedelta(days=1)),
+        "ConsumedQuantity": f"{gpu_hours:.6f}",
+        "ConsumedUnit": "GPU Hours",
+        "PricingQuantity": f"{gpu_hours:.6f}",
+        "PricingUnit": "GPU Hours",
+        "InvoiceIssuerName": "gpufn",
+        "ProviderName": "gpufn",
+        "PublisherName": "gpufn",
+        "ResourceId": row.function,
+        "ResourceName": row.function,
+        "ResourceType": "Function" if row.function else "",
+        "ServiceCategory": _SERVICE,
+        "ServiceName": "gpufn",
+        "SubAccountId": row.team,
+        "SubAccountName": row.team,
+        "Tags": json_module.dumps({"app": row.app, "key": row.key, "team": row.team}, sort_keys=True),
+        "x_Calls": row.calls,
+        "x_CO2Grams": "" if row.co2_g is None else f"{row.co2_g:.3f}",
+        "x_Joules": "" if row.joules is None else f"{row.joules:.1f}",
+    }
+
+
+def _midnight(day: datetime.date) -> str:
+    return f"{day.isoformat()}T00:00:00Z"
+
+
+def _plain(value: Any) -> Any:
+    """Keep a spreadsheet from running a text as a formula."""
+    return f"'{value}" if isinstance(value, str) and value[:1] in ("=", "+", "-", "@") else value

@@ -1,0 +1,110 @@
+"""`GET /v1/costs`, and budgets that warn and stop, on a real bus."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+from gpufn.cli.functions.cost import FOCUS_COLUMNS, focus_csv
+from gpufn.client.views import CostsView, CostView
+from gpufn_core.domain.team import Team
+from gpufn_core.domain.usage import Usage, UsageKey, day_of
+from gpufn_core.protocol import subjects
+from gpufn_core.protocol.codec import encode
+from gpufn_gateway.functions.deploys import DeployOptions
+from gpufn_gateway.history.blocks import SECONDS_10, Event, encode_blocks, subject_of
+from gpufn_gateway.history.fields import Field, Points
+from gpufn_gateway.settings import GatewaySettings
+from gpufn_platform.bus.storage import streams
+from tests.gateway.whole import DIGEST, Whole, gateway_on
+from tests.waiting import until_async
+
+_PRICES = """
+currency = "EUR"
+gpu_hour = 2.0
+[budgets."team:costs"]
+month = 3.0
+warn = 0.5
+stop = true
+[budgets."function:prod/costs/free"]
+month = 1000.0
+"""
+
+
+def settings(folder: Path) -> GatewaySettings:
+    path = folder / "prices.toml"
+    path.write_text(_PRICES)
+    return GatewaySettings(prices=str(path))
+
+
+async def _hold(gateway: Whole, function: str, gpu_s: float) -> None:
+    """Store ten seconds of the history in which workers of a function held GPUs."""
+    points: Points = {f"function:{function}": {Field.GPU_HELD_MS: int(gpu_s * 1000)}}
+    (payload,) = encode_blocks(SECONDS_10, int(gateway.clock.time()) // SECONDS_10, "gw", points)
+    await gateway.bus.publish_stored(subject_of(SECONDS_10), payload)
+    await gateway.recorder.store()
+
+
+async def test_costs_are_grouped_and_a_team_that_used_up_its_budget_is_stopped(
+    nats: Any, tmp_path: Path, make: Any, problem: Any
+) -> None:
+    function = "prod/costs/predict"
+    async with gateway_on(nats, settings=settings(tmp_path), history=tmp_path / "history") as gateway:
+        await streams.purge(gateway.bus, subjects.HISTORY, subjects.HISTORY_FILTER)
+        await gateway.buckets.teams.put("costs", encode(Team(name="costs", owns=("prod/costs/*",))))
+        await gateway.deploys.deploy(make.spec(function), DIGEST, DeployOptions(check=False))
+        await until_async(lambda: gateway.registry.teams.name_of(function) == "costs")
+        day = day_of(gateway.clock.time())
+        records = gateway.buckets.usage
+        await records.put(UsageKey(day, function, "k1").record("node.a"), encode(Usage(4, 0, 3600.0, 2700.0)))
+        await records.put(UsageKey(day, function, "platform").record("b"), encode(Usage(1, 0, 900.0, 900.0)))
+        await _hold(gateway, function, 4500.0)
+
+        async def costs(by: str) -> Any:
+            found = (await gateway.http.get(f"/v1/costs?by={by}&since={day}")).json()
+            assert found["currency"] == "EUR"
+            ours = [each for each in found["costs"] if "costs" in "".join(map(str, each.values()))]
+            return [[each["used"], each["idle"]] for each in ours]
+
+        assert await costs("team,key") == [[1.5, 0.375], [0.5, 0.125]]
+        assert await costs("team") == await costs("app") == await costs("function") == [[2.0, 0.5]]
+        wrong = await gateway.http.get("/v1/costs?by=function,colour")
+        year = await gateway.http.get("/v1/costs?since=2020-01-01")
+        await gateway.budgets.check_all()
+        gateway.budgets.check(function)  # warned, not stopped
+        await records.put(UsageKey(day, function, "k2").record("b"), encode(Usage(1, 0, 1800.0, 1800.0)))
+        for _ in range(2):
+            await gateway.budgets.check_all()
+        refused = await gateway.http.post(f"/v1/functions/{function}/invoke", json={})
+        budgets = (await gateway.http.get("/v1/costs")).json()["budgets"]
+        marks: list[Event] = list(gateway.sampler.events)
+        await gateway.http.delete(f"/v1/functions/{function}")
+        await gateway.buckets.teams.delete("costs")
+    assert (problem(wrong), problem(year)) == ((422, "invalid_input"), (422, "invalid_input"))
+    assert problem(refused) == (429, "rate_limited")
+    assert {each["subject"]: round(each["spent"], 3) for each in budgets} == {
+        "team:costs": 3.0,
+        "function:prod/costs/free": 0.0,
+    }
+    assert [mark.subject for mark in marks] == ["team:costs"] * 2
+
+
+def test_the_columns_of_focus_are_complete_and_a_name_cannot_be_a_formula() -> None:
+    row = CostView(
+        day="2026-12-31", team="t", app="prod/a", function="=1+1", key="k", calls=2, gpu_used_s=1800.0, total=0.4
+    )
+    header, line = focus_csv(CostsView(currency="EUR", costs=(row,))).splitlines()
+    assert header.split(",") == list(FOCUS_COLUMNS)
+    mandatory = (
+        "BilledCost BillingAccountId BillingAccountName BillingCurrency BillingPeriodEnd BillingPeriodStart "
+        "ChargeCategory ChargeClass ChargeDescription ChargePeriodEnd ChargePeriodStart ContractedCost EffectiveCost "
+        "InvoiceIssuerName ListCost PricingQuantity PricingUnit ProviderName PublisherName ServiceCategory ServiceName"
+    )
+    assert set(mandatory.split()) <= set(FOCUS_COLUMNS)
+    values = dict(itertools.zip_longest(FOCUS_COLUMNS, line.split(",")))
+    assert (values["BillingPeriodStart"], values["BillingPeriodEnd"]) == (
+        "2026-12-01T00:00:00Z",
+        "2027-01-01T00:00:00Z",
+    )
+    assert (values["ResourceId"], values["ConsumedQuantity"], values["BilledCost"]) == ("'=1+1", "0.500000", "0.400000")
