@@ -2,8 +2,8 @@
 
     python benchmarks/history_size.py [--functions 200] [--busy 1.0]
 
-All functions have a worker and calls of which `busy` are in any ten seconds. The reports are made here; the points, the
-messages and the file are those of a gateway. NATS compresses the stream further (s2), which is not counted.
+`busy` is the part of the functions that have a worker and calls in any ten seconds. The benchmark makes the reports;
+points, messages and file are as in a gateway. NATS compresses the stream further (s2), which is not counted.
 """
 
 from __future__ import annotations
@@ -154,9 +154,7 @@ def main() -> None:
         for resolution in (MINUTE, HOUR):
             for number in range(_SLOTS[resolution]):
                 slot = int(now) // resolution - _SLOTS[resolution] + number
-                sizes[resolution] += _store(
-                    index, resolution, slot, collapse(minute), sequence, {"encode": 0.0, "store": 0.0}
-                )
+                sizes[resolution] += _store(index, (resolution, slot), collapse(minute), sequence, dict(_NOTHING))
         print(f"CPU of reading two days and thirty days anew: {time.process_time() - started:.1f} s")
         for resolution, size in sizes.items():
             print(f"stream, {resolution:>4} s: {size / 2**20:6.1f} MiB in {_SLOTS[resolution]:,} messages")

@@ -1,4 +1,4 @@
-"""Who pays for which seconds: used ones by the records of the calls, held and unused ones by share. Pure.
+"""Division of GPU and CPU time among functions and keys: used time by the records of calls, the rest by share. Pure.
 
 used     GPU seconds that the runners charged to calls
 idle     GPU seconds that a function's workers held without a call; its keys share them by what they used
@@ -24,14 +24,14 @@ _KWH_J: Final = 3.6e6
 
 
 class Held(msgspec.Struct, frozen=True):
-    """What the workers of a function held on one day, in GPU seconds and core seconds."""
+    """GPU seconds and core seconds that the workers of a function held on one day."""
 
     gpu_s: float = 0.0
     cpu_s: float = 0.0
 
 
 class DayHeld(msgspec.Struct, frozen=True):
-    """What functions held on one day, and how many GPU seconds there were."""
+    """The time that functions held on one day, and the GPU seconds of all GPUs."""
 
     functions: dict[str, Held] = {}
     capacity_gpu_s: float = 0.0

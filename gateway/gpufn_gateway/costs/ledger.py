@@ -1,4 +1,4 @@
-"""Costs of days: reads usage and held time, and keeps those of days that are over."""
+"""Costs of days: reads usage and held time. Days that are over stay in memory."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ import msgspec
 
 from gpufn_core.spec.names import GROUP, is_function_name
 
-_MOST: Final = 1e9  # of an amount of money or of CO2
+_MOST: Final = 1e9  # the largest amount of money or CO2
 _CURRENCY: Final = re.compile(r"[A-Z]{3}")
 
 
@@ -51,7 +51,7 @@ class Budget(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Rates(msgspec.Struct, frozen=True):
-    """What an hour of one GPU and of one core of a node costs."""
+    """Prices of an hour of one GPU and of one core of a node."""
 
     gpu_hour: float
     cpu_hour: float

@@ -68,7 +68,7 @@ class Block(msgspec.Struct, frozen=True, array_like=True):
     slot: int
     gateway: str
     points: dict[str, dict[int, Any]]
-    part: int = 0  # of a span with many subjects
+    part: int = 0  # 0, or more if the span has many subjects
 
 
 _encode: Final = msgspec.msgpack.Encoder().encode

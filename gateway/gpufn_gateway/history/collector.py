@@ -1,4 +1,4 @@
-"""What happened in the current ten seconds, from the reports of the platform. Pure.
+"""Points of the current ten seconds, from the reports of the platform. Pure.
 
 Every gateway collects, so that a new leader has the last slots too. The reports are the same at every gateway; only the
 calls that clients wait for (`CallStats.recent`) are the gateway's own, and gateways exchange them.
@@ -25,7 +25,7 @@ from gpufn_gateway.history.fields import Field, Point, Points, add, add_count, m
 from gpufn_gateway.history.revisions import collapse
 
 OVERVIEW = "overview"
-_MAX_SUBJECTS = 8_000  # of one slot; further functions count in the overview only
+_MAX_SUBJECTS = 8_000  # in one slot; further functions count in the overview only
 _MIB = 1 << 20
 _FROM_NODES = (Field.GPUS, Field.CORES, Field.POWER_W, Field.UTILISATION_PERMILLE, Field.MEASURED)
 
@@ -60,7 +60,7 @@ class Collector:
         metrics_of: Callable[[str], Iterable[DeviceMetrics]],
         seconds: int,
     ) -> None:
-        """Add what the reports say now, for the last `seconds`."""
+        """Add the present state of the reports, for the last `seconds`."""
         for status in statuses:
             self._sample_status(status, seconds)
         for node in nodes:

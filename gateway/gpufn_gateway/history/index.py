@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import fcntl
 import logging
+import os
 import sqlite3
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -30,7 +31,7 @@ log = logging.getLogger(__name__)
 
 # Of the points of each resolution.
 MAX_BYTES: Final[Mapping[int, int]] = {SECONDS_10: 4 << 20, MINUTE: 9 << 20, HOUR: 18 << 20}
-_ROW_BYTES: Final = 16  # of a point, besides its value
+_ROW_BYTES: Final = 16  # besides the value of a point
 MAX_EVENTS: Final = 20_000
 _CACHE_KIB: Final = 1024
 _VERSION: Final = 1
@@ -63,6 +64,11 @@ _point: Final = msgspec.msgpack.Decoder(dict[int, Any])
 def is_damage(error: Exception) -> bool:
     """Return whether the file itself is damaged, rather than the disk full or the file locked."""
     return isinstance(error, sqlite3.DatabaseError) and getattr(error, "sqlite_errorcode", 0) in _DAMAGE
+
+
+def _private(path: str, flags: int) -> int:
+    """Open a file that only its owner can read. SQLite gives its other files the same mode."""
+    return os.open(path, flags, 0o600)
 
 
 class Index:
@@ -98,7 +104,7 @@ class Index:
         """Return the first file that no other gateway holds, and hold it."""
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         for number in range(_MAX_GATEWAYS):
-            lock = (self._folder / f"{number}.lock").open("wb")
+            lock = open(self._folder / f"{number}.lock", "wb", opener=_private)  # noqa: SIM115
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -111,6 +117,7 @@ class Index:
     def _open(self, path: Path) -> None:
         if self._db is not None:
             self._db.close()
+        os.close(_private(str(path), os.O_RDWR | os.O_CREAT))
         db = self._db = sqlite3.connect(path, timeout=2.0, check_same_thread=False)
         db.execute("PRAGMA auto_vacuum = INCREMENTAL")
         db.execute("PRAGMA journal_mode = WAL")
@@ -223,7 +230,7 @@ class Index:
         return known
 
     def prune(self, now: float) -> None:
-        """Remove what is too old, and the oldest points of a resolution that takes more than its part of the file."""
+        """Remove points that are too old, and the oldest of a resolution that takes more than its part of the file."""
         with self._connection as db:
             for resolution, kept_s in KEPT_S.items():
                 oldest = (int(now - kept_s) // resolution,)
@@ -302,7 +309,7 @@ class Index:
         return None if row[0] is None else int(row[0])
 
     def known(self, names: Iterable[str]) -> set[str]:
-        """Return those of the subjects that have a history."""
+        """Return the subjects that have a history."""
         query = "SELECT count(*) FROM subjects WHERE name = ?"
         return {name for name in names if self._connection.execute(query, (name,)).fetchone()[0]}
 

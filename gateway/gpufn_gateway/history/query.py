@@ -1,4 +1,4 @@
-"""Queries of the history: what may be asked, and the answer from the stored points. Pure."""
+"""Queries of the history: their bounds, and the answer from the stored points. Pure."""
 
 from __future__ import annotations
 

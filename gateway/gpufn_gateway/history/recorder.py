@@ -1,6 +1,6 @@
 """Publishes the history if this gateway leads, and keeps this gateway's copy of the stream.
 
-Nothing here is on the path of a call: a full disk or an unreachable bus stops the history, which resumes later.
+This is not on the path of a call: a full disk or an unreachable bus stops the history, which resumes later.
 """
 
 from __future__ import annotations
@@ -180,8 +180,8 @@ class Recorder:
             expected = None if expected is None else stored.seq
 
     def _is_stored(self, slot: Slot) -> tuple[bool, int]:
-        """Return whether another leader has stored this slot, and the sequence of the last one. What a gateway stored
-        before it stopped leaves room for the rest of the slot."""
+        """Return whether another leader has stored this slot, and the sequence of the last one. A gateway
+        that stopped in a slot has stored a part of it: the rest is added."""
         last, by, seq = self._index.last_added()
         if by == self._name or not 0 <= last - slot.number <= _RECENT_SLOTS:  # our clock was set back
             return False, seq

@@ -1,4 +1,4 @@
-"""Points of revisions, without storing twice what a function's only revision did. Pure.
+"""Points of revisions, without storing twice the calls of a function's only revision. Pure.
 
 A function mostly has calls of one revision. Then the point of the revision would repeat the function's: it is left out,
 and the function's point has the number of the revision instead.
@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from gpufn_gateway.history.fields import Field, Point, Points
 
-# What a point of a revision has.
+# The fields of a point of a revision.
 _OF_CALLS: Final = (
     Field.CALLS,
     Field.FAILED,
@@ -59,6 +59,6 @@ def expand(points: Mapping[str, Point]) -> Points:
 
 
 def of_calls(point: Mapping[int, Any]) -> Point:
-    """Return what the point of a revision has."""
+    """Return the fields that a point of a revision has."""
     found = ((int(field), point[field]) for field in _OF_CALLS if field in point)
     return {field: dict(value) if isinstance(value, dict) else value for field, value in found}

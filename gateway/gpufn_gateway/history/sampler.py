@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 _CLOSE_AFTER_S: Final = 3.0  # after the end of a slot: other gateways report their calls
 _SETTLED_AFTER_S: Final = 15.0  # by then all nodes have reported to a new gateway
-_TAKEOVER_S: Final = 60.0  # what a gateway that does not lead keeps for the case that it will
+_TAKEOVER_S: Final = 60.0  # kept by a gateway that may become the leader
 _MAX_ENDED: Final = 60  # slots that wait until the stream can be written
 _MAX_EVENTS: Final = 1_000
 
@@ -79,7 +79,7 @@ class Sampler:
                 log.exception("a sample of the history failed; the next one follows")
 
     def sample(self) -> None:
-        """Add what the reports say now. End the slot if its time is over."""
+        """Add the present state of the reports. End the slot if its time is over."""
         now = self._clock.time()
         seconds = int(now) - self._sampled_at
         if not seconds:
@@ -101,13 +101,13 @@ class Sampler:
         self.events.extend(self._changes.take())
 
     def end_now(self) -> None:
-        """End the slot before its time. What comes later in it is added."""
+        """End the slot before its time. Later seconds of it are added."""
         self._end_slot(self._clock.time())
         for slot in self.ended:
             slot.closes_at = min(slot.closes_at, self._clock.monotonic())
 
     def forget_old(self) -> None:
-        """Forget what another gateway has published by now."""
+        """Forget slots and events that another gateway has published by now."""
         now, wall = self._clock.monotonic(), self._clock.time()
         while self.ended and self.ended[0].closes_at < now - _TAKEOVER_S:
             self.ended.popleft()

@@ -37,8 +37,8 @@ class CostRoutes:
         return [route("GET", "/v1/costs", self.show, READ, of_functions=True)]
 
     async def show(self, request: Request) -> Response:
-        """Return the costs by the columns `by`. What no worker held is a row without a function, for those who may
-        read everything; with `share_unused` all others pay for it."""
+        """Return the costs by the columns `by`. GPU time that no worker held is a row without a function, for keys that
+        may read everything; with `share_unused` the other rows pay for it."""
         principal = principal_of(request)
         columns = request.query_params.get("by", ",".join(_DEFAULT)).split(",")
         if unknown := [each for each in columns if each not in COLUMNS]:

@@ -77,15 +77,32 @@ def cost(*, by: tuple[str, ...], since: str, share_unused: bool, as_csv: bool, j
     )
     for budget in view.budgets:
         stops = ", then its calls are refused" if budget.stops else ""
-        say(f"budget of {budget.subject} for {budget.month}: {budget.spent:,.2f} of {budget.limit:,.2f} {money}{stops}")
+        spent = f"{_money(budget.spent)} of {_money(budget.limit)} {money}"
+        say(f"budget of {budget.subject} for {budget.month}: {spent}{stops}")
 
 
 def _numbers(row: CostView) -> tuple[Any, ...]:
     per_call = f"{row.total / row.calls:.3g}" if row.calls else "-"
     joules = "-" if row.joules is None else f"{row.joules / 3.6e6:.3g}"
     co2 = "-" if row.co2_g is None else f"{row.co2_g / 1000:.3g}"
-    amounts = (f"{each:,.2f}" for each in (row.used, row.idle, row.cpu, row.unused, row.total))
-    return row.calls, duration(row.gpu_used_s), duration(row.gpu_idle_s), *amounts, per_call, joules, co2
+    amounts = map(_money, (row.used, row.idle, row.cpu, row.unused, row.total))
+    return (
+        row.calls,
+        duration(row.gpu_used_s or None),
+        duration(row.gpu_idle_s or None),
+        *amounts,
+        per_call,
+        joules,
+        co2,
+    )
+
+
+def _money(amount: float) -> str:
+    """
+    >>> [_money(each) for each in (0.0, 0.000123456, 0.5, 1234.567)]
+    ['0', '0.000123', '0.50', '1,234.57']
+    """
+    return "0" if not amount else f"{amount:,.2f}" if amount >= 0.1 else f"{amount:.3g}"
 
 
 def focus_csv(view: CostsView) -> str:
