@@ -59,6 +59,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "rm": ("gpufn.cli.functions.manage:rm", "Delete a function. Queued calls are cancelled; running calls finish."),
     "schedules": ("gpufn.cli.functions.schedules:app", "List, add, pause and remove schedules."),
     "usage": ("gpufn.cli.functions.usage:usage", "Show the run time, the GPU seconds and the energy of calls."),
+    "advise": (
+        "gpufn.cli.functions.advise:advise",
+        "Compare what a function asks for with what it used, and replay its calls with other idle timeouts.",
+    ),
     "cost": (
         "gpufn.cli.functions.cost:cost",
         "Show what functions cost: used, idle, CPU and unused time, at the prices of GPUFN_PRICES.",

@@ -455,6 +455,7 @@ COMMANDS: Final[dict[str, tuple[str, ...]]] = {
     "schedules resume": ("POST /v1/schedules/{id}/resume",),
     "schedules run": ("POST /v1/schedules/{id}/run",),
     "usage": ("GET /v1/usage",),
+    "advise": (f"GET {_ONE}", "GET /v1/history"),
     "cost": ("GET /v1/costs",),
     "history": ("GET /v1/history",),
     "events": ("GET /v1/events",),
