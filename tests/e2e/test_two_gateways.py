@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import signal
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -224,3 +225,26 @@ def test_a_killed_leader_is_succeeded_by_the_other_and_nobody_waits_for_it(pair:
         stays = kill_the_leader(pair, tmp_path)
         # A function without workers gets one: there is somebody who leads.
         assert stays.post(f"/v1/functions/{cold}/invoke", json=arguments).status_code == 200
+
+
+def test_both_have_the_same_history_of_the_calls_of_either(pair: Pair) -> None:
+    """After their leader was killed, twice."""
+    for client in (pair.one, pair.other):
+        for _ in range(3):
+            assert client.post("/v1/functions/picky/invoke", json={"number": 1}).status_code == 200
+
+    def counts(client: httpx.Client) -> tuple[float, float]:
+        """The attempts that runners counted, and the latencies that gateways measured."""
+        query = {"subject": "function:picky", "series": "calls,latency", "step": 10}
+        answer = client.get("/v1/history", params=query)
+        if answer.status_code != 200:  # not loaded yet
+            return 0, 0
+        calls, latency = answer.json()["results"][0]["series"]
+        return sum(filter(None, calls["values"])), sum(sum(each.values()) for each in latency["values"] if each)
+
+    def are_recorded() -> bool:
+        time.sleep(0.5)  # ten seconds are published at once
+        found = counts(pair.one)
+        return min(found) >= 6 and found == counts(pair.other)
+
+    until(are_recorded)
