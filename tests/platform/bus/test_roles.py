@@ -29,7 +29,9 @@ BUCKETS = (
     "volumes", "dicts",
 )  # fmt: skip
 STORES = ("bundles", "engine_files", "models", "results", "arguments", "volume_files", "values")
-QUEUES = ("ASYNC", "AUDIT", "BUILD", "CHECKPOINTS", "DLQ", "HISTORY", "LOGS", "PROBE", "QUEUES", "RESULTS", "SYNC", "WEBHOOKS")
+QUEUES = (
+    "ASYNC", "AUDIT", "BUILD", "CHECKPOINTS", "DLQ", "HISTORY", "LOGS", "PROBE", "QUEUES", "RESULTS", "SYNC", "WEBHOOKS",
+)  # fmt: skip
 STREAMS = {
     **{f"GPUFN_{name}": "" for name in QUEUES},
     **{f"KV_gpufn_{name}": f"$KV.gpufn_{name}.>" for name in BUCKETS},
