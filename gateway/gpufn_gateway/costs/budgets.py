@@ -27,6 +27,7 @@ from gpufn_platform.process.clock import Clock
 log = logging.getLogger(__name__)
 
 _INTERVAL_S: Final = 60.0
+_FIRST_S: Final = 5.0  # by then the history is loaded
 _EVENTS: Final = 5_000  # that are searched for earlier marks
 
 
@@ -57,6 +58,7 @@ class Budgets:
 
     async def run(self) -> None:
         """Compare regularly until cancelled."""
+        await asyncio.sleep(_FIRST_S)
         while True:
             with log_failures("the check of the budgets"):
                 await self.check_all()

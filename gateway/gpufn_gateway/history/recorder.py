@@ -50,6 +50,7 @@ class Recorder:
         self._clock = clock
         self._name = name
         self.leads: Callable[[], bool] = lambda: False
+        self._folder = folder
         self._index = Index(folder)
         self._thread = ThreadPoolExecutor(1, "history")
         self._is_open = False
@@ -91,6 +92,8 @@ class Recorder:
             await self._store()
         except (PlatformError, sqlite3.Error, OSError) as error:
             problem = str(error) or type(error).__name__
+            if not isinstance(error, PlatformError):
+                problem = f"its copy in {self._folder} cannot be written: {problem}"
             if not self._problem:
                 log.warning("the history is not recorded: %s", problem)
             self._problem = problem

@@ -30,7 +30,8 @@ BUCKETS = (
 )  # fmt: skip
 STORES = ("bundles", "engine_files", "models", "results", "arguments", "volume_files", "values")
 QUEUES = (
-    "ASYNC", "AUDIT", "BUILD", "CHECKPOINTS", "DLQ", "HISTORY", "LOGS", "PROBE", "QUEUES", "RESULTS", "SYNC", "WEBHOOKS",
+    "ASYNC", "AUDIT", "BUILD", "CHECKPOINTS", "DLQ", "HISTORY", "LOGS", "PROBE", "QUEUES", "RESULTS", "SYNC",
+    "WEBHOOKS",
 )  # fmt: skip
 STREAMS = {
     **{f"GPUFN_{name}": "" for name in QUEUES},
