@@ -22,7 +22,7 @@ from gpufn_gateway.history.recorder import Recorder
 from gpufn_platform.bus.storage.key_value import KeyValue
 from gpufn_platform.process.clock import Clock
 
-HELD_DAYS: Final = 30  # as far as the history goes back
+HELD_DAYS: Final = 30  # in the history
 _MAX_CACHED: Final = 400  # days
 _LATE_S: Final = 3600.0  # after the end of a day its last usage may still be stored
 _FREE: Final = Rates(0.0, 0.0)

@@ -11,7 +11,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from gpufn_core.errors import InvalidInput
+from gpufn_core.errors import InvalidInput, RevisionNotFound
+from gpufn_core.spec.names import shown
 from gpufn_gateway.auth.access import Principal
 from gpufn_gateway.auth.scopes import READ
 from gpufn_gateway.functions.registry import Registry
@@ -58,7 +59,8 @@ class HistoryRoutes:
         return json_response(found)
 
     def _subject(self, text: str, principal: Principal) -> str:
-        """Return the subject as it is stored. Raises Forbidden, FunctionNotFound, InvalidInput."""
+        """Return the subject as it is stored. Raises Forbidden, InvalidInput, FunctionNotFound,
+        RevisionNotFound."""
         kind = query.kind_of(text)
         if kind != "function":
             principal.require(READ)
@@ -68,6 +70,9 @@ class HistoryRoutes:
         principal.require_on(READ, function)
         if not at:
             return function_subject(function)
+        record = self._registry.functions.get(function)
+        if record is not None and not 1 <= int(revision) <= record.latest:
+            raise RevisionNotFound(f"{shown(function)} has no revision {revision}.")
         return revision_subject(function, int(revision))
 
     def _check_exists(self, subject: str) -> None:

@@ -27,6 +27,7 @@ from gpufn_gateway.history.sampler import Sampler
 from gpufn_gateway.telemetry import Telemetry
 from gpufn_platform.bus.connection import Bus
 from gpufn_platform.bus.storage import streams
+from tests.gateway.whole import DIGEST, gateway_on
 
 _START = 1_795_000_000 // HOUR * HOUR + 0.5
 
@@ -256,3 +257,23 @@ async def test_more_queries_than_a_gateway_answers_at_once_are_refused(nats: Any
                 *(gateway.recorder.query(lambda index: index.seq) for _ in range(40)), return_exceptions=True
             )
         assert {type(each) for each in results} == {int, RateLimited}
+
+
+async def test_a_name_without_a_history_is_not_found_and_neither_is_a_revision(
+    nats: Any, tmp_path: Path, make: Any, problem: Any
+) -> None:
+    async with gateway_on(nats, history=tmp_path / "history") as gateway:
+        await gateway.deploys.deploy(make.spec("recorded"), DIGEST)
+        await gateway.recorder.store()
+
+        async def ask(subject: str) -> tuple[int, str]:
+            answer = await gateway.http.get(f"/v1/history?subject={subject}")
+            return answer.status_code, "" if answer.status_code == 200 else problem(answer)[1]
+
+        found = [
+            await ask(f"function:{name}") for name in ("recorded", "recorded@1", "recorded@2", "recorded@0", "gone")
+        ]
+        others = [await ask(subject) for subject in ("node:gone", "gpu:gone", "overview")]
+        await gateway.http.delete("/v1/functions/recorded")
+    assert found == [(200, ""), (200, ""), *[(404, "revision_not_found")] * 2, (404, "function_not_found")]
+    assert [status for status, _ in others] == [404, 404, 200]

@@ -123,8 +123,8 @@ def _of_idle_timeout(curve: Sequence[Replayed]) -> Advice | None:
 
 
 def replay(calls_by_minute: Sequence[float], current_s: float) -> list[Replayed]:
-    """Replay the arrivals with several timeouts of at least a minute, the shortest first: a finer one cannot be told
-    from arrivals by the minute. One worker serves all calls of a minute.
+    """Replay the arrivals with several timeouts of at least a minute, the shortest first. Arrivals are known by the
+    minute, so a shorter timeout cannot be judged. One worker serves all calls of a minute.
 
     >>> [(each.idle_timeout_s, each.cold_starts, each.worker_s) for each in replay([3, 0, 0, 1, 0], 120)[:3]]
     [(60.0, 2, 120.0), (120.0, 2, 240.0), (300.0, 1, 480.0)]
