@@ -34,7 +34,7 @@ class CostRoutes:
         self._clock = clock
 
     def routes(self) -> list[Route]:
-        return [route("GET", "/v1/costs", self.show, READ, of_functions=True)]
+        return [route("GET", "/v1/costs", self.show, READ, of_functions=True, scans=True)]
 
     async def show(self, request: Request) -> Response:
         """Return the costs by the columns `by`. GPU time that no worker held is a row without a function, for keys that

@@ -37,8 +37,8 @@ class HistoryRoutes:
 
     def routes(self) -> list[Route]:
         return [
-            route("GET", "/v1/history", self.history, READ, of_functions=True),
-            route("GET", "/v1/events", self.events, READ, of_functions=True),
+            route("GET", "/v1/history", self.history, READ, of_functions=True, scans=True),
+            route("GET", "/v1/events", self.events, READ, of_functions=True, scans=True),
         ]
 
     async def history(self, request: Request) -> Response:
