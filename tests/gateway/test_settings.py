@@ -33,6 +33,7 @@ def test_a_value_from_the_environment_has_the_type_of_its_default(field: msgspec
     """Bug: GPUFN_MAX_SHARED_BODIES_BYTES was not parsed, so the size check of each large body failed."""
     text = {bool: "yes", tuple: "10.0.0.1", str: "info", Sync: "always"}.get(type(field.default), "7")
     text = "https://login.example.org" if field.name in ("oidc_issuer", "oidc_jwks_url") else text
+    text = "s3://bucket/folder" if field.name == "volume_store" else text
     others = {"GPUFN_NATS_STORE": "/store", "GPUFN_TLS_CERT": "chain.pem", "GPUFN_TLS_KEY": "key.pem"}
     others |= {"GPUFN_OIDC_CLIENT_ID": "c", "GPUFN_OIDC_ROLES": "roles.toml"}
     environ = others | {f"GPUFN_{field.name.upper()}": text}
