@@ -4,6 +4,12 @@
 # Built so far on Debian's Python, not on python:slim (docs/gpu.md, "What ran where").
 ARG PYTHON=3.12
 
+FROM node:20-slim AS console
+WORKDIR /src
+COPY scripts/console scripts/console
+COPY gateway/console gateway/console
+RUN rm -rf gateway/console/node_modules && mkdir -p gateway/gpufn_gateway/console && scripts/console
+
 FROM python:${PYTHON}-slim AS wheels
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 WORKDIR /src
@@ -12,6 +18,7 @@ COPY sdk sdk
 COPY gateway gateway
 COPY runtime runtime
 COPY builder builder
+COPY --from=console /src/gateway/gpufn_gateway/console/assets gateway/gpufn_gateway/console/assets
 RUN pip wheel --no-deps --wheel-dir /wheels . ./runtime
 COPY .ci/requirements.txt ./
 RUN sed -n '/^[^ #]*==/s/ \\$//p' requirements.txt >/wheels/constraints.txt

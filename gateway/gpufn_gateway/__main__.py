@@ -47,6 +47,14 @@ from gpufn_gateway.calls.fast_path import FastPath
 from gpufn_gateway.calls.prepare import Calls
 from gpufn_gateway.calls.shared_bodies import GatewaySharedBodies
 from gpufn_gateway.calls.stored_bodies import StoredBodies
+from gpufn_gateway.console.handler import Console
+from gpufn_gateway.console.live.pages import Pages
+from gpufn_gateway.console.live.stream import Streams
+from gpufn_gateway.console.live.window import Window
+from gpufn_gateway.console.routes import ConsoleRoutes
+from gpufn_gateway.console.sessions import Sessions
+from gpufn_gateway.console.site import Site
+from gpufn_gateway.console.tickets import Tickets
 from gpufn_gateway.controller.limits import Limits
 from gpufn_gateway.controller.loop import Controller
 from gpufn_gateway.costs.budgets import Budgets
@@ -355,6 +363,8 @@ class _Gateway:
         self._terminals = Terminals(
             self._calls, TerminalRecords(registry, self._deploys, services.clock), self._request_audit
         )
+        self._window = Window(self._telemetry)
+        self._tickets = Tickets(services.access, services.token_store, services.clock)
         self._key_use = KeyUse(services.buckets.key_use, services.access, services.clock)
         sampler = Sampler(bus, registry, self._telemetry, services.clock, services.name)
         self._recorder = Recorder(bus, sampler, services.clock, name=services.name, folder=Home.from_env().history)
@@ -377,7 +387,13 @@ class _Gateway:
             protocols=self._protocols,
             web=WebApps(self._calls, self._invoke),
             terminals=self._terminals,
+            console=self._console(),
         )
+
+    def _console(self) -> Console:
+        access = self._services.access
+        sessions = Sessions(access, self._services.login, self._services.token_store)
+        return Console(access, sessions, self._tickets, self._readers.for_management, Site(), audit=self._request_audit)
 
     def _routes(self) -> list[Route]:
         services, bodies = self._services, self._readers.for_management
@@ -417,6 +433,12 @@ class _Gateway:
             *AuditRoutes(self._audit).routes(),
             *HistoryRoutes(self._recorder, registry, clock).routes(),
             *CostRoutes(self._ledger, self._budgets, registry, clock).routes(),
+            *ConsoleRoutes(
+                Pages(registry=registry, window=self._window, why_not_ready=self._why_not_ready),
+                Streams(clock.monotonic),
+                self._tickets,
+                registry,
+            ).routes(),
             *UsageRoutes(buckets.usage, registry, clock).routes(),
             *OperationRoutes(
                 registry=registry,
@@ -464,6 +486,7 @@ class _Gateway:
         yield "quota sync", self._quotas.run()
         yield "audit log", self._audit.run()
         yield "key use", self._key_use.run()
+        yield "console rates", self._window.run(clock)
         yield "controller", _run_controller(controller)
         yield "revision activation", RevisionActivation(registry, builds, self._deploys, clock, leads).run()
         yield "orphaned builds", OrphanedBuilds(bus, builds, registry, clock, leads).run()

@@ -1,6 +1,7 @@
 """The ASGI application: checks for every request, then the hot path or Starlette's router.
 
 1. Requests above the rate of their address, with too many headers, or with a method that is not allowed are rejected.
+   The console responds to its own requests; a request of its pages to the API goes on with the key of the session.
 2. Invoke and submit go straight to `Invoke`, inference goes to `Inference`.
 3. All other requests are authenticated, then routed.
 4. An exception before the response starts becomes a problem response in the format of the path's protocol. An
@@ -24,6 +25,8 @@ from gpufn_core.spec import names, web_spec
 from gpufn_gateway import problems
 from gpufn_gateway.audit.request_audit import REFUSALS, RequestAudit, is_audited
 from gpufn_gateway.auth.access import METHODS, OPEN_PATHS, Access
+from gpufn_gateway.console.handler import PATH as CONSOLE_PATH
+from gpufn_gateway.console.handler import SESSION, Console
 from gpufn_gateway.http import request_id, sender
 from gpufn_gateway.http.body_reader import ClientDisconnected, Receive, Scope, Send
 from gpufn_gateway.http.connection.address_rate import AddressRate
@@ -46,6 +49,7 @@ from gpufn_gateway.web.socket import refuse
 
 log = logging.getLogger(__name__)
 
+_CONSOLE: Final = f"{CONSOLE_PATH}/"
 _FUNCTIONS: Final = "/v1/functions/"
 _INVOKE: Final = "/invoke"
 _SUBMIT: Final = "/submit"
@@ -74,6 +78,7 @@ class App:
         protocols: Protocols | None = None,
         web: WebApps | None = None,
         terminals: Terminals | None = None,
+        console: Console | None = None,
     ) -> None:
         self._calls = {_INVOKE: invoke.serve, _SUBMIT: invoke.submit}
         self._inference = inference
@@ -82,6 +87,7 @@ class App:
         self._audit = audit
         self._address_rate = address_rate
         self._web = web
+        self._console = console
         self._turns = Turns(_SCANS_AT_ONCE)
         self._terminals = terminals
         self._protocols = protocols or Protocols()
@@ -100,28 +106,36 @@ class App:
                 self._check_rate(self._address_rate, scope)
             if len(scope["headers"]) > MAX_HEADERS:
                 raise RouteError(431, f"A request may have at most {MAX_HEADERS} headers.")
-            if path.startswith(_FUNCTIONS) and (handler := self._calls.get(path[-_VERB_LENGTH:])) is not None:
-                name = path[len(_FUNCTIONS) : -_VERB_LENGTH]
-                if name and ("/" not in name or names.IN_PATH.fullmatch(name)):
-                    if scope["method"] != "POST":
-                        raise _not_allowed(scope, {"POST"})
-                    await handler(name, scope, receive, send)
+            if self._console is not None and (path == CONSOLE_PATH or path.startswith(_CONSOLE)):
+                of_api = await self._console.enter(scope, receive, send)
+                if of_api is None:
                     return
-            if (model_and_version := oip.parse_inference_path(path)) is not None:
-                if scope["method"] != "POST":
-                    raise _not_allowed(scope, {"POST"})
-                await self._inference.serve(*model_and_version, scope, receive, send)
-                return
-            if self._web is not None and path.startswith(web_spec.PREFIX):
-                await self._web.serve(scope, receive, send)
-                return
-            await self._route(path, scope, receive, send)
+                scope, path = of_api, of_api["path"]
+            await self._serve(path, scope, receive, send)
         except ClientDisconnected:
             return
         except asyncio.CancelledError:  # cancelled by the server at the end of the shutdown timeout
             await self._send_problem(GatewayUnavailable(_STOPPED), scope, send)
         except Exception as error:
             await self._send_problem(error, scope, send)
+
+    async def _serve(self, path: str, scope: Scope, receive: Receive, send: Send) -> None:
+        if path.startswith(_FUNCTIONS) and (handler := self._calls.get(path[-_VERB_LENGTH:])) is not None:
+            name = path[len(_FUNCTIONS) : -_VERB_LENGTH]
+            if name and ("/" not in name or names.IN_PATH.fullmatch(name)):
+                if scope["method"] != "POST":
+                    raise _not_allowed(scope, {"POST"})
+                await handler(name, scope, receive, send)
+                return
+        if (model_and_version := oip.parse_inference_path(path)) is not None:
+            if scope["method"] != "POST":
+                raise _not_allowed(scope, {"POST"})
+            await self._inference.serve(*model_and_version, scope, receive, send)
+            return
+        if self._web is not None and path.startswith(web_spec.PREFIX):
+            await self._web.serve(scope, receive, send)
+            return
+        await self._route(path, scope, receive, send)
 
     async def _serve_socket(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a WebSocket: a terminal, or one of a web function."""
@@ -218,6 +232,8 @@ class App:
     def _shown_path(self, scope: Scope) -> str:
         """Return the route of a refused request. The hot path has no routes."""
         path: str = scope["path"]
+        if path == SESSION or path.startswith(_CONSOLE):
+            return SESSION if path == SESSION else CONSOLE_PATH
         for verb in self._calls:
             if path.startswith(_FUNCTIONS) and path.endswith(verb):
                 return f"{_FUNCTIONS}{{fn}}{verb}"

@@ -23,7 +23,7 @@ from gpufn_gateway.history.fields import Field, Point, Points, add_count, merge
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 # Seconds, upper bounds.
-_BUCKETS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
+BUCKETS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 _PHASES: Final = ("place", "fetch", "launch", "load", "warm", "resume")
 _LATENCY, _QUEUE_TIME = int(Field.LATENCY), int(Field.QUEUE_TIME)
 _SUCCEEDED: Final = OutcomeKind.SUCCEEDED  # each call needs it, and Python looks up a member of an enum slowly
@@ -33,15 +33,15 @@ class Histogram:
     __slots__ = ("counts", "total")
 
     def __init__(self) -> None:
-        self.counts = [0] * (len(_BUCKETS) + 1)
+        self.counts = [0] * (len(BUCKETS) + 1)
         self.total = 0.0
 
     def observe(self, seconds: float) -> None:
-        self.counts[bisect_left(_BUCKETS, seconds)] += 1
+        self.counts[bisect_left(BUCKETS, seconds)] += 1
         self.total += seconds
 
     def cumulative(self) -> list[tuple[str, float]]:
-        bounds = [*map(str, _BUCKETS), "+Inf"]
+        bounds = [*map(str, BUCKETS), "+Inf"]
         return list(zip(bounds, itertools.accumulate(self.counts), strict=True))
 
 
@@ -139,6 +139,10 @@ class Telemetry(Collector):
                     points[revision_subject(name, revision)] = counted
                 merge(points.setdefault(function_subject(name), {}), counted)
         return points
+
+    def latencies(self) -> Iterator[tuple[str, Histogram]]:
+        """Yield each function with the latencies of its calls."""
+        return ((name, stats.latency) for name, stats in self._functions.items())
 
     def exposition(self) -> bytes:
         return generate_latest(self._registry)

@@ -35,6 +35,14 @@ from gpufn_gateway.calls.call_bodies import CallBodies
 from gpufn_gateway.calls.prepare import Calls
 from gpufn_gateway.calls.shared_bodies import GatewaySharedBodies
 from gpufn_gateway.calls.stored_bodies import StoredBodies
+from gpufn_gateway.console.handler import Console
+from gpufn_gateway.console.live.pages import Pages
+from gpufn_gateway.console.live.stream import Streams
+from gpufn_gateway.console.live.window import Window
+from gpufn_gateway.console.routes import ConsoleRoutes
+from gpufn_gateway.console.sessions import Sessions
+from gpufn_gateway.console.site import Site
+from gpufn_gateway.console.tickets import Tickets
 from gpufn_gateway.costs.budgets import Budgets
 from gpufn_gateway.costs.ledger import Ledger
 from gpufn_gateway.costs.price_file import PriceFile
@@ -134,6 +142,7 @@ class Whole:
         master_key: MasterKey | None = None,
         settings: GatewaySettings | None = None,
         history: Path = NO_HISTORY,
+        site: Path | None = None,
     ) -> None:
         self.clock = clock = SystemClock()
         self.bus = bus
@@ -208,6 +217,9 @@ class Whole:
         audit = RequestAudit(self.audit, self.access)
         self.terminal_records = TerminalRecords(self.registry, self.deploys, clock)
         self.terminals = Terminals(calls, self.terminal_records, audit)
+        self.window = Window(telemetry)
+        tickets = Tickets(self.access, self.token_store, clock)
+        pages = Pages(registry=self.registry, window=self.window, why_not_ready=self.registry.why_not_ready)
         routes = [
             *FunctionRoutes(
                 bus=bus,
@@ -244,6 +256,7 @@ class Whole:
             *AuditRoutes(self.audit).routes(),
             *HistoryRoutes(self.recorder, self.registry, clock).routes(),
             *CostRoutes(self.ledger, self.budgets, self.registry, clock).routes(),
+            *ConsoleRoutes(pages, Streams(clock.monotonic), tickets, self.registry).routes(),
             *UsageRoutes(buckets.usage, self.registry, clock).routes(),
             *OperationRoutes(
                 registry=self.registry,
@@ -270,6 +283,8 @@ class Whole:
             )
         )
         web = WebApps(calls, invoke)
+        sessions = Sessions(self.access, self.login, self.token_store)
+        console = Console(self.access, sessions, tickets, bodies, Site(site) if site else Site(), audit=audit)
         self.app = App(
             invoke,
             inference,
@@ -280,6 +295,7 @@ class Whole:
             protocols=protocols,
             web=web,
             terminals=self.terminals,
+            console=console,
         )
         self.leads = True
         self.finishing = RevisionActivation(
@@ -308,6 +324,7 @@ async def gateway_on(
     settings: GatewaySettings | None = None,
     *,
     history: Path = NO_HISTORY,
+    site: Path | None = None,
 ) -> AsyncIterator[Whole]:
     """Start a gateway. With a `folder` it accepts large bodies, which no runner on this host shares."""
     bus = await Bus.connect(nats.url, name="gateway")
@@ -320,7 +337,14 @@ async def gateway_on(
         if folder is not None:
             shared_bodies = GatewaySharedBodies(folder, name, budget=BodyBudget(1 << 30), reaches_all=lambda: False)
         whole = Whole(
-            bus, await Buckets.open(bus), name, shared_bodies, master_key=master_key, settings=settings, history=history
+            bus,
+            await Buckets.open(bus),
+            name,
+            shared_bodies,
+            master_key=master_key,
+            settings=settings,
+            history=history,
+            site=site,
         )
         await whole.registry.start(bus, whole.buckets)
         await whole.signatures.start()

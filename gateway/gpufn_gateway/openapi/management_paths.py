@@ -21,7 +21,14 @@ from gpufn_gateway.auth.access import OPEN_PATHS
 from gpufn_gateway.openapi import bounds, request_bodies
 from gpufn_gateway.openapi.bounds import DIGEST, FLAG, FUNCTION, FUNCTION_OR_METHOD, GROUP
 from gpufn_gateway.openapi.function_paths import PROBLEM_RESPONSE
-from gpufn_gateway.openapi.request_bounds import MAX_CHANGE, MAX_LISTED, MAX_LOG_LINES, MAX_WAIT_S
+from gpufn_gateway.openapi.request_bounds import (
+    MAX_CHANGE,
+    MAX_CONSOLE_OFFSET,
+    MAX_CONSOLE_ROWS,
+    MAX_LISTED,
+    MAX_LOG_LINES,
+    MAX_WAIT_S,
+)
 
 _REF: Final = "#/components/schemas/{name}"
 _BODIES: Final = (
@@ -68,9 +75,11 @@ _FOLLOW: Final[dict[str, Any]] = {"name": "follow", "in": "query", "schema": FLA
 _FUNCTION: Final[dict[str, Any]] = {"name": "function", "in": "query", "schema": FUNCTION}
 _WAIT: Final = _query("wait", "number", minimum=0, maximum=MAX_WAIT_S)
 _SINCE: Final = _query("since", "number", minimum=0)
+_UNTIL: Final = _query("until", "number", minimum=0)
 _STATE: Final = _query("state", "string", enum=[state.value for state in InvocationState])
 _ENV: Final = _query("env", "string", enum=["names", "values"])
 _LEASE: Final = _query("lease", "string", minLength=1)
+_CALL: Final = _query("call", "string")
 _TAIL: Final = _query("tail", "number", minimum=0, maximum=MAX_LOG_LINES)
 _SINCE_CHANGE: Final = _query("since", "number", minimum=0, maximum=MAX_CHANGE)
 _AFTER_RECORD: Final = _query("after", "number", minimum=-MAX_LISTED)
@@ -103,6 +112,13 @@ _EVENTS: Final[tuple[dict[str, Any], ...]] = (
     {"name": "kind", "in": "query", "schema": bounds.NAMES},
     *_FROM_AND_TO,
 )
+_LIST: Final = (
+    _query("search", "string"),
+    _query("show", "string", enum=["all", "findings", "called", "running"]),
+    _query("sort", "string", enum=["name", "calls", "errors", "p99", "queued", "workers"]),
+    _query("offset", "number", minimum=0, maximum=MAX_CONSOLE_OFFSET),
+    _query("limit", "number", minimum=1, maximum=MAX_CONSOLE_ROWS),
+)
 _PATH_SCHEMAS: Final[dict[str, Any]] = {
     **dict.fromkeys(("env", "app", "team"), GROUP),
     "digest": DIGEST,
@@ -128,11 +144,11 @@ _OPERATIONS: Final[tuple[tuple[str, str, str, Sequence[int], Sequence[dict[str, 
     ("get", "/v1/functions/{fn}/why", "Explain the number of workers", (200,), (), ""),
     ("get", "/v1/functions/{fn}/exec", "Run a command in a worker: a WebSocket (docs/shell.md)", (101,), (), ""),
     ("post", "/v1/functions/{fn}/profile", "Profile a worker of a function", (200,), (), "Profile"),
-    ("get", "/v1/functions/{fn}/logs", "Read the log lines of a function", (200,), (_TAIL, _FOLLOW), ""),
-    ("get", "/v1/functions/{fn}/calls", "List calls of a function", (200,), (_limit(), _SINCE, _STATE), ""),
+    ("get", "/v1/functions/{fn}/logs", "Read the log lines of a function", (200,), (_TAIL, _FOLLOW, _CALL), ""),
+    ("get", "/v1/functions/{fn}/calls", "List calls of a function", (200,), (_limit(), _SINCE, _UNTIL, _STATE), ""),
     ("get", "/v1/apps", "List the apps", (200,), (), ""),
     ("post", "/v1/apps/{env}/{app}/rollback", "Undo the last deploy of an app", (200,), (), ""),
-    ("get", "/v1/calls", "List calls", (200,), (_FUNCTION, _limit(), _SINCE, _STATE), ""),
+    ("get", "/v1/calls", "List calls", (200,), (_FUNCTION, _limit(), _SINCE, _UNTIL, _STATE), ""),
     ("head", "/v1/bundles/{digest}", "Report whether a bundle is stored", (200, 404), (), ""),
     ("put", "/v1/bundles/{digest}", "Store a bundle", (201,), (), "application/zip"),
     ("head", "/v1/artifacts/{digest}", "Report whether a file of a model is stored", (200, 404), (), ""),
@@ -227,6 +243,11 @@ _OPERATIONS: Final[tuple[tuple[str, str, str, Sequence[int], Sequence[dict[str, 
     ("put", "/v1/keys/{id}/limits", "Replace the limits of an API key", (200,), (), "KeyLimits"),
     ("get", "/v1/keys/{id}/webhook-secret", "Show the secret that signs webhooks", (200,), (), ""),
     ("post", "/v1/keys/{id}/webhook-secret", "Replace the secret that signs webhooks", (201,), (), ""),
+    ("get", "/v1/console/overview", "Show the totals, and what is wrong", (200,), (_FOLLOW,), ""),
+    ("get", "/v1/console/functions", "Search the functions, with their rates", (200,), (*_LIST, _FOLLOW), ""),
+    ("get", "/v1/console/functions/{fn}", "Show what a function is doing", (200,), (_FOLLOW,), ""),
+    ("get", "/v1/console/nodes", "Show the nodes, their GPUs and workers", (200,), (_FOLLOW,), ""),
+    ("post", "/v1/console/ticket", "Make a ticket to sign in at the console", (201,), (), ""),
     ("get", "/", "List the entry points of the API", (200,), (), ""),
     ("get", "/healthz", "Report that the gateway is alive", (200,), (), ""),
     ("get", "/readyz", "Report whether the gateway is ready", (200, 503), (), ""),

@@ -8,6 +8,8 @@ from typing import Final
 MAX_WAIT_S: Final = 60.0  # proxies close longer long polls; the client repeats the request
 MAX_LISTED: Final = 1000  # entries per response
 MAX_LOG_LINES: Final = 20_000
+MAX_CONSOLE_ROWS: Final = 500  # functions in one part of a list
+MAX_CONSOLE_OFFSET: Final = 10_000_000
 MAX_CHANGE: Final = 2**53  # change number of a build
 CURSOR: Final = re.compile(r"([0-9]{1,18})\.([0-9]{1,18})")  # position of a reader in a map's outcomes
 # What a query of the history is about, and comma-separated names of series or kinds of events.

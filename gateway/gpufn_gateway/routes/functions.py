@@ -179,6 +179,8 @@ class FunctionRoutes:
                 "error": revision.error,
                 "check": revision.check,
                 "source": revision.source,
+                "spec": _spec_view(revision.spec, include_env=False),
+                "env": list(revision.spec.env),
             }
         )
 
@@ -231,17 +233,20 @@ class FunctionRoutes:
         }
 
     async def logs(self, request: Request) -> StreamedResponse:
-        """Send the last log lines of a function. With `?follow=true`, send new ones until the client disconnects."""
+        """Send the last log lines of a function, or those of a call (`?call=ID`) among the last. With `?follow=true`,
+        send new ones until the client disconnects."""
         function = self._function(request, READ)
-        tail = int(number(request, "tail", 100, 0, MAX_LOG_LINES))
+        call = request.query_params.get("call", "").lower()
+        tail = int(number(request, "tail", MAX_LOG_LINES if call else 100, 0, MAX_LOG_LINES))
         follow = flag(request, "follow")
         # Get the last sequence before the history is read, so that no line between the two is missed.
         info = await self.bus.js(f"STREAM.INFO.{subjects.LOGS}")
-        lines = self._log_lines(turns_of(request), function.name, tail, int(info["state"]["last_seq"]), follow=follow)
+        turns = turns_of(request)
+        lines = self._log_lines(turns, function.name, tail, int(info["state"]["last_seq"]), follow=follow, call=call)
         return StreamedResponse([(b"content-type", media.LINES.encode())], lines)
 
     async def _log_lines(
-        self, turns: asyncio.Semaphore, function: str, tail: int, last_seq: int, *, follow: bool
+        self, turns: asyncio.Semaphore, function: str, tail: int, last_seq: int, *, follow: bool, call: str
     ) -> AsyncIterator[bytes]:
         subject = subjects.logs(function)
         async with turns:
@@ -249,11 +254,13 @@ class FunctionRoutes:
             for start in range(0, len(newest), _LINES_AT_ONCE):
                 lines = newest[start : start + _LINES_AT_ONCE]
                 last_seq = max(last_seq, lines[-1].seq)
-                yield b"".join(map(_json_line, lines))
+                if found := b"".join(filter(None, (_json_line(line, call) for line in lines))):
+                    yield found
                 await asyncio.sleep(0)  # let other tasks run
         if follow:
             async for message in streams.follow(self.bus, subjects.LOGS, subject, since_seq=last_seq + 1):
-                yield _json_line(message)
+                if (line := _json_line(message, call)) is not None:
+                    yield line
 
     async def calls(self, request: Request) -> Response:
         return await list_calls(request, self.submissions, self._function(request, READ).name)
@@ -365,5 +372,7 @@ def _revision_view(revision: Revision, function: Function | None) -> dict[str, A
     }
 
 
-def _json_line(message: StoredMessage) -> bytes:
-    return msgspec.json.encode(_log_line.decode(message.payload)) + b"\n"
+def _json_line(message: StoredMessage, call: str) -> bytes | None:
+    """Return a line of the log as JSON; None if it does not belong to `call` ("": to any call, or none)."""
+    line = _log_line.decode(message.payload)
+    return None if call and line.invocation != call else msgspec.json.encode(line) + b"\n"

@@ -92,9 +92,10 @@ async def list_calls(request: Request, submissions: Submissions, function: str) 
     """List the submitted calls of `function` (``*``: of all that the client may read), filtered by the query."""
     limit = int(number(request, "limit", 20, 1, MAX_LISTED))
     since = number(request, "since", 0.0, 0.0, math.inf)
+    until = number(request, "until", math.inf, 0.0, math.inf)
     text = request.query_params.get("state")
     if text is not None and text not in tuple(InvocationState):
         raise InvalidInput(f"state must be one of {', '.join(InvocationState)}; not {text[:40]!r}", field="state")
     state = None if text is None else InvocationState(text)
-    calls = await submissions.recent(function, limit, state, since, principal_of(request))
+    calls = await submissions.recent(function, limit, state, since, principal_of(request), until=until)
     return json_response({"calls": calls})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator
 from typing import Any, Final
 
@@ -241,11 +242,13 @@ class Submissions:
         state: InvocationState | None = None,
         since: float = 0.0,
         principal: Principal = LOCAL,
+        *,
+        until: float = math.inf,
     ) -> list[dict[str, Any]]:
         """List the latest submitted calls of a function (``*``: of all that the principal may read) in `state`, newest
         first.
 
-        `since` is in unix seconds.
+        `since` and `until` are in unix seconds, as in `call_records.recent`.
         """
         ended_only = state is not None and state.ended
         holders = {} if ended_only else await call_records.running_calls(self._bus)
@@ -254,7 +257,9 @@ class Submissions:
             is_in_state = state in (None, call_views.as_running(record, holders.get(record.id)).state)
             return is_in_state and principal.may_read(record.function)
 
-        records = await call_records.recent(self._bus, function, limit, matches, since=since, ended_only=ended_only)
+        records = await call_records.recent(
+            self._bus, function, limit, matches, since=since, until=until, ended_only=ended_only
+        )
         views: list[dict[str, Any]] = []
         for start in range(0, len(records), _VIEWS_AT_ONCE):
             chunk = records[start : start + _VIEWS_AT_ONCE]

@@ -21,12 +21,12 @@ _OF_THE_HANDSHAKE: Final = frozenset(
     {b"sec-websocket-accept", b"sec-websocket-extensions", b"sec-websocket-protocol", b"sec-websocket-version"}
 )
 # These fields are about the whole origin, which is common to all applications: a service worker for all paths, the
-# deletion of all cookies, another server for all requests, reports about all requests, TLS for years. The last two are
-# the gateway's own.
+# deletion of all cookies, another server for all requests, reports about all requests, TLS for years, a hold on windows
+# of the console (docs/decisions/0074-web-console.md). The last two are the gateway's own.
 _OF_THE_ORIGIN: Final = frozenset(
     {b"service-worker-allowed", b"clear-site-data", b"alt-svc", b"nel", b"report-to", b"reporting-endpoints",
      b"strict-transport-security", b"public-key-pins", b"expect-ct", b"origin-agent-cluster", b"accept-ch",
-     b"critical-ch", b"x-request-id", b"x-gpufn-invocation"}
+     b"critical-ch", b"cross-origin-opener-policy", b"x-request-id", b"x-gpufn-invocation"}
 )  # fmt: skip
 _NAME: Final = re.compile(rb"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 _BAD_IN_VALUE: Final = re.compile(rb"[\x00\r\n]")

@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+import math
 from collections.abc import AsyncGenerator, Callable
 
 import msgspec
@@ -235,17 +236,19 @@ async def recent(
     matches: Callable[[CallRecord], bool] = lambda _: True,
     *,
     since: float = 0.0,
+    until: float = math.inf,
     ended_only: bool = False,
 ) -> list[CallRecord]:
     """Return the submitted invocations of a function (``*``: of all) that match and changed last, newest submission
     first; errors without traceback.
 
-    Only those submitted at `since` (unix seconds) or later. `ended_only`: skip the queues, because `matches` accepts
-    only ended calls."""
+    Only those submitted at `since` (unix seconds) or later, and that changed last at `until` or earlier. So the time of
+    the last change of the oldest of them leads to the next ones. `ended_only`: skip the queues, because `matches`
+    accepts only ended calls."""
     seen: set[str] = set()
 
     def is_match(record: CallRecord) -> bool:
-        return record.submitted_at >= since and matches(record)
+        return record.submitted_at >= since and _changed_at(record) <= until and matches(record)
 
     def is_recorded_match(record: CallRecord) -> bool:
         seen.add(record.id)
@@ -257,7 +260,14 @@ async def recent(
     results = subjects.result(function, "*")
     stored_since = since - queued_calls.MAX_CLOCK_SKEW_S
     records = await newest(
-        bus, subjects.RESULTS, results, _summary, limit=limit, matches=is_recorded_match, since=stored_since
+        bus,
+        subjects.RESULTS,
+        results,
+        _summary,
+        limit=limit,
+        matches=is_recorded_match,
+        since=stored_since,
+        until=until + queued_calls.MAX_CLOCK_SKEW_S,
     )
     records += (call for call in queued if call.id not in seen)  # a call that has just ended is still in its queue
     changed_last = sorted(records, key=_changed_at, reverse=True)[:limit]

@@ -334,6 +334,10 @@ class Client(CallApi, ModelRequests, TerminalRequests, VolumeRequests, DataReque
         """Return the principal of this client's requests."""
         return self._json(PrincipalView, "GET", "/v1/auth/me")
 
+    def console_ticket(self) -> str:
+        """Return a ticket that signs a browser in at the web console for 30 seconds; "" if no client needs a key."""
+        return self._member(str, "ticket", "POST", "/v1/console/ticket")
+
     def users(self) -> list[UserView]:
         """List the users and workloads that have logged in."""
         return self._member(list[UserView], "users", "GET", "/v1/users")

@@ -6,7 +6,7 @@
 - It reads on for a while after it has rejected an upload, so that the client can read the response (`lingering_close`).
 - It passes connections of HTTP/2 on (`http2_tunnel`).
 - It upgrades to WebSocket for paths of web functions and terminals only, and ignores other requests to upgrade.
-- It leaves the caching of responses of web functions to them.
+- It leaves the caching of responses of web functions, and of the console's files, to them.
 - It gives each request its id (`request_id`).
 
 An ordinary request, which arrives in one read, costs one clock read and the check of its head. `sweep` closes the
@@ -47,6 +47,7 @@ from gpufn_platform.shared_bodies.bodies import MIN_SHARED_BYTES
 MAX_HEAD_BYTES = 32 << 10
 MAX_HEADERS = 100
 _WEB_PREFIX = web_spec.PREFIX.encode()
+_CACHING_PREFIXES = (_WEB_PREFIX, b"/console/static/")  # their responses have caching fields of their own
 _TERMINAL = re.compile(rb"/v1/functions/[^?]+/exec")
 _MAX_PIPELINED = 16  # requests that wait while more are read
 
@@ -258,8 +259,8 @@ class GuardedProtocol(HttpToolsProtocol):
         self._enter_phase(_BODY)
         self.scope[request_id.SCOPE_KEY] = this = request_id.of(fields)  # type: ignore[typeddict-unknown-key]
         super().on_headers_complete()
-        is_of_web = self.url.startswith(_WEB_PREFIX)
-        defaults = self._web_defaults if is_of_web else self.cycle.default_headers
+        caches_itself = self.url.startswith(_CACHING_PREFIXES)
+        defaults = self._web_defaults if caches_itself else self.cycle.default_headers
         self.cycle.default_headers = [*defaults, (request_id.FIELD, this)]
         if self.expect_100_continue:
             _close_unless_continued(self.cycle)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import math
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -14,7 +15,7 @@ from gpufn_core.errors import ErrorInfo
 from gpufn_core.protocol.codec import encode
 from gpufn_core.protocol.records import CallRecord, DeadLetter
 from gpufn_platform.bus.connection import Bus
-from gpufn_platform.bus.storage import stream_scan
+from gpufn_platform.bus.storage import stream_scan, streams
 from gpufn_platform.bus.storage.ordered_reader import StoredMessage
 
 _SUMMARY = "Gpufn-Record"
@@ -68,12 +69,15 @@ async def newest(
     limit: int,
     matches: Callable[[S], bool] = lambda _: True,
     since: float = 0.0,
+    until: float = math.inf,
 ) -> list[S]:
     """Return the newest `limit` records that `read` decodes from message headers and that satisfy `matches`, newest
-    first. Looks at the last 100,000 messages at most, and may skip those stored before `since` (unix seconds)."""
+    first. Looks at 100,000 messages at most, and may skip those stored before `since` or after `until` (unix
+    seconds)."""
     records: list[S] = []
     remaining = SCAN_LIMIT
-    scan = stream_scan.scan_ranges(bus, stream, subject, about=limit, headers_only=True)
+    end = None if until == math.inf else await streams.first_sequence_at(bus, stream, until)
+    scan = stream_scan.scan_ranges(bus, stream, subject, about=limit, before_seq=end, headers_only=True)
     async with contextlib.aclosing(scan) as ranges:
         async for range_messages in ranges:
             messages, newer, records = range_messages[-remaining:], records, []

@@ -27,18 +27,28 @@ async def newest(bus: Bus, stream: str, subject: str, *, last: int) -> list[Stor
 
 
 async def scan_ranges(
-    bus: Bus, stream: str, subject: str, *, about: int, newest_seq: int | None = None, headers_only: bool = False
+    bus: Bus,
+    stream: str,
+    subject: str,
+    *,
+    about: int,
+    newest_seq: int | None = None,
+    before_seq: int | None = None,
+    headers_only: bool = False,
 ) -> AsyncGenerator[list[StoredMessage], None]:
     """Yield the messages of `subject` in ranges of the stream, newest range first, each range oldest first.
 
     The first range has about `about` messages if every fourth message is of the subject; later ranges are longer.
     Messages stored meanwhile are in the first range.
 
-    `newest_seq`: the subject's last sequence, if known. `headers_only`: without payloads.
+    `newest_seq`: the subject's last sequence, if known. `before_seq`: only messages before it. `headers_only`: without
+    payloads.
     """
     state = (await bus.js(f"STREAM.INFO.{stream}"))["state"]
     oldest, start, length = max(1, int(state["first_seq"])), newest_seq or int(state["last_seq"]), 4 * about
-    before: int | None = None
+    before = before_seq
+    if before is not None:
+        start = before
     while before is None or before > oldest:
         start = max(oldest, start - length)
         yield await ordered_reader.collect(

@@ -1,0 +1,230 @@
+/** The live pages as the gateway sends them (gateway/gpufn_gateway/console/live). Times are Unix seconds. */
+
+import type { Json } from "../core/delta";
+
+export interface Rates {
+  readonly calls_per_s: number;
+  readonly errors_per_s: number;
+  readonly error_share: number | null;
+  readonly p50_s: number | null;
+  readonly p99_s: number | null;
+  readonly run_s: number | null;
+  readonly gpus: number;
+}
+
+export type WorkerCounts = Readonly<Record<string, number>>;
+
+export interface Finding {
+  readonly severity: "critical" | "warning";
+  readonly kind: "platform" | "function" | "node";
+  readonly subject: string;
+  readonly code: string;
+  readonly title: string;
+  readonly text: string;
+}
+
+export interface Sum extends Rates {
+  readonly functions: number;
+  readonly workers: WorkerCounts;
+  readonly queued: number;
+  readonly running: number;
+}
+
+export interface Gpus {
+  readonly count: number;
+  readonly busy: number | null;
+  readonly memory_used_bytes: number | null;
+  readonly memory_bytes: number;
+}
+
+export interface Overview {
+  readonly total: Sum & { readonly apps: number };
+  readonly nodes: { readonly count: number; readonly gpus: Gpus } | null;
+  readonly findings: readonly Finding[];
+  readonly apps: Readonly<Record<string, Sum>>;
+  readonly busiest: Readonly<Record<string, FunctionRow>>;
+}
+
+export interface FunctionRow extends Rates {
+  readonly serving: number;
+  readonly active: number;
+  readonly gpu: string;
+  readonly models: number;
+  readonly web: boolean;
+  readonly workers: WorkerCounts;
+  readonly wanted: number;
+  readonly queued: number | null;
+  readonly running: number | null;
+  readonly waiting: string | null;
+  readonly finding: { readonly severity: Finding["severity"]; readonly title: string } | null;
+}
+
+export interface FunctionList {
+  readonly all: number;
+  readonly matching: number;
+  readonly offset: number;
+  readonly order: readonly string[];
+  readonly rows: Readonly<Record<string, FunctionRow>>;
+}
+
+export interface WorkerView {
+  readonly node: string;
+  readonly revision: number;
+  readonly state: string;
+  readonly slots: number;
+  readonly in_use: number;
+  readonly poisoned: number;
+  readonly waits_on: string;
+  readonly idle_since: number | null;
+  readonly cold_start: Readonly<Record<string, number>> | null;
+  readonly pid: number | null;
+  readonly started_at: number | null;
+  readonly memory_bytes: number | null;
+  readonly gpus: readonly string[];
+  readonly gpu_bytes: number | null;
+  readonly gpus_busy: number | null;
+}
+
+export interface FunctionLive extends Rates {
+  readonly active: number;
+  readonly serving: number;
+  readonly updated_at: number;
+  readonly min_workers: number | null;
+  readonly max_workers: number | null;
+  readonly workers: WorkerCounts;
+  readonly wanted: number;
+  readonly queued: number | null;
+  readonly running: number | null;
+  readonly reason: string;
+  readonly terms: Readonly<Record<string, number>>;
+  readonly waiting: { readonly reason: string; readonly detail: string; readonly eta_s: number | null } | null;
+  readonly service_s: number | null;
+  readonly cold_start_s: number | null;
+  readonly last_start: { readonly node: string; readonly at: number; readonly phases: Readonly<Record<string, number>> } | null;
+  readonly next: { readonly revision: number; readonly start_error: { readonly message: string } | null } | null;
+  readonly findings: readonly Finding[];
+  readonly processes: Readonly<Record<string, WorkerView>>;
+}
+
+export interface Method {
+  readonly name?: string;
+  readonly kind?: string;
+  readonly parameters?: Readonly<Record<string, Json>>;
+  readonly returns?: Readonly<Record<string, Json>>;
+  readonly doc?: string;
+}
+
+export interface Spec {
+  readonly methods: readonly Method[];
+  readonly resources: { readonly gpu: readonly string[]; readonly [option: string]: Json };
+  readonly scaling: { readonly min_workers: number; readonly max_workers: number; readonly [option: string]: Json };
+  readonly web?: { readonly kind: string; readonly public: boolean };
+  readonly is_class: boolean;
+}
+
+export interface Source {
+  readonly file: string;
+  readonly project: string;
+  readonly deployer: string;
+}
+
+export interface FunctionView {
+  readonly name: string;
+  readonly active: number;
+  readonly serving: number;
+  readonly latest: number;
+  readonly deployed_at: number | null;
+  readonly source: Source | null;
+  readonly env: readonly string[];
+  readonly spec: Spec;
+}
+
+export interface Revision {
+  readonly number: number;
+  readonly created_at: number;
+  readonly state: string;
+  readonly active: boolean;
+  readonly serving: boolean;
+  readonly signed_by: string;
+  readonly code: string;
+}
+
+export interface RevisionDetails extends Revision {
+  readonly spec: Json;
+  readonly env: readonly string[];
+  readonly source: Source | null;
+  readonly check: { readonly state: string; readonly reason: string } | null;
+  readonly error: { readonly message: string } | null;
+}
+
+export interface Attempt {
+  readonly number: number;
+  readonly outcome: string;
+  readonly ended_at: number;
+  readonly started_at?: number | null;
+  readonly worker?: string;
+  readonly node?: string;
+  readonly code?: string;
+  readonly message?: string;
+  readonly gpu_s?: number;
+  readonly reason?: string | null;
+}
+
+export interface Call {
+  readonly id: string;
+  readonly function: string;
+  readonly revision: number;
+  readonly state: "queued" | "running" | "succeeded" | "failed" | "cancelled" | "timed_out" | "expired";
+  readonly priority: string;
+  readonly parent: string | null;
+  readonly trace: string | null;
+  readonly submitted_at: number;
+  readonly started_at: number | null;
+  readonly ended_at: number | null;
+  readonly attempt: number;
+  readonly attempts: readonly Attempt[];
+  readonly worker: string;
+  readonly progress: Json;
+  readonly queue_s: number | null;
+  readonly run_s: number | null;
+  readonly gpu_s: number;
+  readonly timings: Readonly<Record<string, number>>;
+  readonly size: number;
+  readonly error: { readonly code: string; readonly message: string; readonly error_type?: string; readonly traceback?: string } | null;
+  readonly waiting: { readonly reason: string; readonly detail: string; readonly eta_s: number | null } | null;
+  readonly place: number | null;
+  readonly eta_s: number | null;
+}
+
+export interface Gpu {
+  readonly kind: string;
+  readonly memory_bytes: number;
+  readonly health: "healthy" | "degraded" | "failed";
+  readonly health_reason: string;
+  readonly workers: Readonly<Record<string, string>>;
+  readonly mode: string | null;
+  readonly utilisation: number | null;
+  readonly memory_used_bytes: number | null;
+  readonly temperature_c: number | null;
+  readonly power_w: number | null;
+  readonly power_limit_w: number | null;
+}
+
+export interface NodeView {
+  readonly address: string;
+  readonly platform: string;
+  readonly driver: string;
+  readonly clock_skew_s: number | null;
+  readonly cores: number;
+  readonly cores_reserved: number;
+  readonly memory_bytes: number;
+  readonly memory_reserved_bytes: number;
+  readonly gpus: Readonly<Record<string, Gpu>>;
+  readonly functions: Readonly<Record<string, number>>;
+  readonly trouble: Readonly<Record<string, string>>;
+}
+
+export interface Nodes {
+  readonly findings: readonly Finding[];
+  readonly nodes: Readonly<Record<string, NodeView>>;
+}

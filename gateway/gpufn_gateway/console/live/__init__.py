@@ -1,0 +1,1 @@
+"""Live data of the console's pages."""
