@@ -42,6 +42,10 @@ _SANDBOX_FIXES = {
     "signals": _NEWER_KERNEL,
     "seccomp": "use a machine with x86_64 or aarch64",
 }
+_EGRESS_FIX = (
+    "if functions need it: run the agent as root, install nftables and iproute2, and let the machine forward packets "
+    "(sysctl -w net.ipv4.ip_forward=1)"
+)
 _MIN_FREE_BYTES = 1 << 30
 
 
@@ -218,6 +222,15 @@ def _sandbox() -> Iterator[Finding]:
         yield Finding("sandbox", state, f"workers run without {part}: {reason}", _SANDBOX_FIXES[part])
 
 
+def _egress() -> Iterator[Finding]:
+    from gpufn_runtime.agent.egress import availability  # noqa: PLC0415
+
+    if reason := availability.trouble():
+        yield Finding("egress", "note", f"network='egress' is for containers only: {reason}", _EGRESS_FIX)
+    else:
+        yield Finding("egress", "ok", "worker processes can have network='egress'")
+
+
 def _clock() -> Iterator[Finding]:
     """Report the clock skew of this machine, as its agents report it to the gateway."""
     from gpufn.client.client import Client  # noqa: PLC0415
@@ -258,6 +271,7 @@ CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (
     _uv,
     _home,
     _sandbox,
+    _egress,
     _gateway,
     _bus,
     _clock,

@@ -280,9 +280,8 @@ _RULES: Final[Mapping[str, Schema]] = {
             # What `isolation.contradiction` refuses.
             _when(_has(image=_OBJECT), _object(isolation=_CONTAINER, network=_NOT_FULL)),
             _when(_has(isolation=_CONTAINER), _object(network=_NOT_FULL)),
-            _when(_has(isolation={"const": "process"}), _object(network={"not": {"const": "none"}})),
+            _when(_has(isolation={"const": "process"}), _object(network={"not": {"enum": ["egress", "none"]}})),
             _when(_has(egress={"const": True}), {"not": {"required": ["network"]}}),
-            _when(_has(network={"const": "egress"}), {"anyOf": [_has(image=_OBJECT), _has(isolation=_CONTAINER)]}),
             # Calls of generators are not gathered. A method's own `batch` replaces the function's.
             _object(methods={"items": _when(_has(batch=_OBJECT), _NO_GENERATOR)}),
             _when(_has(batch=_OBJECT), _object(methods={"items": {"anyOf": [_NO_GENERATOR, _has(batch=_NULL)]}})),

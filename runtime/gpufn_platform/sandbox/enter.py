@@ -12,10 +12,11 @@ import functools
 import os
 import resource
 
-from gpufn_core.protocol.launch import Sandbox
+from gpufn_core.protocol.launch import NetworkNamespace, Sandbox
 from gpufn_platform.sandbox import landlock, layout, namespaces, seccomp, system_calls
 
 _CAP_SETFCAP = 31
+_OWN_NETWORK = "/proc/self/ns/net"
 _NONE: frozenset[int] = frozenset()
 # Processes and threads of one worker. The kernel counts them per user namespace, but does not limit root's, whose
 # workers have a cgroup for that.
@@ -37,6 +38,8 @@ def enter(sandbox: Sandbox) -> None:
     """Confine this process, which must have one thread. Raises OSError."""
     if not (sandbox.network or sandbox.namespaces):
         raise OSError(errno.EPERM, "a process without a network needs namespaces")
+    if sandbox.namespace is not None:
+        _join(sandbox.namespace)
     has_mounts_ahead = sandbox.is_template and sandbox.namespaces
     # Root needs this capability to map its own id in a further namespace. It means nothing outside of ours.
     keep = frozenset({_CAP_SETFCAP}) if has_mounts_ahead and os.geteuid() == 0 else _NONE
@@ -60,6 +63,15 @@ def enter(sandbox: Sandbox) -> None:
     landlock.restrict(None if has_mounts_ahead else layout.rules(sandbox, own, _list))
     if program:
         system_calls.set_seccomp_filter(program)
+
+
+def _join(namespace: NetworkNamespace) -> None:
+    """Enter the network namespace, which a user namespace of our own would prevent. A process that is forked from a
+    template is inside."""
+    if os.stat(_OWN_NETWORK).st_ino != namespace.inode:
+        system_calls.enter_network_namespace(namespace.path)
+    if os.stat(_OWN_NETWORK).st_ino != namespace.inode:
+        raise OSError(errno.ESTALE, "the network namespace was replaced", namespace.path)
 
 
 def _program(may_set_up: bool) -> bytes:

@@ -31,15 +31,23 @@ class Kind(enum.Enum):
 class Mount(NamedTuple):
     path: str
     kind: Kind
+    source: str = ""  # the file that is shown at the path, if it is another one
 
 
 # Absent ones are skipped.
 SYSTEM: Final = (
     *("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/opt", "/nix", "/gnu", "/etc", "/sys"),
     # Files that the ones above link to, and the sockets of the NVIDIA driver.
-    *("/run/systemd/resolve", "/run/resolvconf", "/run/NetworkManager", "/run/opengl-driver"),
-    *("/run/nvidia-persistenced", "/run/nvidia-fabricmanager", "/var/run", "/var/lib/ca-certificates"),
+    *(
+        "/run/opengl-driver",
+        "/run/nvidia-persistenced",
+        "/run/nvidia-fabricmanager",
+        "/var/run",
+        "/var/lib/ca-certificates",
+    ),
 )
+# Shown with the node's network only: they have sockets of resolvers.
+RESOLVERS: Final = ("/run/systemd/resolve", "/run/resolvconf", "/run/NetworkManager")
 PROC: Final = "/proc"
 TMP: Final = "/tmp"  # noqa: S108
 SHARED_MEMORY: Final = "/dev/shm"  # noqa: S108
@@ -72,14 +80,16 @@ def own_paths(sandbox: Sandbox, names: Iterable[str], pid: int) -> list[str]:
 
 def common_mounts(template: Sandbox, names: Iterable[str], pid: int) -> list[Mount]:
     """Return the mounts that the process `pid` has in any sandbox of a worker that is forked from `template`."""
-    common = Sandbox(shared=template.shared, hidden=template.hidden)
+    common = Sandbox(
+        shared=template.shared, hidden=template.hidden, network=template.network, namespace=template.namespace
+    )
     return [mount for mount in mounts(common, own_paths(common, names, pid)) if mount.kind is not Kind.MEMORY]
 
 
 def mounts(sandbox: Sandbox, own: Iterable[str]) -> list[Mount]:
     """Return the mounts, each after those that it is in. A writable path in a read-only one is writable."""
     kinds: dict[str, Kind] = dict.fromkeys(
-        (*SYSTEM, PROC, *sandbox.shared, *sandbox.readable, *_PROC_READ_ONLY), Kind.READ_ONLY
+        (*SYSTEM, *_resolvers(sandbox), PROC, *sandbox.shared, *sandbox.readable, *_PROC_READ_ONLY), Kind.READ_ONLY
     )
     kinds |= dict.fromkeys((*own, *sandbox.writable), Kind.WRITABLE)
     kinds |= dict.fromkeys(TEMPORARY, Kind.MEMORY)
@@ -89,7 +99,14 @@ def mounts(sandbox: Sandbox, own: Iterable[str]) -> list[Mount]:
     for path in (*HIDDEN, *sandbox.hidden):
         if (path + "/").startswith(shown):
             kinds.setdefault(path, Kind.HIDDEN)
-    return [Mount(path, kinds[path]) for path in sorted(kinds)]
+    found = [Mount(path, kinds[path]) for path in kinds]
+    if (namespace := sandbox.namespace) is not None:
+        found.append(Mount(namespace.resolv_conf, Kind.READ_ONLY, namespace.own_resolv_conf))
+    return sorted(found, key=lambda mount: mount.path)
+
+
+def _resolvers(sandbox: Sandbox) -> tuple[str, ...]:
+    return RESOLVERS if sandbox.network and sandbox.namespace is None else ()
 
 
 def missing(wanted: Iterable[Mount], present: Collection[Mount]) -> list[Mount]:
@@ -113,7 +130,10 @@ def rules(
         return [("/", Access.READ), *((path, Access.ALL) for path in (*writable, *sandbox.writable, *TEMPORARY))]
     found = [(PROC, Access.READ), *((path, Access.OVERWRITE if path == PROC else Access.ALL) for path in own)]
     hidden = {*HIDDEN, *sandbox.hidden}.difference(sandbox.shared, sandbox.readable, sandbox.writable)
-    for access, paths in ((Access.READ, (*SYSTEM, *sandbox.shared, *sandbox.readable)), (Access.ALL, sandbox.writable)):
+    for access, paths in (
+        (Access.READ, (*SYSTEM, *_resolvers(sandbox), *sandbox.shared, *sandbox.readable)),
+        (Access.ALL, sandbox.writable),
+    ):
         found += [(part, access) for path in paths for part in _without(path, hidden, list_folder)]
     # Semaphores of other processes and the bodies of other workers are there too: their names are random.
     return [*found, (SHARED_MEMORY, Access.BY_NAME)]

@@ -93,9 +93,11 @@ class Root:
 
 def _read(mount: Mount) -> str | int | _New | None:
     """Return the part to create: the target of a link, a copy of mounts, or a new file system. None if it is absent."""
-    path, kind = mount
+    path, kind, source = mount
     if kind in (Kind.MEMORY, Kind.TERMINALS):
         return _New()
+    if source:
+        return _clone(source, read_only=True)
     if os.path.islink(path):
         return os.readlink(path)
     if not os.path.exists(path):

@@ -18,6 +18,7 @@ _ARCHITECTURES: Final = {"x86_64": (1, 0xC000003E), "aarch64": (2, 0xC00000B7)} 
 # Numbers of the calls with conditions on their arguments.
 _CLONE: Final = {"x86_64": 56, "aarch64": 220}
 _SOCKET: Final = {"x86_64": 41, "aarch64": 198}
+_SOCKETPAIR: Final = {"x86_64": 53, "aarch64": 199}
 _PERSONALITY: Final = {"x86_64": 135, "aarch64": 92}
 _CLONE3: Final = 435
 # Calls that set up the sandbox of a worker: its template is allowed to make them.
@@ -29,7 +30,10 @@ _SETUP_CALLS_OF_BOTH: Final = (428, 429, 442)  # open_tree, move_mount, mount_se
 
 _NAMESPACES: Final = 0x7E020000  # CLONE_NEW*
 _PERSONALITIES: Final = (0, 8, 0x20000, 0x20008, 0xFFFFFFFF)
-_REFUSED_FAMILIES: Final = (38, 40)  # AF_ALG, AF_VSOCK
+# Docker allows more. Some of the others, such as TIPC, connect the processes of a network namespace to each other,
+# which workers with `network="egress"` share, and nftables does not see them.
+_UNIX, _INTERNET, _NETLINK = 1, (2, 10), 16
+_NETLINK_USERSOCK: Final = 2  # messages between processes
 # Calls that change limits or priority of a process, with the first arguments that mean the caller itself. The kernel
 # only compares users. `sched_setaffinity` is not in the table: the C library calls it with the id of a thread.
 _OF_ITSELF: Final = {
@@ -41,7 +45,7 @@ _OF_ITSELF: Final = {
     "ioprio_set": (1, 0),  # IOPRIO_WHO_PROCESS
 }
 
-_EPERM, _ENOSYS = 1, 38
+_EPERM, _ENOSYS, _EAFNOSUPPORT = 1, 38, 97
 _ALLOW: Final = 0x7FFF0000
 _ERRNO: Final = 0x00050000
 _LOAD, _AND, _RETURN = 0x20, 0x54, 0x06
@@ -82,14 +86,8 @@ def program(machine: str, *, may_set_up: bool) -> bytes:
                 (_RETURN, 0, 0, _ALLOW),
             ],
         ),
-        *_if_equal(
-            _SOCKET[machine],
-            [
-                (_LOAD, 0, 0, _FIRST_ARGUMENT),
-                *(step for family in _REFUSED_FAMILIES for step in _if_equal(family, [_error(_EPERM)])),
-                (_RETURN, 0, 0, _ALLOW),
-            ],
-        ),
+        *_if_equal(_SOCKET[machine], _sockets()),
+        *_if_equal(_SOCKETPAIR[machine], _sockets()),
         *_if_equal(
             _PERSONALITY[machine],
             [
@@ -123,6 +121,23 @@ def allowed_calls(machine: str) -> dict[str, int]:
 
 def _error(number: int) -> _Step:
     return _RETURN, 0, 0, _ERRNO | number
+
+
+def _sockets() -> list[_Step]:
+    """Allow the families of sockets that programs use."""
+    return [
+        (_LOAD, 0, 0, _FIRST_ARGUMENT),
+        *(step for family in (_UNIX, *_INTERNET) for step in _if_equal(family, [(_RETURN, 0, 0, _ALLOW)])),
+        *_if_equal(
+            _NETLINK,
+            [
+                (_LOAD, 0, 0, _FIRST_ARGUMENT + 2 * _ARGUMENT_BYTES),
+                *_if_equal(_NETLINK_USERSOCK, [_error(_EPERM)]),
+                (_RETURN, 0, 0, _ALLOW),
+            ],
+        ),
+        _error(_EAFNOSUPPORT),
+    ]
 
 
 def _allow_with(arguments: Iterable[int]) -> Iterator[_Step]:

@@ -47,6 +47,14 @@ def unshare(flags: int) -> None:
     _check(_libc.unshare(flags), "unshare")
 
 
+def enter_network_namespace(path: str) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        _check(_libc.setns(fd, CLONE_NEWNET), path)
+    finally:
+        os.close(fd)
+
+
 def mount(source: str, target: str, kind: str | None, flags: int, data: str = "") -> None:
     kind_bytes = None if kind is None else kind.encode()
     _check(

@@ -8,6 +8,7 @@ import functools
 import hashlib
 import importlib.metadata
 import logging
+import operator
 import os
 import signal
 import sys
@@ -22,6 +23,8 @@ from gpufn_core.find_uv import find_uv
 from gpufn_core.home import Home
 from gpufn_core.ids import Digest
 from gpufn_core.protocol import subjects
+from gpufn_core.protocol.launch import Sandbox
+from gpufn_core.spec.isolation import Network
 from gpufn_core.weights.credentials import CREDENTIALS
 from gpufn_platform.bus.connection import Bus
 from gpufn_platform.bus.node_claim import claim_node
@@ -56,8 +59,11 @@ from gpufn_runtime.agent.devices.failed_gpus import FailedGpus
 from gpufn_runtime.agent.devices.nvml import NvmlInventory
 from gpufn_runtime.agent.devices.power_limits import PowerLimits
 from gpufn_runtime.agent.devices.watch import DeviceWatch
+from gpufn_runtime.agent.egress import availability
+from gpufn_runtime.agent.egress.namespace import EgressNamespace
 from gpufn_runtime.agent.environments.build import Confinement
 from gpufn_runtime.agent.environments.cache import EnvironmentCache, link_packages
+from gpufn_runtime.agent.environments.environment import Environment
 from gpufn_runtime.agent.isolation import gpu_devices, tiers
 from gpufn_runtime.agent.isolation.sandboxes import Sandboxes
 from gpufn_runtime.agent.launchers.choose import LauncherByImage
@@ -183,11 +189,19 @@ async def _run_agent(
     await secrets.check()
     groups = MemoryGroups.find()
     sandboxes = _sandboxes(settings, support, groups)
+    isolation_trouble = tiers.trouble(settings.isolation, support, await asyncio.to_thread(availability.trouble))
+    egress = EgressNamespace(
+        home,
+        settings.egress_allow,
+        trouble=isolation_trouble.get(Network.EGRESS, ""),
+        report=functools.partial(operator.setitem, isolation_trouble, Network.EGRESS),
+    )
+    await egress.start()
     templates = TemplateLauncher(
         ProcessLauncher(),
         scratch=home.run / "templates",
         limit=settings.templates,
-        sandbox_of=None if sandboxes is None else sandboxes.template,
+        sandbox_of=None if sandboxes is None else functools.partial(_template_sandbox, sandboxes, egress),
         imports_with_env=settings.isolation is not policy.Isolation.STRICT,
     )
     shares = _shares(settings, clock)
@@ -219,13 +233,14 @@ async def _run_agent(
         groups=groups,
         devices=devices,
         shares=shares,
+        egress=egress,
         clock=clock,
         prove_cuda=proofs.request,
         default_image=settings.default_image,
         open_files=open_files,
         supervisor_fifo=settings.supervisor_fifo,
         sandboxes=sandboxes,
-        isolation_trouble=tiers.trouble(settings.isolation, support),
+        isolation_trouble=isolation_trouble,
         park_bytes=settings.park_bytes,
         grace_s=settings.grace_s,
         address=settings.address or address_towards(settings.nats_url),
@@ -240,7 +255,15 @@ async def _run_agent(
         await agent.run(stop, force_stop)
         for task in background:
             task.cancel()
+    await egress.remove()
     power_limits.restore()  # not after an error: workers live on, and the next agent restores the limits first
+
+
+async def _template_sandbox(
+    sandboxes: Sandboxes, egress: EgressNamespace, scratch: Path, *, network: Network, python: Environment | None
+) -> Sandbox:
+    namespace = await egress.ready() if network is Network.EGRESS else None
+    return sandboxes.template(scratch, network=network, python=python, egress=namespace)
 
 
 def _sandboxes(settings: AgentSettings, support: Support, groups: MemoryGroups) -> Sandboxes | None:

@@ -48,6 +48,7 @@ from gpufn_runtime.agent.decide import reconcile
 from gpufn_runtime.agent.decide.fleet import Fleet, Phase
 from gpufn_runtime.agent.decide.reconcile import DeleteAssignment, Drain, Kill, Launch, Refuse, Stop
 from gpufn_runtime.agent.devices.watch import DeviceWatch
+from gpufn_runtime.agent.egress.namespace import EgressNamespace
 from gpufn_runtime.agent.environments.cache import EnvironmentCache
 from gpufn_runtime.agent.isolation.sandboxes import Sandboxes
 from gpufn_runtime.agent.mps.base import GpuShares
@@ -108,6 +109,7 @@ class Agent:
         groups: MemoryGroups,
         devices: DeviceWatch,
         shares: GpuShares,
+        egress: EgressNamespace,
         clock: Clock,
         prove_cuda: Callable[[Iterable[str]], None] = lambda gpus: None,
         default_image: ImageSpec | None = None,
@@ -141,6 +143,7 @@ class Agent:
         self._tick_s = tick_s
         self._devices = devices
         self._shares = shares
+        self._egress = egress
         self._prove_cuda = prove_cuda
         self._fleet = Fleet()
         self._running_workers: RunningWorkers = {}
@@ -157,7 +160,7 @@ class Agent:
             weights=weights.report,
             pythons=tuple if environments is None else environments.pythons,
             contains_all=default_image is not None,
-            isolation_trouble=isolation_trouble or {},
+            isolation_trouble={} if isolation_trouble is None else isolation_trouble,
             address=address,
             park_bytes=devices.pool.memory_bytes // _PARKED_DIVISOR if park_bytes is None else park_bytes,
         )
@@ -208,6 +211,7 @@ class Agent:
             secrets=secrets,
             groups=groups,
             launcher=launcher,
+            egress=egress.ready,
             supervisor=self._supervisor,
             cleanup=self._cleanup,
             reports=self._reports,
@@ -389,7 +393,7 @@ class Agent:
         """Reap templates that have ended, and orphans of workers. During a launch nothing is reaped: an unknown child
         may be the new worker."""
         environments = self._environments
-        if self._launches.tasks or self._shares.has_child_processes:
+        if self._launches.tasks or self._shares.has_child_processes or self._egress.has_child_processes:
             return
         if environments is not None and environments.has_child_processes:
             return

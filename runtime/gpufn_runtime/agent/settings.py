@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import re
 import sys
@@ -27,6 +28,7 @@ from gpufn_platform.process.settings import (
 from gpufn_platform.sandbox.policy import Isolation, isolation
 from gpufn_runtime.agent.devices.declared import parse_devices
 from gpufn_runtime.agent.devices.power_limits import parse_power_limits
+from gpufn_runtime.agent.egress.rules import Network
 from gpufn_runtime.agent.isolation.sandboxes import Folder
 
 _MAX_TEMPLATES = 1000
@@ -59,6 +61,8 @@ class AgentSettings:
                           parts, or the agent does not start; off: none, for debugging. Default: auto
     GPUFN_SANDBOX_FOLDERS  folders that all workers in sandboxes may read, such as /data,/scratch:rw; with :rw they may
                           also write. Default: none
+    GPUFN_EGRESS_ALLOW    networks that workers with network="egress" may reach besides the internet, such as
+                          10.1.0.0/16,192.168.7.20/32. Default: none
     GPUFN_BASE_IMAGE      base image for a version of Python. Default: python:{python}-slim
     GPUFN_BUILD_NETWORK   Docker network for image builds. Default: Docker's own
     GPUFN_SUPERVISOR_FIFO  FIFO that the agent's supervisor holds open for writing; workers end when it closes. Set by
@@ -82,6 +86,7 @@ class AgentSettings:
     default_image: ImageSpec | None = None
     isolation: Isolation = Isolation.AUTO
     sandbox_folders: tuple[Folder, ...] = ()
+    egress_allow: tuple[Network, ...] = ()
     base_image: str = "python:{python}-slim"
     build_network: str = ""
     docker_host: str = "unix:///var/run/docker.sock"
@@ -112,6 +117,7 @@ class AgentSettings:
             default_image=_default_image(environ.get("GPUFN_LAUNCHER") or "process"),
             isolation=isolation(environ.get("GPUFN_ISOLATION", "")),
             sandbox_folders=folders(environ.get("GPUFN_SANDBOX_FOLDERS", "")),
+            egress_allow=networks(environ.get("GPUFN_EGRESS_ALLOW", "")),
             base_image=_base_image(environ.get("GPUFN_BASE_IMAGE") or cls.base_image),
             build_network=environ.get("GPUFN_BUILD_NETWORK", ""),
             docker_host=environ.get("GPUFN_DOCKER_HOST") or environ.get("DOCKER_HOST") or cls.docker_host,
@@ -139,6 +145,18 @@ def _default_image(launcher: str) -> ImageSpec | None:
     if launcher not in ("process", "docker"):
         raise InvalidSetting(f"GPUFN_LAUNCHER must be process or docker, not {launcher!r}.")
     return ImageSpec(python="{}.{}".format(*sys.version_info)) if launcher == "docker" else None
+
+
+def networks(text: str) -> tuple[Network, ...]:
+    """Parse GPUFN_EGRESS_ALLOW. Raises InvalidSetting.
+
+    >>> networks("10.1.0.0/16, 192.168.7.20")
+    (IPv4Network('10.1.0.0/16'), IPv4Network('192.168.7.20/32'))
+    """
+    try:
+        return tuple(ipaddress.ip_network(item.strip()) for item in text.split(",") if item.strip())
+    except ValueError as error:
+        raise InvalidSetting(f"GPUFN_EGRESS_ALLOW must be networks, such as 10.1.0.0/16: {error}.") from None
 
 
 def _base_image(name: str) -> str:

@@ -26,6 +26,16 @@ class MpsLimits(msgspec.Struct, frozen=True):
     multiprocessors: int = 0
 
 
+class NetworkNamespace(msgspec.Struct, frozen=True):
+    """A network namespace of the node that a process enters: its file, and that file's number, by which a process finds
+    out whether it is inside already. There `own_resolv_conf` is shown at the path `resolv_conf`."""
+
+    path: str
+    inode: int
+    resolv_conf: str
+    own_resolv_conf: str
+
+
 class Sandbox(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The files and devices of a process that runs user code, besides the system's files (`gpufn_platform.sandbox`).
 
@@ -41,6 +51,7 @@ class Sandbox(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     hidden: tuple[str, ...] = ()
     memory_bytes: int = 64 << 20
     network: bool = True
+    namespace: NetworkNamespace | None = None  # None: the network of the process that started this one
     gpus: bool = False  # with the devices of GPUs and of fast networks
     shares_memory: bool = False
     namespaces: bool = True

@@ -15,7 +15,7 @@ import msgspec
 
 from gpufn_core.errors import InvalidInput, InvalidSpec
 from gpufn_core.spec.image_spec import ImageSpec
-from gpufn_core.spec.isolation import AS_PROCESS, Isolation, Network, contradiction
+from gpufn_core.spec.isolation import AS_PROCESS, OWN_NETWORK, Isolation, Network, contradiction
 from gpufn_core.spec.model_spec import ModelSpec
 from gpufn_core.spec.names import RESERVED_NAMES, is_function_name, parts_of
 from gpufn_core.spec.priority import Priority
@@ -353,7 +353,7 @@ class FunctionSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
             "image": "other nodes cannot reach a container" if self._has_container_image else "",
             "isolation": "other nodes cannot reach a container" if self.isolation is Isolation.CONTAINER else "",
             "max_calls": "its ranks are replaced together" if self.max_calls is not msgspec.UNSET else "",
-            "network": "its ranks connect to each other" if self.network is Network.NONE else "",
+            "network": "its ranks connect to each other" if self.network in OWN_NETWORK else "",
             "park_timeout": "a gang does not park" if self.scaling.park_timeout_s else "",
         }
         for option, reason in reasons.items():
@@ -482,9 +482,9 @@ class FunctionSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
 
     @property
     def node_needs(self) -> frozenset[str]:
-        """The requirements that a node must offer: a tier by name, and `none` for workers without a network."""
+        """The requirements that a node must offer: a tier by name, and a network of the workers' own."""
         tier = {self.isolation.value} if self.isolation in AS_PROCESS else set()
-        return frozenset(tier | ({Network.NONE.value} if self.network is Network.NONE else set()))
+        return frozenset(tier | ({self.network.value} if self.network in OWN_NETWORK else set()))
 
     def batch_of(self, method: MethodSpec) -> Batch | None:
         """Return how calls of a method are gathered; None if they are not."""

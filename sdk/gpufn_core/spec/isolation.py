@@ -15,12 +15,13 @@ class Isolation(enum.StrEnum):
 
 class Network(enum.StrEnum):
     FULL = "full"  # the network of the node
-    EGRESS = "egress"  # other machines, but no loopback address of the node
+    EGRESS = "egress"  # the internet, but no private network and not the node
     NONE = "none"
 
 
 LEAST = (Isolation.PROCESS, Isolation.SANDBOX, Isolation.CONTAINER)  # the tiers that a team can require, in order
 NO_RUNTIME = frozenset({Isolation.GVISOR, Isolation.VM})  # names without an implementation in this release
+OWN_NETWORK = frozenset({Network.EGRESS, Network.NONE})  # networks that a node must be able to set up
 AS_PROCESS = frozenset({Isolation.PROCESS, Isolation.SANDBOX})
 
 
@@ -38,10 +39,8 @@ def contradiction(isolation: Isolation | None, network: Network | None, *, has_i
         and isolation in AS_PROCESS,
         "egress=... and network=... set the same: write network='egress' instead of egress=True": egress
         and network is not None,
-        f"network='none' needs a sandbox or a container: remove {asked}": network is Network.NONE
+        f"network={network and network.value!r} needs a sandbox or a container: remove {asked}": network in OWN_NETWORK
         and isolation is Isolation.PROCESS,
-        "network='egress' needs a container, because a sandbox has the node's network or none: set "
-        "isolation='container', or network='full' or 'none'": network is Network.EGRESS and not in_container,
         "a container has no access to the node's own network: write network='egress'": network is Network.FULL
         and in_container,
     }

@@ -159,7 +159,8 @@ def test_options_that_are_not_used_are_not_stored_so_that_older_nodes_read_the_s
     ("options", "in_container", "needs"),
     [
         ({}, False, set()),
-        ({"isolation": Isolation.CONTAINER, "network": Network.EGRESS}, True, set()),
+        ({"isolation": Isolation.CONTAINER, "network": Network.EGRESS}, True, {"egress"}),
+        ({"network": Network.EGRESS}, False, {"egress"}),
         ({"image": ImageSpec(base="x"), "network": Network.NONE}, True, {"none"}),
         ({"isolation": Isolation.SANDBOX, "network": Network.NONE}, False, {"sandbox", "none"}),
         ({"isolation": Isolation.PROCESS}, False, {"process"}),

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import pytest
 
 from gpufn_core.protocol.launch import Sandbox
@@ -12,8 +14,12 @@ SANDBOX = Sandbox(
 )
 
 
+def kinds_of(mounts: Iterable[Mount]) -> dict[str, Kind]:
+    return {mount.path: mount.kind for mount in mounts}
+
+
 def kind_of(path: str, sandbox: Sandbox = SANDBOX) -> Kind | None:
-    return dict(layout.mounts(sandbox, ["/dev/null"])).get(path)
+    return kinds_of(layout.mounts(sandbox, ["/dev/null"])).get(path)
 
 
 @pytest.mark.parametrize(
@@ -79,7 +85,7 @@ def test_devices_are_those_that_compute_in_a_sandbox_with_gpus(name: str, gpus: 
 @pytest.mark.parametrize(("is_template", "entries"), [(False, "/proc/7"), (True, "/proc")])
 def test_a_worker_may_write_to_its_own_entries_in_proc_only(is_template: bool, entries: str) -> None:
     own = layout.own_paths(Sandbox(is_template=is_template), [], 7)
-    kinds = dict(layout.mounts(Sandbox(), own))
+    kinds = kinds_of(layout.mounts(Sandbox(), own))
     assert (own, kinds[entries], kinds["/proc/sys"]) == ([entries], Kind.WRITABLE, Kind.READ_ONLY)
 
 

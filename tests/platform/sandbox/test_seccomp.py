@@ -6,9 +6,9 @@ import pytest
 
 from gpufn_platform.sandbox import seccomp
 
-ALLOWED, EPERM, ENOSYS = 0x7FFF0000, 0x00050001, 0x00050026
+ALLOWED, EPERM, ENOSYS, EAFNOSUPPORT = 0x7FFF0000, 0x00050001, 0x00050026, 0x00050061
 X86_64, I386 = 0xC000003E, 0x40000003
-CLONE, CLONE3, SOCKET, UNSHARE, MOUNT, BPF, READ, OPENAT = 56, 435, 41, 272, 165, 321, 0, 257
+CLONE, CLONE3, SOCKET, SOCKETPAIR, UNSHARE, MOUNT, BPF, READ, OPENAT = 56, 435, 41, 53, 272, 165, 321, 0, 257
 PRLIMIT, SETPRIORITY, IOPRIO_SET, SCHED_SETSCHEDULER, SCHED_SETAFFINITY = 302, 141, 251, 144, 203
 
 
@@ -43,8 +43,12 @@ def run(program: bytes, number: int, *arguments: int, architecture: int = X86_64
         (CLONE, (0x10000011,), EPERM),  # CLONE_NEWUSER
         (CLONE3, (), ENOSYS),  # the C library uses clone instead
         (SOCKET, (2,), ALLOWED),
-        (SOCKET, (38,), EPERM),  # AF_ALG
-        (SOCKET, (40,), EPERM),  # AF_VSOCK
+        (SOCKET, (38,), EAFNOSUPPORT),  # AF_ALG
+        (SOCKET, (40,), EAFNOSUPPORT),  # AF_VSOCK
+        (SOCKETPAIR, (1,), ALLOWED),
+        (SOCKETPAIR, (30,), EAFNOSUPPORT),  # AF_TIPC
+        (SOCKET, (16, 3, 0), ALLOWED),  # NETLINK_ROUTE
+        (SOCKET, (16, 3, 2), EPERM),  # NETLINK_USERSOCK
         (PRLIMIT, (0, 7, 1), ALLOWED),
         (PRLIMIT, (4321, 7, 1), EPERM),
         (SETPRIORITY, (0, 0, 19), ALLOWED),
@@ -77,9 +81,7 @@ def test_each_call_of_the_list_is_allowed_and_the_program_is_short_enough(machin
     program = seccomp.program(machine, may_set_up=False)
     architecture = {"x86_64": X86_64, "aarch64": 0xC00000B7}[machine]
     numbers = seccomp.allowed_calls(machine)
-    of_itself = {"ioprio_set": 1}  # IOPRIO_WHO_PROCESS
-    results = {
-        run(program, number, of_itself.get(name, 0), architecture=architecture) for name, number in numbers.items()
-    }
+    first = {"ioprio_set": 1, "socket": 1, "socketpair": 1}  # IOPRIO_WHO_PROCESS, AF_UNIX
+    results = {run(program, number, first.get(name, 0), architecture=architecture) for name, number in numbers.items()}
     assert results == {ALLOWED}
     assert len(program) // 8 <= 4096  # BPF_MAXINSNS

@@ -46,6 +46,7 @@ from gpufn_runtime.agent.cache.weights_disk import PartFile
 from gpufn_runtime.agent.devices.base import Inventory
 from gpufn_runtime.agent.devices.declared import DeclaredInventory
 from gpufn_runtime.agent.devices.watch import DeviceWatch
+from gpufn_runtime.agent.egress.namespace import EgressNamespace
 from gpufn_runtime.agent.launchers.choose import LauncherByImage
 from gpufn_runtime.agent.launchers.process import ProcessLauncher
 from gpufn_runtime.agent.launchers.template import TemplateLauncher
@@ -214,6 +215,7 @@ class Node:
                 inventory or DeclaredInventory(gpus, pool), SystemClock(), other_trouble=shares.trouble, period_s=0.02
             ),
             shares=shares,
+            egress=EgressNamespace(self.home, trouble="tests change no network"),
             clock=SystemClock(),
             **{"grace_s": 2.0, "tick_s": 0.05, **options},
         )

@@ -304,15 +304,18 @@ def test_what_no_node_has_is_said(resources: Resources, nodes: list[dict[str, An
 
 
 @pytest.mark.parametrize(
-    ("troubles", "lacks"),
+    ("needs", "troubles", "lacks"),
     [
-        ([{}, {"sandbox": "no Landlock"}], ""),
-        ([{"sandbox": "no Landlock"}], "no node offers isolation='sandbox' (no Landlock)"),
+        (["sandbox"], [{}, {"sandbox": "no Landlock"}], ""),
+        (["sandbox"], [{"sandbox": "no Landlock"}], "no node offers isolation='sandbox' (no Landlock)"),
+        (["egress"], [{"egress": "no root"}], "no node offers network='egress' (no root)"),
     ],
 )
-def test_an_isolation_that_no_node_offers_is_named(troubles: list[dict[str, str]], lacks: str) -> None:
+def test_an_isolation_that_no_node_offers_is_named(
+    needs: list[str], troubles: list[dict[str, str]], lacks: str
+) -> None:
     nodes = [_NODE | {"isolation_trouble": trouble} for trouble in troubles]
-    assert unmet_requirement(Resources(), nodes, needs=["sandbox"]) == lacks
+    assert unmet_requirement(Resources(), nodes, needs=needs) == lacks
 
 
 @pytest.mark.parametrize(

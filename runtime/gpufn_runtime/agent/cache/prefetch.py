@@ -27,7 +27,6 @@ from gpufn_core.protocol import subjects
 from gpufn_core.protocol.launch import MountedVolume
 from gpufn_core.spec.function_spec import MAX_MODULES, FunctionSpec, Packaging, is_module_name
 from gpufn_core.spec.image_spec import ImageSpec
-from gpufn_core.spec.isolation import Network
 from gpufn_platform.bus.storage.key_value import Entry, KeyValue, Watch
 from gpufn_platform.signing.signatures import Signatures
 from gpufn_runtime.agent.cache.build_log import BuildLog, LogLine
@@ -35,7 +34,7 @@ from gpufn_runtime.agent.cache.bundles import BundleCache
 from gpufn_runtime.agent.cache.engines import EngineCache
 from gpufn_runtime.agent.cache.volumes import Volumes
 from gpufn_runtime.agent.cache.weights import WeightsCache
-from gpufn_runtime.agent.decide.template_choice import ContainerUse, Use
+from gpufn_runtime.agent.decide.template_choice import ContainerUse, Use, network_of
 from gpufn_runtime.agent.environments.cache import EnvironmentCache
 from gpufn_runtime.agent.environments.environment import Environment
 from gpufn_runtime.agent.launchers.containers.sandbox import Limits
@@ -287,7 +286,7 @@ class Prefetch:
                     self._used_at(each),
                     each.spec.env,
                     has_gpu=bool(each.spec.resources.gpu),
-                    offline=each.spec.network is Network.NONE,
+                    network=network_of(each.spec),
                     python=self._found_environment(each),
                     domain=domain_of(each.spec.resources.trust_domain, self._known_teams.of(each.function)),
                 )

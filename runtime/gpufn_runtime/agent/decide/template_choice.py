@@ -1,8 +1,8 @@
 """Choice of templates: which ones to keep in memory, and which one a worker forks from. Pure.
 
 A template is identified by its Preload. A worker may fork from any template that has not read another function's
-variables, that sees GPUs if the worker has one, that has a network if the worker has one, and whose Python environment
-is the same. Modules that the template lacks are imported by the worker.
+variables, that sees GPUs if the worker has one, that has the worker's network, and whose Python environment is the
+same. Modules that the template lacks are imported by the worker.
 """
 
 from __future__ import annotations
@@ -11,7 +11,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+import msgspec
+
+from gpufn_core.spec.function_spec import FunctionSpec
 from gpufn_core.spec.image_spec import ImageSpec
+from gpufn_core.spec.isolation import Network
 from gpufn_runtime.agent.environments.environment import Environment
 from gpufn_runtime.agent.launchers.containers.sandbox import Limits
 
@@ -41,7 +45,7 @@ class Preload:
     modules: ModuleSet = frozenset()
     env: frozenset[tuple[str, str]] = field(default=frozenset(), repr=False)
     sees_gpus: bool = False
-    offline: bool = False  # it has no network, and neither have its workers
+    network: Network = Network.FULL  # its own, and its workers'
     domain: str = ""  # the trust domain of its functions
     python: Environment | None = None  # None: the agent's own
 
@@ -54,38 +58,50 @@ class Preload:
 
     def has_context_of(self, other: Preload) -> bool:
         """Return whether both import their modules in the same environment, for functions of the same trust domain."""
-        mine = self.env, self.sees_gpus, self.offline, self.domain, self.python
-        return mine == (other.env, other.sees_gpus, other.offline, other.domain, other.python)
+        mine = self.env, self.sees_gpus, self.network, self.domain, self.python
+        return mine == (other.env, other.sees_gpus, other.network, other.domain, other.python)
 
     def serves(
-        self, env: Mapping[str, str], *, has_gpu: bool, offline: bool, domain: str, python: Environment | None = None
+        self, env: Mapping[str, str], *, has_gpu: bool, network: Network, domain: str, python: Environment | None = None
     ) -> bool:
         """Return whether a worker may fork from it. A template without modules has read nothing of any function."""
-        context = Preload(self.modules, frozenset(env.items()), has_gpu, offline, domain, python)
-        return self.has_context_of(context) if self.modules else self.python == python
+        context = Preload(self.modules, frozenset(env.items()), has_gpu, network, domain, python)
+        if self.modules:
+            return self.has_context_of(context)
+        return (self.python, self.network) == (python, _of_empty(network))
 
 
 EMPTY = Preload()
 
 
+def _of_empty(network: Network) -> Network:
+    """Return the network of a template without modules: its workers can leave the node's network by themselves, but
+    cannot enter another one."""
+    return Network.EGRESS if network is Network.EGRESS else Network.FULL
+
+
+def network_of(spec: FunctionSpec) -> Network:
+    return Network.FULL if spec.network is msgspec.UNSET else spec.network
+
+
 @dataclass(frozen=True)
 class Use:
-    """A revision's modules and `env`, its last launch or deploy (unix seconds), whether its workers have a GPU, or no
+    """A revision's modules and `env`, its last launch or deploy (unix seconds), whether its workers have a GPU, their
     network, and its trust domain."""
 
     modules: ModuleSet
     last_used_at: float
     env: Mapping[str, str] = field(default_factory=dict, repr=False)
     has_gpu: bool = False
-    offline: bool = False
+    network: Network = Network.FULL
     domain: str = ""
     python: Environment | None = None
 
     @property
     def preload(self) -> Preload:
         if not self.modules or not _HARMLESS.issuperset(self.env):
-            return Preload(python=self.python)
-        return Preload(self.modules, frozenset(self.env.items()), self.has_gpu, self.offline, self.domain, self.python)
+            return Preload(network=_of_empty(self.network), python=self.python)
+        return Preload(self.modules, frozenset(self.env.items()), self.has_gpu, self.network, self.domain, self.python)
 
 
 def without_env(use: Use) -> Use:

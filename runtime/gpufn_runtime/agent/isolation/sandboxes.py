@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from gpufn_core.home import Home
-from gpufn_core.protocol.launch import Sandbox, WorkerConfig
+from gpufn_core.protocol.launch import NetworkNamespace, Sandbox, WorkerConfig
 from gpufn_core.spec.isolation import Isolation, Network
 from gpufn_platform.sandbox.host_paths import python_folders
 from gpufn_runtime.agent.environments.environment import Environment
@@ -42,8 +42,11 @@ class Sandboxes:
     cgroups: Path | None = None
     namespaces: bool = True
 
-    def worker(self, config: WorkerConfig, python: Environment | None = None) -> Sandbox | None:
-        """Return None for a function that chose a process without a sandbox."""
+    def worker(
+        self, config: WorkerConfig, python: Environment | None = None, egress: NetworkNamespace | None = None
+    ) -> Sandbox | None:
+        """Return None for a function that chose a process without a sandbox. `egress` is the namespace of workers with
+        `network="egress"`."""
         if config.spec.isolation is Isolation.PROCESS:
             return None
         folder = os.path.dirname(config.socket)
@@ -52,30 +55,46 @@ class Sandboxes:
         mps = (os.fspath(self.home.mps),) if config.mps is not None else ()
         return Sandbox(
             shared=self._shared(python),
-            readable=(folder, *bundle, *sorted(engines), *config.weights, *(volume.path for volume in config.volumes)),
+            readable=(
+                folder,
+                *bundle,
+                *_resolv_conf(egress),
+                *sorted(engines),
+                *config.weights,
+                *(volume.path for volume in config.volumes),
+            ),
             writable=(*self._writable, os.path.join(folder, "tmp"), config.shared_bodies, *mps),
             hidden=self.hidden,
             memory_bytes=max((config.memory_bytes or 0) // 2, _LEAST_MEMORY_BYTES),
             network=config.spec.network is not Network.NONE,
+            namespace=egress,
             gpus=bool(config.spec.resources.gpu),
             shares_memory=config.mps is not None,
             namespaces=self.namespaces,
         )
 
-    def template(self, scratch: Path, *, offline: bool, python: Environment | None = None) -> Sandbox:
+    def template(
+        self,
+        scratch: Path,
+        *,
+        network: Network = Network.FULL,
+        python: Environment | None = None,
+        egress: NetworkNamespace | None = None,
+    ) -> Sandbox:
         home = self.home
         cgroups = () if self.cgroups is None else (os.fspath(self.cgroups),)
         fifo = os.fspath(home.supervisor_fifo)
         return Sandbox(
             shared=self._shared(python),
-            readable=(*map(os.fspath, (home.bundles, home.engines, home.weights)), fifo),
+            readable=(*map(os.fspath, (home.bundles, home.engines, home.weights)), fifo, *_resolv_conf(egress)),
             writable=(
                 *self._writable,
                 *map(os.fspath, (scratch, home.workers, home.shared_bodies, home.mps)),
                 *cgroups,
             ),
             hidden=self.hidden,
-            network=not offline,
+            network=network is not Network.NONE,
+            namespace=egress,
             gpus=True,
             shares_memory=True,
             namespaces=self.namespaces,
@@ -97,3 +116,8 @@ class Sandboxes:
     def hidden(self) -> tuple[str, ...]:
         home = self.home
         return (*map(os.fspath, (home.root, home.run, home.shared_bodies)), *self.private)
+
+
+def _resolv_conf(egress: NetworkNamespace | None) -> tuple[str, ...]:
+    """Return the file for a template, whose workers show it once more."""
+    return () if egress is None else (egress.own_resolv_conf,)

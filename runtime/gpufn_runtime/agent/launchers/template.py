@@ -43,9 +43,9 @@ from gpufn_core.protocol.launch import (
 )
 from gpufn_core.spec.isolation import Network
 from gpufn_runtime.agent.decide import template_choice
-from gpufn_runtime.agent.decide.template_choice import Preload, Use
+from gpufn_runtime.agent.decide.template_choice import Preload, Use, network_of
 from gpufn_runtime.agent.environments.environment import Environment
-from gpufn_runtime.agent.launchers.base import Launched, Launcher, LaunchOrder
+from gpufn_runtime.agent.launchers.base import Launched, Launcher, LaunchOrder, NodeFault
 from gpufn_runtime.agent.launchers.process import WORKER, command_in
 from gpufn_runtime.agent.workers import processes
 from gpufn_runtime.agent.workers.environment import preload_environment, template_environment
@@ -204,7 +204,8 @@ class _Importing:
 
 
 class SandboxOf(Protocol):
-    def __call__(self, scratch: Path, *, offline: bool, python: Environment | None) -> Sandbox: ...
+    async def __call__(self, scratch: Path, *, network: Network, python: Environment | None) -> Sandbox:
+        """Return the sandbox of a template. Raises NodeFault if the network of its workers cannot be set up."""
 
 
 class TemplateLauncher:
@@ -314,9 +315,9 @@ class TemplateLauncher:
         config = order.worker_config
         if self._sandbox_of is not None and (config.sandbox is None or order.python is not None):
             return False  # it must not be confined, and a template is; or its packages may not run in a template
-        offline = config.spec.network is Network.NONE
+        network = network_of(config.spec)
         return preload.serves(
-            config.spec.env, has_gpu=has_gpu, offline=offline, domain=order.domain, python=order.python
+            config.spec.env, has_gpu=has_gpu, network=network, domain=order.domain, python=order.python
         )
 
     def _best_template(self, order: LaunchOrder, *, has_gpu: bool) -> Template | None:
@@ -384,9 +385,9 @@ class TemplateLauncher:
         try:
             sandbox = None
             if self._sandbox_of is not None:
-                sandbox = self._sandbox_of(self._scratch, offline=preload.offline, python=preload.python)
+                sandbox = await self._sandbox_of(self._scratch, network=preload.network, python=preload.python)
             template = Template.start(self._command, preload, self._scratch, sandbox)
-        except TemplateGone as error:
+        except (NodeFault, TemplateGone) as error:
             _count_failure(self._failures, preload, error.message)
             return
         self._importing = importing = _Importing(template)

@@ -17,20 +17,22 @@ import contextlib
 import logging
 import os
 import signal
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import NamedTuple, Protocol
 
 from gpufn_core.domain.revision import Revision
 from gpufn_core.domain.worker import NODE_PHASE, Assignment, ColdStart, Exit, StartFailure
 from gpufn_core.errors import GpufnError, PlatformError
 from gpufn_core.home import Home
-from gpufn_core.protocol.launch import MountedVolume
+from gpufn_core.protocol.launch import MountedVolume, NetworkNamespace
 from gpufn_core.protocol.reports import WorkerEventKind
+from gpufn_core.spec.isolation import Network
 from gpufn_platform.process.clock import Clock
 from gpufn_platform.process.tasks import Tasks
 from gpufn_platform.secrets.redaction import patterns_of
 from gpufn_runtime.agent.cache.prefetch import Prefetch
 from gpufn_runtime.agent.decide.fleet import WorkerRecord
+from gpufn_runtime.agent.decide.template_choice import network_of
 from gpufn_runtime.agent.devices.watch import DeviceWatch
 from gpufn_runtime.agent.environments.environment import Environment
 from gpufn_runtime.agent.launchers.base import Containers, DaemonUnavailable, Launched, Launcher, LaunchOrder, NodeFault
@@ -74,6 +76,7 @@ class Launches:
         secrets: Secrets,
         groups: MemoryGroups,
         launcher: WorkerLauncher,
+        egress: Callable[[], Awaitable[NetworkNamespace]],
         supervisor: Supervisor,
         cleanup: Cleanup,
         reports: Reports,
@@ -87,6 +90,7 @@ class Launches:
         self._secrets = secrets
         self._groups = groups
         self._launcher = launcher
+        self._egress = egress
         self._supervisor = supervisor
         self._cleanup = cleanup
         self._reports = reports
@@ -117,6 +121,7 @@ class Launches:
             ) as joining:
                 if is_process:
                     group = self._groups.create(record.worker, self._configs.memory_bytes(revision.spec))
+                needs_egress = is_process and network_of(revision.spec) is Network.EGRESS
                 config = self._configs.config(
                     record,
                     revision,
@@ -127,6 +132,7 @@ class Launches:
                     launched_at=launched_at,
                     group=group,
                     python=files.python,
+                    egress=await self._egress() if needs_egress else None,
                 )
                 folder.create(config)
                 modules = self._prefetch.modules(revision)

@@ -12,7 +12,7 @@ from gpufn_core.domain.engine import CPU_KIND
 from gpufn_core.domain.revision import Revision
 from gpufn_core.domain.worker import Assignment
 from gpufn_core.home import Home
-from gpufn_core.protocol.launch import MountedVolume, MpsLimits, WorkerConfig
+from gpufn_core.protocol.launch import MountedVolume, MpsLimits, NetworkNamespace, WorkerConfig
 from gpufn_core.spec.function_spec import FunctionSpec
 from gpufn_core.spec.image_spec import ImageSpec
 from gpufn_core.spec.isolation import AS_PROCESS
@@ -89,6 +89,7 @@ class WorkerConfigs:
         launched_at: float,
         group: MemoryGroup | None,
         python: Environment | None,
+        egress: NetworkNamespace | None = None,
     ) -> WorkerConfig:
         memory_bytes, has_secrets = self.memory_bytes(revision.spec), bool(revision.spec.secrets)
         config = WorkerConfig(
@@ -116,7 +117,7 @@ class WorkerConfigs:
         )
         if self._sandboxes is None or self.image(revision.spec) is not None:
             return config
-        return msgspec.structs.replace(config, sandbox=self._sandboxes.worker(config, python))
+        return msgspec.structs.replace(config, sandbox=self._sandboxes.worker(config, python, egress))
 
     def launch_order(
         self,

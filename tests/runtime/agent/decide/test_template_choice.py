@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from gpufn_core.spec.isolation import Network
 from gpufn_runtime.agent.decide import template_choice
 from gpufn_runtime.agent.decide.template_choice import (
     EMPTY,
@@ -105,7 +106,7 @@ TORCH = frozenset({"torch"})
 def test_a_worker_forks_from_a_template_whose_modules_have_read_its_own_variables(
     modules: ModuleSet, env: frozenset[tuple[str, str]], used_env: dict[str, str], suits: bool
 ) -> None:
-    assert Preload(modules, env).serves(used_env, has_gpu=False, offline=False, domain="") == suits
+    assert Preload(modules, env).serves(used_env, has_gpu=False, network=Network.FULL, domain="") == suits
 
 
 @pytest.mark.parametrize(
@@ -120,7 +121,7 @@ def test_a_worker_forks_from_a_template_whose_modules_have_read_its_own_variable
 def test_a_worker_with_a_gpu_forks_from_a_template_whose_modules_have_seen_gpus(
     modules: ModuleSet, sees_gpus: bool, has_gpu: bool, suits: bool
 ) -> None:
-    assert Preload(modules, sees_gpus=sees_gpus).serves({}, has_gpu=has_gpu, offline=False, domain="") == suits
+    assert Preload(modules, sees_gpus=sees_gpus).serves({}, has_gpu=has_gpu, network=Network.FULL, domain="") == suits
 
 
 def test_what_is_imported_with_other_variables_is_another_template() -> None:
@@ -135,18 +136,23 @@ def test_variables_are_not_written_into_logs() -> None:
 
 
 @pytest.mark.parametrize(
-    ("template", "offline", "suits"),
+    ("template", "network", "suits"),
     [
-        (Preload(TORCH, offline=True), True, True),
-        (Preload(TORCH, offline=True), False, False),
-        (Preload(TORCH), True, False),
-        (Preload(), True, True),
+        (Preload(TORCH, network=Network.NONE), Network.NONE, True),
+        (Preload(TORCH, network=Network.NONE), Network.FULL, False),
+        (Preload(TORCH), Network.NONE, False),
+        (Preload(), Network.NONE, True),
+        (Preload(TORCH, network=Network.EGRESS), Network.EGRESS, True),
+        (Preload(network=Network.EGRESS), Network.EGRESS, True),
+        (Preload(), Network.EGRESS, False),
+        (Preload(network=Network.EGRESS), Network.FULL, False),
+        (Preload(network=Network.EGRESS), Network.NONE, False),
     ],
 )
-def test_a_worker_without_a_network_forks_from_a_template_without_one(
-    template: Preload, offline: bool, suits: bool
+def test_a_worker_forks_from_a_template_with_its_network_or_from_one_that_it_can_leave(
+    template: Preload, network: Network, suits: bool
 ) -> None:
-    assert template.serves({}, has_gpu=False, offline=offline, domain="") == suits
+    assert template.serves({}, has_gpu=False, network=network, domain="") == suits
 
 
 @pytest.mark.parametrize("name", ["PYTHONPATH", "LD_LIBRARY_PATH", "PATH", "BROWSER", "OPENSSL_CONF", "ANOTHER"])
@@ -169,7 +175,7 @@ def test_a_strict_node_imports_no_modules_with_a_functions_variables() -> None:
 )
 def test_functions_of_different_domains_share_no_template(modules: frozenset[str], of: str, suits: bool) -> None:
     use = Use(modules, 1.0, domain="team/a")
-    assert use.preload.serves({}, has_gpu=False, offline=False, domain=of) == suits
+    assert use.preload.serves({}, has_gpu=False, network=Network.FULL, domain=of) == suits
     other = Use(modules, 2.0, domain="team/b")
     assert len(select_preloads([use, other], 9)) == (3 if modules else 1)
 
@@ -181,7 +187,7 @@ def test_a_template_serves_workers_of_its_own_environment_only() -> None:
         served = [
             python
             for python in (None, one, other)
-            if preload.serves({}, has_gpu=False, offline=False, domain="", python=python)
+            if preload.serves({}, has_gpu=False, network=Network.FULL, domain="", python=python)
         ]
         assert served == [one]
 

@@ -55,14 +55,16 @@ def test_a_worker_sees_its_own_files_of_the_home_only() -> None:
 @pytest.mark.parametrize(
     "path", [HOME.nats, HOME.master_key, HOME.up_file, HOME.logs, HOME.builds, HOME.fast_path_socket]
 )
-@pytest.mark.parametrize("sandbox", [SANDBOXES.worker(config()), SANDBOXES.template(HOME.run / "t", offline=False)])
+@pytest.mark.parametrize(
+    "sandbox", [SANDBOXES.worker(config()), SANDBOXES.template(HOME.run / "t", network=Network.FULL)]
+)
 def test_no_sandbox_shows_credentials_logs_or_the_platforms_sockets(path: Path, sandbox: Any) -> None:
     shown = (*sandbox.shared, *sandbox.readable, *sandbox.writable)
     assert not any(is_inside(str(path), folder) for folder in shown)
 
 
 def test_a_template_sees_the_files_that_its_workers_need() -> None:
-    template, worker = SANDBOXES.template(HOME.run / "t", offline=True), SANDBOXES.worker(config())
+    template, worker = SANDBOXES.template(HOME.run / "t", network=Network.NONE), SANDBOXES.worker(config())
     assert worker is not None
     assert (template.is_template, template.network, template.shared) == (True, False, worker.shared)
     shown = (*template.readable, *template.writable, "/dev/shm")

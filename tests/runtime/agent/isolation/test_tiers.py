@@ -13,10 +13,10 @@ COMPLETE, PART = Support(), Support(namespaces="refused", network="refused")
     ("setting", "support", "refused"),
     [
         (Isolation.AUTO, COMPLETE, set()),
-        (Isolation.AUTO, PART, {"sandbox", "none"}),
+        (Isolation.AUTO, PART, {"sandbox", "none", "egress"}),
         (Isolation.AUTO, Support(signals="too old"), {"sandbox"}),
         (Isolation.STRICT, COMPLETE, {"process"}),
-        (Isolation.OFF, COMPLETE, {"sandbox", "none"}),
+        (Isolation.OFF, COMPLETE, {"sandbox", "none", "egress"}),
     ],
 )
 def test_a_node_reports_what_it_does_not_offer(setting: Isolation, support: Support, refused: set[str]) -> None:
