@@ -22,8 +22,9 @@ from gpufn.deploy.package_lock import lock, this_python
 from gpufn_core.find_uv import find_uv
 from gpufn_core.ids import digest_of
 from gpufn_core.spec.image_spec import FILES_FOLDER, ImageSpec
-from gpufn_runtime.agent.environments.build import Confinement
+from gpufn_runtime.agent.environments.build import Confinement, Limits
 from gpufn_runtime.agent.environments.cache import EnvironmentCache
+from gpufn_runtime.agent.workers.cgroups import MemoryGroups
 
 PACKAGES = ("numpy==2.3.5", "pillow==12.0.0")
 ROUNDS = 3
@@ -76,7 +77,12 @@ def by_uv(folder: Path, locked: Path, *options: str) -> None:
 
 def by_gpufn(folder: Path, spec: ImageSpec, confinement: Confinement | None) -> None:
     cache = EnvironmentCache(
-        folder / "python", packages=folder, find_uv=find_uv, environ=os.environ, confinement=confinement
+        folder / "python",
+        packages=folder,
+        find_uv=find_uv,
+        environ=os.environ,
+        confinement=confinement,
+        build_limits=Limits(4 << 30, 4 << 30, MemoryGroups(None)),
     )
     asyncio.run(cache.get(spec, os.fspath(folder / "bundle"), lambda line: None))
 

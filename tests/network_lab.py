@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import shutil
 import socket
 import struct
@@ -59,7 +60,8 @@ def connects(address: str, port: int = PORT, within_s: float = 3.0) -> str:
 
 class Lab:
     def __init__(self) -> None:
-        self._names = {side: f"gpt-{os.getpid()}-{side}" for side in ("node", "outside")}
+        name = secrets.token_hex(4)
+        self._names = {side: f"gpt-{name}-{side}" for side in ("node", "outside")}
         self.node, self.outside = (f"/run/netns/{name}" for name in self._names.values())
 
     def ip(self, side: str, *commands: str) -> None:

@@ -59,6 +59,7 @@ async def serve(settings: BuilderSettings, support: Support) -> None:
             environ=os.environ,
             clock=clock,
             memory_limit_bytes=settings.memory_limit_bytes,
+            disk_limit_bytes=settings.disk_limit_bytes,
             timeout_s=settings.timeout_s,
             measuring=settings.measuring,
             sandboxes=_sandboxes(settings, support),

@@ -77,6 +77,7 @@ class BuildExecutor:
         environ: Mapping[str, str],
         clock: Clock,
         memory_limit_bytes: int,
+        disk_limit_bytes: int | None = None,
         timeout_s: float = TIMEOUT_S,
         measuring: MeasurePlan = THOROUGH,
         process: str = PROCESS,
@@ -90,6 +91,7 @@ class BuildExecutor:
         self._environ = environ
         self._clock = clock
         self._memory_limit_bytes = memory_limit_bytes
+        self._disk_limit_bytes = disk_limit_bytes
         self._timeout_s = timeout_s
         self._measuring = measuring
         self._process = process
@@ -181,6 +183,7 @@ class BuildExecutor:
             caches=str(self._caches),
             timeout_s=spec.build_timeout_s or self._timeout_s,
             memory_limit_bytes=min(spec.memory_limit_bytes or self._memory_limit_bytes, self._memory_limit_bytes),
+            disk_limit_bytes=self._disk_limit_bytes,
             measuring=self._measuring,
         )
 
@@ -193,7 +196,10 @@ class BuildExecutor:
         if self._sandboxes is not None:
             self._caches.mkdir(parents=True, exist_ok=True)  # to be seen in the sandbox
             sandbox = self._sandboxes.build(folder, self._caches, has_gpu=request.target.is_gpu)
-        work = ChildProcess(self._process, request, folder, environ, name="the build", sandbox=sandbox)
+        writes_to = (folder, self._caches)
+        work = ChildProcess(
+            self._process, request, folder, environ, name="the build", sandbox=sandbox, writes_to=writes_to
+        )
 
         with self._pauses.add(run.name, work, on_progress) as process:
 

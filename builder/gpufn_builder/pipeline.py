@@ -333,6 +333,7 @@ class Pipeline:
             folder=str(into),
             caches=self._request.caches,
             memory_limit_bytes=self._request.memory_limit_bytes,
+            disk_limit_bytes=self._request.disk_limit_bytes,
             measuring=self._request.measuring,
         )
 

@@ -11,12 +11,21 @@ from gpufn_builder.processes.process_messages import THOROUGH, MeasurePlan
 from gpufn_builder.store import RETRY_FOR_S
 from gpufn_core.home import Home
 from gpufn_core.spec.model_spec import wrong_build_timeout
-from gpufn_platform.process.settings import InvalidSetting, bus_url, node_name, number, process_memory, whole_number
+from gpufn_platform.process.settings import (
+    InvalidSetting,
+    bus_url,
+    node_name,
+    number,
+    process_memory,
+    size,
+    whole_number,
+)
 from gpufn_platform.sandbox.policy import Isolation, isolation
 
 _MEMORY_SHARE = 0.75  # of the machine's memory
 _LONGEST_MEASURE_S = 600
 _MOST_BUILDS = 1000
+_DISK = "64Gi"
 
 
 @dataclass(frozen=True)
@@ -26,6 +35,7 @@ class BuilderSettings:
     GPUFN_HOME           the state folder. Default: ~/.gpufn
     GPUFN_BUILD_MEMORY   memory limit of each compiler process, such as 16Gi. Default: three quarters of the machine's
                          memory
+    GPUFN_BUILD_DISK     disk space that a build may use, such as 32Gi. Default: 64Gi
     GPUFN_BUILDS         maximum number of builds that run at the same time, besides the first of each kind of device.
                          Default: half of the cores, at least 2
     GPUFN_BUILD_TIMEOUT  seconds without progress after which a build ends. Default: 600
@@ -38,6 +48,7 @@ class BuilderSettings:
     node: str
     home: Home
     memory_limit_bytes: int
+    disk_limit_bytes: int
     builds: int
     timeout_s: float
     measuring: MeasurePlan
@@ -52,6 +63,7 @@ class BuilderSettings:
             node_name(environ),
             Home.from_env(environ),
             _memory_limit(environ.get("GPUFN_BUILD_MEMORY", "")),
+            size("GPUFN_BUILD_DISK", environ.get("GPUFN_BUILD_DISK") or _DISK),
             _builds(environ.get("GPUFN_BUILDS", "")),
             _timeout(environ.get("GPUFN_BUILD_TIMEOUT", "")),
             _measuring(environ.get("GPUFN_BUILD_MEASURE", "")),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
 from pathlib import Path
 
@@ -13,11 +15,26 @@ from gpufn_builder.processes.process_messages import BuildRequest
 from gpufn_core.errors import BuildFailed
 from tests.e2e.apps.attacks import attempt
 
-ATTACKS, OUTCOMES = "attacks.json", "outcomes.json"
+ATTACKS, OUTCOMES, ESCAPED = "attacks.json", "outcomes.json", "escaped"
+
+
+def escape() -> int:
+    """Leave the process group and the parent, in a process that waits for ever. Return its number on the machine."""
+    reader, writer = os.pipe()
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            os.write(writer, os.readlink("/proc/self").encode())
+            while True:
+                signal.pause()
+        os._exit(0)
+    return int(os.read(reader, 16))
 
 
 def work(request: BuildRequest, tell: ReportProgress) -> msgspec.Struct:
     caches = Path(request.caches)
+    (caches / ESCAPED).write_text(str(escape()))
     codes = json.loads((caches / ATTACKS).read_bytes())
     (caches / OUTCOMES).write_text(json.dumps({name: attempt(code) for name, code in codes.items()}))
     raise BuildFailed("attacked")

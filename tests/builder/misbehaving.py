@@ -119,6 +119,15 @@ def _go_on(do: str) -> None:
                 time.sleep(0.01)
         case "fail as the bus does":
             raise BusUnavailable("not so")
+        case "store without end":
+            while True:
+                _result().with_name(str(time.monotonic())).write_bytes(bytes(1 << 20))
+                time.sleep(0.01)
+        case "eat memory in many processes":
+            children = [os.fork() for _ in range(2)]
+            kept = b"x" * (150 << 20)
+            signal.pause()
+            del kept, children
         case "print without end":
             _print_until_it_is_shortened()
             raise ValueError("the last words")

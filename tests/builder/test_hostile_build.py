@@ -23,7 +23,8 @@ from tests.conftest import ROOT, missing
 from tests.e2e.test_sandbox import DENIED, REFUSE_NAMESPACES
 
 # A read-only file system, an empty file instead of a hidden one, and a name that another network's socket has.
-REFUSED = (*DENIED, "OSError 30", "", "ConnectionRefusedError")
+# The builder has no number in the PID namespace of a build.
+REFUSED = (*DENIED, "OSError 30", "", "ConnectionRefusedError", "ProcessLookupError")
 SUPPORT = probe()
 
 
@@ -78,6 +79,8 @@ async def test_a_hostile_build_reaches_nothing_of_the_platform(
         abstract.listen()
         spec = await bench.upload(await connect(nats), models.mlp())
         await executor.run(bench.build_of(spec), cpu_target(), lambda _: None)
+    with pytest.raises(ProcessLookupError):  # what it has started has ended with it
+        os.kill(int((caches / hostile.ESCAPED).read_text()), 0)
     outcomes = json.loads((caches / hostile.OUTCOMES).read_bytes())
     assert {name: outcomes[name] for name in attacks if outcomes[name] not in REFUSED} == {}
     reached = {name for name in beyond_namespaces if outcomes[name] is True}

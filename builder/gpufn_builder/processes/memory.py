@@ -5,21 +5,29 @@ from __future__ import annotations
 import contextlib
 import os
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 _PAGE: Final = os.sysconf("SC_PAGE_SIZE")
 
 
-def held_bytes(pid: int, proc: Path = Path("/proc")) -> int:
-    """Return the resident memory of a process and its descendants. A page that two of them map counts twice."""
-    total, pids = 0, [pid]
+class Held(NamedTuple):
+    """Memory of a process and its descendants. A page that two of them map counts twice."""
+
+    resident_bytes: int
+    allocated_bytes: int  # without pages of files
+
+
+def held(pid: int, proc: Path = Path("/proc")) -> Held:
+    resident, shared, pids = 0, 0, [pid]
     while pids:
         folder = proc / str(pids.pop())
         with contextlib.suppress(OSError, ValueError, IndexError):  # the process has ended
-            total += int((folder / "statm").read_text().split()[1]) * _PAGE
+            fields = (folder / "statm").read_text().split()
+            resident += int(fields[1])
+            shared += int(fields[2])
             for task in (folder / "task").iterdir():
                 pids += map(int, (task / "children").read_text().split())
-    return total
+    return Held(resident * _PAGE, (resident - shared) * _PAGE)
 
 
 def available_bytes(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> int | None:

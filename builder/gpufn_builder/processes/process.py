@@ -9,8 +9,8 @@ so that its own parent sees progress too.
 
 A build's process leads a process group, which the processes of its candidates join, so that the whole group can be
 killed, and paused while another build measures. All of them die with their parent, paused ones too. A process that a
-hostile model has taken over can leave the group (setsid) and clear its death signal: then it survives the build.
-`serve` is the child's side.
+hostile model has taken over can leave the group (setsid) and clear its death signal. In its sandbox it is in a PID
+namespace, which ends with the build. `serve` is the child's side.
 
 A process that reads an untrusted model may be taken over by it, so it runs in a sandbox (`sandboxes`). Its messages,
 files and output are not trusted to be well formed or finite. Whatever the process does, `wait` returns a result or
@@ -27,21 +27,21 @@ import os
 import resource
 import select
 import signal
-import stat
 import subprocess
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final, TypeVar
 
 import msgspec
 
 from gpufn_builder.checks.inaccurate_output import InaccurateOutput
-from gpufn_builder.processes.memory import held_bytes
+from gpufn_builder.processes.memory import held
 from gpufn_builder.processes.output_tail import OutputFile
+from gpufn_builder.processes.process_end import describe_exit, read_result
 from gpufn_builder.processes.process_messages import Failed, Line, ProgressUpdate, Request, one_line, truncate_error
 from gpufn_core.domain.device import NO_MPS
 from gpufn_core.domain.engine import BuildStage
@@ -49,20 +49,21 @@ from gpufn_core.encoding.msgspec_errors import DECODE_ERRORS
 from gpufn_core.errors import BuildFailed, ErrorInfo, GpufnError
 from gpufn_core.protocol.launch import SANDBOX_VARIABLE, Sandbox
 from gpufn_core.spec.units import format_bytes
+from gpufn_platform.process.disk_use import total_bytes
 
 _PIPE_BYTES: Final = 1 << 20  # the largest size of a pipe
 _LONGEST_LINE: Final = 1 << 16
-_LARGEST_RESULT: Final = 64 << 20
 _POLL_S: Final = 1.0
+_PROCESSES: Final = 2  # those with work at the same time: the build's, and a candidate's
 _REPEAT_S: Final = 0.25  # less than the shortest timeout, also if the parent passes the repetition on as late
 _PR_SET_PDEATHSIG: Final = 1
 _FAILED: Final = 1
+_UNKNOWN: Final = 0  # the parent is a process that waits for its sandbox
 _REQUEST: Final = "request.json"
 _RESULT: Final = "result"
 _IN_SANDBOX: Final = "gpufn_platform.sandbox"
 # Environment variables that a compiler process needs. The URL and password of NATS are not passed on.
 _PASSED_ON: Final = ("PATH", "PYTHONPATH", "HOME", "LANG", "TMPDIR", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
-_OUT_OF_MEMORY: Final = ("MemoryError", "bad_alloc", "bad allocation", "Failed to allocate memory", "out of memory")
 
 _OUTPUT_COUNTS_S: Final = 3600.0  # after the last line
 _LONGEST_S: Final = 86_400.0  # of a process that makes progress; a hostile model could make progress forever
@@ -75,6 +76,10 @@ _Result = TypeVar("_Result", bound=msgspec.Struct)
 
 class _Stalled(Exception):
     """The process makes no progress."""
+
+
+class _ExceedsLimit(Exception):
+    """The process, with those that it has started, exceeds a limit: of memory, disk space or time."""
 
 
 def environment(environ: Mapping[str, str], *, gpu: str = "") -> dict[str, str]:
@@ -103,12 +108,17 @@ class ChildProcess:
         name: str,
         leads_group: bool = True,
         sandbox: Sandbox | None = None,
+        writes_to: Sequence[Path] = (),
     ) -> None:
         """Start the process. `folder` is for the request and the output. `name` identifies it in errors. The processes
-        that it starts are in its `sandbox` too."""
+        that it starts are in its `sandbox` too. The request's disk limit is for what it adds to the folders
+        `writes_to`."""
         self._name = name
         self._leads_group = leads_group
         self._memory_limit_bytes = request.memory_limit_bytes
+        self._disk_limit_bytes = request.disk_limit_bytes
+        self._writes_to = tuple(writes_to)
+        self._stored_before = total_bytes(*writes_to)
         self._result = folder / _RESULT
         self._lock = threading.Lock()
         self._is_alive = True
@@ -123,10 +133,11 @@ class ChildProcess:
             modules.insert(0, _IN_SANDBOX)
             variables |= {SANDBOX_VARIABLE: msgspec.json.encode(sandbox).decode()}
             variables |= dict.fromkeys(("HOME", "TMPDIR"), os.fspath(folder))  # there is no other folder on a disk
+        parent = os.getpid() if sandbox is None else _UNKNOWN
         self._lines, writer = os.pipe()
         try:
             self._process = subprocess.Popen(  # noqa: S603
-                [sys.executable, "-P", "-u", "-m", *modules, str(path), str(writer), str(os.getpid())],
+                [sys.executable, "-P", "-u", "-m", *modules, str(path), str(writer), str(parent)],
                 stdin=subprocess.DEVNULL,
                 stdout=self._output_file.file,
                 stderr=self._output_file.file,
@@ -167,8 +178,8 @@ class ChildProcess:
                     on_progress(line)
         except _Stalled:
             problem = f"made no progress for {timeout_s:g} s and was stopped: {_MORE_TIME}"
-        except TimeoutError:
-            problem = f"did not end within {_LONGEST_S / 3600:g} hours and was stopped"
+        except _ExceedsLimit as exceeded:
+            problem = str(exceeded)
         except DECODE_ERRORS:
             problem = "sent an invalid message"
         finally:
@@ -179,10 +190,10 @@ class ChildProcess:
             where = {"stage": error.stage or stage, "node": error.node or "", "log": log}
             raise InaccurateOutput(error.message, case=case, **where) if case else BuildFailed(error.message, **where)
         if not problem and code:
-            problem = _describe_exit(code, output, self._memory_limit_bytes)
+            problem = describe_exit(code, output, self._memory_limit_bytes)
         if not problem:
             try:
-                return msgspec.msgpack.decode(_read_result(self._result), type=result_type)
+                return msgspec.msgpack.decode(read_result(self._result), type=result_type)
             except FileNotFoundError:
                 problem = "ended without a result"
             except (OSError, GpufnError, *DECODE_ERRORS):
@@ -218,14 +229,14 @@ class ChildProcess:
 
     def _lines_while_active(self, timeout_s: float, on_held: Callable[[int], None] | None) -> Iterator[Line]:
         """Yield the lines of the pipe until the process has ended, and the last ProgressUpdate again for output. Raises
-        _Stalled without progress for `timeout_s`, TimeoutError, DecodeError."""
+        _Stalled without progress for `timeout_s`, _ExceedsLimit, DecodeError."""
         decode = msgspec.json.Decoder(Line).decode
         poll = select.poll()
         poll.register(self._lines, select.POLLIN)
         poll.register(self._pidfd, select.POLLIN)
         rest = b""
         last: ProgressUpdate | None = None
-        line_at = active_at = polled_at = began = time.monotonic()
+        line_at = active_at = polled_at = checked_at = began = time.monotonic()
         while (now := time.monotonic()) < began + _LONGEST_S:
             active_at = max(active_at, min(now, self._paused_until))
             if (stopped_s := now - polled_at - _POLL_S) > _POLL_S:  # this process was paused, and so was the child
@@ -234,8 +245,11 @@ class ChildProcess:
             if now >= active_at + timeout_s:
                 raise _Stalled
             ready = dict(poll.poll(min(active_at + timeout_s - now, _POLL_S) * 1000))
+            if now >= checked_at + _POLL_S:
+                checked_at = now
+                self._check_limits()
             if on_held is not None:
-                on_held(held_bytes(self._process.pid))
+                on_held(held(self._process.pid).resident_bytes)
             if self._lines in ready:
                 line_at = active_at = time.monotonic()
                 if not (data := os.read(self._lines, _PIPE_BYTES)):
@@ -252,7 +266,15 @@ class ChildProcess:
                     yield last
             if self._pidfd in ready:
                 return  # later lines come from other processes that still have the pipe open
-        raise TimeoutError
+        raise _ExceedsLimit(f"did not end within {_LONGEST_S / 3600:g} hours and was stopped")
+
+    def _check_limits(self) -> None:
+        """Raises _ExceedsLimit."""
+        memory, disk = self._memory_limit_bytes, self._disk_limit_bytes
+        if memory is not None and held(self._process.pid).allocated_bytes > _PROCESSES * memory:
+            raise _ExceedsLimit(f"needs more memory than its limit of {format_bytes(memory)}")
+        if disk is not None and total_bytes(*self._writes_to) - self._stored_before > disk:
+            raise _ExceedsLimit(f"needs more disk space than its limit of {format_bytes(disk)} (GPUFN_BUILD_DISK)")
 
     def _close(self) -> tuple[int, str]:
         """Return the exit code and the end of the output. The process group is killed before the process is reaped,
@@ -272,13 +294,15 @@ def serve(request_type: type[_Request], work: Callable[[_Request, ReportProgress
     """Run the child's side: `work(request, report_progress)` returns the result. Returns the exit code."""
     path, lines, parent = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # the parent died before prctl
+    if parent not in (_UNKNOWN, os.getppid()):  # the parent died before prctl
         return _FAILED
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     os.set_inheritable(lines, False)
     request = msgspec.json.decode(path.read_bytes(), type=request_type)
     if (limit := request.memory_limit_bytes) is not None:
         resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+    if (limit := request.disk_limit_bytes) is not None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
     encode = msgspec.json.Encoder().encode
 
     def send(line: Line) -> None:
@@ -319,25 +343,7 @@ def disk_error(error: OSError, stage: BuildStage | str = "") -> BuildFailed:
     """Return the error of a build that cannot read or write a file."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return BuildFailed("the builder's disk is full: free some space and build again", stage=stage)
+    if error.errno == errno.EFBIG:
+        return BuildFailed("a file of the build exceeds the limit of disk space (GPUFN_BUILD_DISK)", stage=stage)
     message = f"a file of the build cannot be read or written: {error.strerror or error}"
     return BuildFailed(message, stage=stage, log=traceback.format_exc())
-
-
-def _read_result(path: Path) -> bytes:
-    """Read a result file. Raises OSError if it is not a regular file or too large."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    with open(descriptor, "rb") as file:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode) or status.st_size > _LARGEST_RESULT:
-            raise OSError(errno.EINVAL, "not a result")
-        return file.read()
-
-
-def _describe_exit(code: int, output: str, memory_limit_bytes: int | None) -> str:
-    if memory_limit_bytes is not None and any(words in output for words in _OUT_OF_MEMORY):
-        return f"needs more memory than its limit of {format_bytes(memory_limit_bytes)}"
-    if code < 0:
-        with contextlib.suppress(ValueError):
-            return f"was killed by {signal.Signals(-code).name}"
-    last = output.rpartition("\n")[2].strip()
-    return f"ended with code {code}" + (f": {last[:300]}" if last else "")

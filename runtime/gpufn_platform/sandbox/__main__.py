@@ -5,8 +5,10 @@ The module is imported inside, because a library may start threads, and a proces
 
 from __future__ import annotations
 
+import ctypes
 import os
 import runpy
+import signal
 import sys
 
 import msgspec
@@ -14,8 +16,11 @@ import msgspec
 from gpufn_core.protocol.launch import SANDBOX_VARIABLE, Sandbox
 from gpufn_platform.sandbox.enter import enter
 
+_PR_SET_PDEATHSIG = 1
+
 
 def main() -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     sandbox = msgspec.json.decode(os.environ.pop(SANDBOX_VARIABLE), type=Sandbox)
     try:
         enter(sandbox)

@@ -14,6 +14,7 @@ import resource
 
 from gpufn_core.protocol.launch import NetworkNamespace, Sandbox
 from gpufn_platform.sandbox import landlock, layout, namespaces, seccomp, system_calls
+from gpufn_platform.sandbox.descendants import go_on_in_child
 
 _CAP_SETFCAP = 31
 _OWN_NETWORK = "/proc/self/ns/net"
@@ -49,9 +50,12 @@ def enter(sandbox: Sandbox) -> None:
         # Fast networks lock the memory that they transfer. Root may lock any until it drops its capabilities.
         with contextlib.suppress(OSError, ValueError):
             resource.setrlimit(resource.RLIMIT_MEMLOCK, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-    own = layout.own_paths(sandbox, _list("/dev"), os.getpid())
     if sandbox.namespaces:
-        root = _prepared.pop() if _prepared else namespaces.Root()
+        root = _prepared.pop() if _prepared else namespaces.Root(own_pids=sandbox.own_pids)
+    elif sandbox.own_pids:
+        go_on_in_child(is_in_namespace=False)
+    own = layout.own_paths(sandbox, _list("/dev"), _pid_in_proc())
+    if sandbox.namespaces:
         root.add(layout.mounts(sandbox, own), sandbox.memory_bytes)
         root.move_in(network=sandbox.network, shares_memory=sandbox.shares_memory)
         if not sandbox.is_template:
@@ -72,6 +76,11 @@ def _join(namespace: NetworkNamespace) -> None:
         system_calls.enter_network_namespace(namespace.path)
     if os.stat(_OWN_NETWORK).st_ino != namespace.inode:
         raise OSError(errno.ESTALE, "the network namespace was replaced", namespace.path)
+
+
+def _pid_in_proc() -> int:
+    """Return the number of this process in /proc, which is that of the machine."""
+    return int(os.readlink("/proc/self"))
 
 
 def _program(may_set_up: bool) -> bytes:

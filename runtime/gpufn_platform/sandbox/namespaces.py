@@ -11,6 +11,7 @@ from collections.abc import Iterable
 
 from gpufn_platform.sandbox import layout
 from gpufn_platform.sandbox import system_calls as calls
+from gpufn_platform.sandbox.descendants import go_on_in_child
 from gpufn_platform.sandbox.layout import Kind, Mount
 
 _ROOT_BYTES = 16 << 20  # only folders and links are stored there
@@ -28,17 +29,19 @@ class Root:
     It is mounted over a folder of the present root. In a worker that is forked from a template this covers nothing, so
     that mounts can be added later."""
 
-    def __init__(self) -> None:
-        """Enter the namespaces. Raises OSError."""
+    def __init__(self, *, own_pids: bool = False) -> None:
+        """Enter the namespaces. With `own_pids` the caller goes on in a child process. Raises OSError."""
         uid, gid = os.geteuid(), os.getegid()
         self._place = _INNER_PLACE if os.path.isdir(_INNER_PLACE) else layout.TMP
         self._is_mounted = False
         self._read_only = [self._place]
         self._mounts: set[Mount] = set()
-        calls.unshare(calls.CLONE_NEWUSER | calls.CLONE_NEWNS)
+        calls.unshare(calls.CLONE_NEWUSER | calls.CLONE_NEWNS | (calls.CLONE_NEWPID if own_pids else 0))
         _write("/proc/self/setgroups", "deny")
         _write("/proc/self/uid_map", f"{uid} {uid} 1")
         _write("/proc/self/gid_map", f"{gid} {gid} 1")
+        if own_pids:
+            go_on_in_child(is_in_namespace=True)
         calls.mount("none", "/", None, calls.MS_REC | calls.MS_PRIVATE)
 
     def add(self, mounts: Iterable[Mount], memory_bytes: int) -> None:

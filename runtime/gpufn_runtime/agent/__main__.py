@@ -61,7 +61,7 @@ from gpufn_runtime.agent.devices.power_limits import PowerLimits
 from gpufn_runtime.agent.devices.watch import DeviceWatch
 from gpufn_runtime.agent.egress import availability
 from gpufn_runtime.agent.egress.namespace import EgressNamespace
-from gpufn_runtime.agent.environments.build import Confinement
+from gpufn_runtime.agent.environments.build import Confinement, Limits
 from gpufn_runtime.agent.environments.cache import EnvironmentCache, link_packages
 from gpufn_runtime.agent.environments.environment import Environment
 from gpufn_runtime.agent.isolation import gpu_devices, tiers
@@ -226,7 +226,7 @@ async def _run_agent(
         engines=EngineCache(home.engines, find_engine, fetch_file),
         weights=WeightsCache(home.weights, fetch_weights, settings.weights_bytes),
         volumes=Volumes(KeyValue(bus, subjects.VOLUMES), volume_files.get),
-        environments=_environments(settings, sandboxes),
+        environments=_environments(settings, sandboxes, groups),
         secrets=secrets,
         signatures=Signatures(KeyValue(bus, subjects.SIGNING), LocalTrust.from_env(os.environ)),
         launcher=LauncherByImage(templates, containers),
@@ -291,7 +291,7 @@ def _sandboxes(settings: AgentSettings, support: Support, groups: MemoryGroups) 
     )
 
 
-def _environments(settings: AgentSettings, sandboxes: Sandboxes | None) -> EnvironmentCache:
+def _environments(settings: AgentSettings, sandboxes: Sandboxes | None, groups: MemoryGroups) -> EnvironmentCache:
     confinement = None if sandboxes is None else Confinement(sandboxes.hidden, sandboxes.namespaces)
     return EnvironmentCache(
         settings.home.python,
@@ -300,6 +300,7 @@ def _environments(settings: AgentSettings, sandboxes: Sandboxes | None) -> Envir
         environ=os.environ,
         confinement=confinement,
         limit_bytes=settings.environments_bytes,
+        build_limits=Limits(settings.image_build_memory_bytes, settings.image_build_disk_bytes, groups),
     )
 
 

@@ -32,6 +32,7 @@ from gpufn_runtime.agent.egress.rules import Network
 from gpufn_runtime.agent.isolation.sandboxes import Folder
 
 _MAX_TEMPLATES = 1000
+IMAGE_BUILD_DISK_BYTES = 64 << 30
 _ADDRESS = re.compile(r"[A-Za-z0-9.-]{0,253}|[0-9A-Fa-f:]{2,45}")
 
 
@@ -51,6 +52,8 @@ class AgentSettings:
     GPUFN_VOLUME_STORE    files of volumes: s3://bucket/folder, as the gateway's setting. Default: the bus
     GPUFN_ENVIRONMENTS_DISK  disk space of this host for environments with packages, such as 50Gi. Default: a quarter
                           of the disk
+    GPUFN_IMAGE_BUILD_MEMORY  memory of a step that makes an environment, such as 8Gi. Default: half of the machine's
+    GPUFN_IMAGE_BUILD_DISK  disk space of an environment while it is made, such as 20Gi. Default: 64Gi
     GPUFN_GRACE           seconds that running calls may take to finish when the agent stops. Default: 30
     GPUFN_MPS_EXCLUSIVE   yes: only MPS clients may use a GPU that is shared by MPS (compute mode EXCLUSIVE_PROCESS,
                           which needs root). Default: no
@@ -80,6 +83,8 @@ class AgentSettings:
     weights_bytes: int | None = None
     volume_store: str = ""
     environments_bytes: int | None = None
+    image_build_memory_bytes: int = 0
+    image_build_disk_bytes: int = IMAGE_BUILD_DISK_BYTES
     grace_s: float = GRACE_S
     mps_exclusive: bool = False
     gpu_power_limits: Mapping[str, float] = field(default_factory=dict)
@@ -111,6 +116,10 @@ class AgentSettings:
             environments_bytes=size("GPUFN_ENVIRONMENTS_DISK", text)
             if (text := environ.get("GPUFN_ENVIRONMENTS_DISK"))
             else None,
+            image_build_memory_bytes=_build_memory(environ.get("GPUFN_IMAGE_BUILD_MEMORY", "")),
+            image_build_disk_bytes=size("GPUFN_IMAGE_BUILD_DISK", text)
+            if (text := environ.get("GPUFN_IMAGE_BUILD_DISK"))
+            else IMAGE_BUILD_DISK_BYTES,
             grace_s=number("GPUFN_GRACE", environ.get("GPUFN_GRACE") or str(GRACE_S)),
             mps_exclusive=yes_or_no("GPUFN_MPS_EXCLUSIVE", environ.get("GPUFN_MPS_EXCLUSIVE") or "no"),
             gpu_power_limits=parse_power_limits(environ.get("GPUFN_GPU_POWER_LIMIT", "")),
@@ -132,6 +141,12 @@ def _address(text: str) -> str:
             f"GPUFN_NODE_ADDRESS must be an address or a host name without a port, such as 10.0.0.7, not {text!r}."
         )
     return text
+
+
+def _build_memory(text: str) -> int:
+    if not text:
+        return int(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2)
+    return process_memory("GPUFN_IMAGE_BUILD_MEMORY", text, "a step of a build")
 
 
 def _size(environ: Mapping[str, str], name: str) -> int | None:

@@ -26,6 +26,15 @@ class MpsLimits(msgspec.Struct, frozen=True):
     multiprocessors: int = 0
 
 
+class BuildLimits(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Limits of a command that makes an environment. `cgroup_procs` is a file to write 0 to; without one, each process
+    has `memory_bytes`. A file holds at most `file_bytes`."""
+
+    cgroup_procs: str = ""
+    memory_bytes: int = 0
+    file_bytes: int = 0
+
+
 class NetworkNamespace(msgspec.Struct, frozen=True):
     """A network namespace of the node that a process enters: its file, and that file's number, by which a process finds
     out whether it is inside already. There `own_resolv_conf` is shown at the path `resolv_conf`."""
@@ -55,6 +64,7 @@ class Sandbox(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     gpus: bool = False  # with the devices of GPUs and of fast networks
     shares_memory: bool = False
     namespaces: bool = True
+    own_pids: bool = False  # whatever the process starts ends with it
     is_template: bool = False
 
 
@@ -133,6 +143,7 @@ class CudaProof(msgspec.Struct, frozen=True):
 MAX_LINE_BYTES = 1 << 20  # limit of a line that a template, or a process in a container, sends to its agent
 
 SANDBOX_VARIABLE = "GPUFN_SANDBOX"  # environment variable of a template: its Sandbox as JSON
+LIMITS_VARIABLE = "GPUFN_LIMITS"  # of a command: its BuildLimits as JSON
 ENV_VARIABLE = "GPUFN_TEMPLATE_ENV"  # another one: the variables to set inside the sandbox, as JSON
 PROVE_CUDA = "--prove-cuda"
 CONTAINED = "--contained"

@@ -7,6 +7,7 @@ import select
 import threading
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from gpufn_builder import identity
@@ -135,6 +136,18 @@ def test_the_last_that_it_said_is_kept(tmp_path: Path) -> None:
 def test_one_that_needs_more_memory_than_allowed_is_told_so(tmp_path: Path) -> None:
     with pytest.raises(BuildFailed, match=r"onnxruntime-cpu .*memory.* 1 GiB"):
         _run(tmp_path, "eat memory", memory_limit_bytes=1 << 30)
+
+
+@pytest.mark.parametrize(
+    ("do", "words"),
+    [("store without end", "GPUFN_BUILD_DISK"), ("eat memory in many processes", "memory than its limit of 200 MiB")],
+)
+def test_what_its_processes_use_together_is_limited(tmp_path: Path, do: str, words: str) -> None:
+    (tmp_path / "engine").mkdir()
+    request = msgspec.structs.replace(_request(tmp_path, do, 200 << 20), disk_limit_bytes=16 << 20)
+    work = process.ChildProcess(PROCESS, request, tmp_path, _environ(), name="the build", writes_to=[tmp_path])
+    with pytest.raises(BuildFailed, match=words):
+        work.wait(lambda update: None, CandidateResult, 60)
 
 
 def test_a_disk_that_is_full_is_told_though_nothing_can_be_printed(tmp_path: Path) -> None:

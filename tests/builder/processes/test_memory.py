@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from gpufn_builder.processes.memory import available_bytes, held_bytes
+from gpufn_builder.processes.memory import available_bytes, held
 
 MIB = 1 << 20
 _CHILD = "x = bytearray(64 << 20); print(flush=True); input()"
@@ -18,9 +18,9 @@ def test_the_memory_of_a_process_includes_its_descendants() -> None:
         assert parent.stdout is not None
         assert parent.stdin is not None
         parent.stdout.readline()
-        assert held_bytes(parent.pid) > 64 * MIB
+        assert held(parent.pid).resident_bytes > held(parent.pid).allocated_bytes > 64 * MIB
         parent.stdin.close()
-    assert held_bytes(parent.pid) == 0, "it has ended"
+    assert held(parent.pid) == (0, 0), "it has ended"
 
 
 def test_the_memory_of_the_host_and_of_the_container_both_limit(tmp_path: Path) -> None:

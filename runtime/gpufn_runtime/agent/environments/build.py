@@ -6,7 +6,8 @@
 4. the image's commands
 
 A package without a wheel is built by its own code, and commands run any code. Then uv has no cache that other
-environments use, and the sandbox can write to the new environment only.
+environments use, and the sandbox can write to the new environment only. Whatever a step starts ends with it, and has
+limits of memory and of disk space.
 """
 
 from __future__ import annotations
@@ -27,9 +28,12 @@ from urllib.parse import urlsplit
 import msgspec
 
 from gpufn_core.errors import ArtifactUnavailable, BuildFailed
-from gpufn_core.protocol.launch import SANDBOX_VARIABLE, Sandbox
+from gpufn_core.protocol.launch import LIMITS_VARIABLE, SANDBOX_VARIABLE, BuildLimits, Sandbox
 from gpufn_core.spec.image_spec import ImageSpec
+from gpufn_core.spec.units import format_bytes
+from gpufn_platform.process.disk_use import total_bytes
 from gpufn_runtime.agent.environments.interpreters import Interpreter
+from gpufn_runtime.agent.workers.cgroups import MemoryGroup, MemoryGroups
 from gpufn_runtime.agent.workers.environment import import_roots
 
 OnLine = Callable[[str], None]
@@ -43,6 +47,8 @@ _PASSED = ("UV_", "SSL_CERT_", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PRO
 _FOLDERS_OF_PACKAGES = ("UV_FIND_LINKS", "UV_INDEX", "UV_DEFAULT_INDEX", "UV_INDEX_URL", "UV_EXTRA_INDEX_URL")
 _BUILD_MEMORY_BYTES = 1 << 30
 _END_S = 5.0
+_BEYOND_BYTES = 1 << 20  # a file that reaches the limit of files exceeds the limit of the build, which the error names
+_MEASURE_S = 2.0  # between two looks at the disk space of a build
 
 
 @dataclass(frozen=True)
@@ -51,6 +57,19 @@ class Confinement:
 
     hidden: tuple[str, ...]
     namespaces: bool
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What all processes of a step may use together. Without `groups` each process has the limit of memory."""
+
+    memory_bytes: int
+    disk_bytes: int
+    groups: MemoryGroups
+
+
+class _TooLarge(Exception):
+    """The files of a build exceed the limit."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +86,7 @@ class Build:
     interpreter: Interpreter
     confinement: Confinement | None
     environ: Mapping[str, str]
+    limits: Limits
 
     @property
     def runs_code(self) -> bool:
@@ -110,6 +130,13 @@ class Build:
         scratch = self.target / ".tmp"
         scratch.mkdir(parents=True, exist_ok=True)
         environment = self._environment(scratch, is_online=is_online, is_user=is_user)
+        group = self.limits.groups.create(f"build-{self.target.name.strip('.')}", self.limits.memory_bytes)
+        own_limits = BuildLimits(
+            cgroup_procs=os.fspath(group.join_file) if group else "",
+            memory_bytes=self.limits.memory_bytes,
+            file_bytes=self.limits.disk_bytes + _BEYOND_BYTES,
+        )
+        environment[LIMITS_VARIABLE] = msgspec.json.encode(own_limits).decode()
         if self.confinement is not None:
             environment[SANDBOX_VARIABLE] = msgspec.json.encode(self._sandbox(network=is_online)).decode()
         program = [sys.executable, "-P", "-m", "gpufn_platform.sandbox.command", *command]
@@ -126,24 +153,37 @@ class Build:
         except OSError as error:
             raise ArtifactUnavailable(f"Cannot {what}: {error.strerror}.") from error
         lines: deque[str] = deque(maxlen=_MAX_LINES)
+        reason, code = "", 0
         try:
-            assert process.stdout is not None
-            async with asyncio.timeout(_STEP_TIMEOUT_S):
-                while line := await _line(process.stdout):
-                    text = line.decode(errors="replace").rstrip()[:_LONGEST_LINE]
-                    if text:
-                        lines.append(text)
-                        on_line(text)
-                code = await process.wait()
-        except TimeoutError as error:
-            reason = f"cannot {what}: it took longer than {_STEP_TIMEOUT_S:g} s"
-            raise BuildFailed(reason, stage="packages", log="\n".join(lines)) from error
+            code = await self._watched(process, lines, on_line)
+        except TimeoutError:
+            reason = f"it took longer than {_STEP_TIMEOUT_S:g} s"
+        except _TooLarge:
+            reason = f"its files exceed {format_bytes(self.limits.disk_bytes)} (GPUFN_IMAGE_BUILD_DISK)"
         finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            await _close(process)
-        if code and not may_fail:
-            raise BuildFailed(f"cannot {what}: {_reason(lines, code)}", stage="packages", log="\n".join(lines))
+            await _end(process, group)
+            has_no_memory = group is not None and group.has_killed()
+            if group is not None:
+                group.remove()
+        if has_no_memory:
+            reason = f"it needs more memory than {format_bytes(self.limits.memory_bytes)} (GPUFN_IMAGE_BUILD_MEMORY)"
+        elif not reason and code and not may_fail:
+            reason = _reason(lines, code)
+        if reason:
+            raise BuildFailed(f"cannot {what}: {reason}", stage="packages", log="\n".join(lines))
+
+    async def _watched(self, process: asyncio.subprocess.Process, lines: deque[str], on_line: OnLine) -> int:
+        """Read the output and return the exit code. Raises TimeoutError, _TooLarge."""
+        reading = asyncio.create_task(_read(process, lines, on_line))
+        try:
+            async with asyncio.timeout(_STEP_TIMEOUT_S):
+                while not reading.done():
+                    await asyncio.wait([reading], timeout=_MEASURE_S)
+                    if await asyncio.to_thread(total_bytes, self.target) > self.limits.disk_bytes:
+                        raise _TooLarge
+            return reading.result()
+        finally:
+            reading.cancel()
 
     def _environment(self, scratch: Path, *, is_online: bool, is_user: bool) -> dict[str, str]:
         passed = {
@@ -176,15 +216,32 @@ class Build:
             memory_bytes=_BUILD_MEMORY_BYTES,
             network=network or not self.confinement.namespaces,
             namespaces=self.confinement.namespaces,
+            own_pids=True,
         )
 
 
-async def _close(process: asyncio.subprocess.Process) -> None:
-    """Wait until a killed process has ended. Another process that left its group may hold its output open."""
-    try:
-        async with asyncio.timeout(_END_S):
-            await process.wait()
-    except TimeoutError:
+async def _read(process: asyncio.subprocess.Process, lines: deque[str], on_line: OnLine) -> int:
+    assert process.stdout is not None
+    while line := await _line(process.stdout):
+        text = line.decode(errors="replace").rstrip()[:_LONGEST_LINE]
+        if text:
+            lines.append(text)
+            on_line(text)
+    return await process.wait()
+
+
+async def _end(process: asyncio.subprocess.Process, group: MemoryGroup | None) -> None:
+    """End the process, which ends all that it has started, and wait for it."""
+    for signum in (signal.SIGTERM, signal.SIGKILL):
+        with contextlib.suppress(ProcessLookupError, TimeoutError):
+            if process.returncode is None:
+                process.send_signal(signum)
+            async with asyncio.timeout(_END_S):
+                await process.wait()
+                break
+    if group is not None:
+        group.kill()  # nothing is left, unless the process was killed before it could end the others
+    if process.returncode is None:
         transport: Any = process
         transport._transport.close()
 

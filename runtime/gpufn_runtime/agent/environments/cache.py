@@ -26,11 +26,12 @@ import msgspec
 from gpufn_core.errors import ArtifactUnavailable, GpufnError
 from gpufn_core.spec.image_spec import FILES_FOLDER, ImageSpec
 from gpufn_core.spec.units import format_bytes
+from gpufn_platform.process.disk_use import total_bytes
 from gpufn_platform.sandbox.host_paths import python_folders
 from gpufn_runtime.agent.cache import folder_cache
 from gpufn_runtime.agent.decide.eviction import evicted
 from gpufn_runtime.agent.environments import disk
-from gpufn_runtime.agent.environments.build import Build, Confinement, OnLine
+from gpufn_runtime.agent.environments.build import Build, Confinement, Limits, OnLine
 from gpufn_runtime.agent.environments.environment import Environment
 from gpufn_runtime.agent.environments.integrity import damage
 from gpufn_runtime.agent.environments.interpreters import InstalledVersions, find_interpreter
@@ -66,6 +67,7 @@ class EnvironmentCache:
         confinement: Confinement | None,
         limit_bytes: int | None = None,
         monotonic: Callable[[], float] = time.monotonic,
+        build_limits: Limits,
     ) -> None:
         self._root = root
         self._monotonic = monotonic
@@ -80,6 +82,7 @@ class EnvironmentCache:
         self._environ = environ
         self._confinement = confinement
         self._limit_bytes = limit_bytes
+        self._build_limits = build_limits
         self.in_use: InUse = lambda: None
         self.on_ready: Callable[[], None] = lambda: None
         self._tasks = folder_cache.SharedTasks("environment")
@@ -200,6 +203,7 @@ class EnvironmentCache:
             interpreter=interpreter,
             confinement=self._confinement,
             environ=self._environ,
+            limits=self._build_limits,
         )
         self._active.add(digest)
         log.info("making environment %s", digest[:12])
@@ -252,7 +256,7 @@ class EnvironmentCache:
 
     def _short_bytes(self) -> int:
         """Return how many bytes are missing. Walks over all files."""
-        return max(disk.total_bytes(self._root) - self._limit(), _SPARE_BYTES - self._free())
+        return max(total_bytes(self._root) - self._limit(), _SPARE_BYTES - self._free())
 
     def _limit(self) -> int:
         return shutil.disk_usage(self._root).total // _PARTS if self._limit_bytes is None else self._limit_bytes

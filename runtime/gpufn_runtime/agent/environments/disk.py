@@ -6,9 +6,9 @@ The agent's facts about an environment lie beside it: commands of its build can 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
+from gpufn_platform.process.disk_use import files
 from gpufn_runtime.agent.decide.eviction import StoredFiles
 
 _FACTS = "facts"
@@ -34,24 +34,10 @@ def touch(environment: Path) -> None:
 def stored(root: Path) -> list[StoredFiles]:
     """Return the environments with their files. A file that several have is counted once."""
     return [
-        StoredFiles(path.name, _used_at(path), dict(_files(path)))
+        StoredFiles(path.name, _used_at(path), dict(files(path)))
         for path in (root.iterdir() if root.is_dir() else ())
         if not path.name.startswith(".")
     ]
-
-
-def total_bytes(*roots: Path) -> int:
-    return sum({key: size for root in roots for key, size in _files(root)}.values())
-
-
-def _files(root: Path) -> Iterator[tuple[str, int]]:
-    for folder, _, names in os.walk(root):
-        for name in names:
-            try:
-                status = os.lstat(os.path.join(folder, name))
-            except OSError:
-                continue
-            yield f"{status.st_dev}:{status.st_ino}", status.st_blocks * 512
 
 
 def _used_at(environment: Path) -> float:

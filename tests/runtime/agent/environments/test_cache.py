@@ -13,9 +13,13 @@ import pytest
 
 from gpufn_core.errors import ArtifactUnavailable, BuildFailed
 from gpufn_core.spec.image_spec import FILES_FOLDER, ImageSpec
+from gpufn_platform.sandbox.support import probe
+from gpufn_runtime.agent.environments.build import Confinement, Limits
 from gpufn_runtime.agent.environments.cache import EnvironmentCache
 from gpufn_runtime.agent.environments.environment import Environment
 from gpufn_runtime.agent.environments.interpreters import InstalledVersions, find_interpreter
+from gpufn_runtime.agent.workers.cgroups import MemoryGroups
+from tests.conftest import missing
 
 PYTHON = "{}.{}".format(*sys.version_info)
 OTHER_MACHINE = {"x86_64": "aarch64"}.get(platform.machine(), "x86_64")
@@ -39,10 +43,21 @@ def image(version: int = 0, python: str = PYTHON, machine: str = "") -> ImageSpe
     return ImageSpec(python=python, pip=(f"a=={version}",), locked=LOCK, machine=machine or platform.machine())
 
 
+LIMITS = Limits(1 << 30, 1 << 30, MemoryGroups(None))
+
+
 class Node:
     """A cache in a folder; `lines` are the lines of its builds."""
 
-    def __init__(self, folder: Path, uv: str = UV, limit_bytes: int = 1 << 50) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        uv: str = UV,
+        limit_bytes: int = 1 << 50,
+        *,
+        confinement: Confinement | None = None,
+        limits: Limits = LIMITS,
+    ) -> None:
         self.bundle, self.root = folder / "bundle", folder / "python" / "environments"
         lock = self.bundle / FILES_FOLDER / LOCK
         lock.parent.mkdir(parents=True, exist_ok=True)
@@ -56,8 +71,9 @@ class Node:
             packages=folder / "packages",
             find_uv=lambda: os.fspath(program),
             environ={"GPUFN_NATS_URL": "a secret"},
-            confinement=None,
+            confinement=confinement,
             limit_bytes=limit_bytes,
+            build_limits=limits,
         )
         self.cache.in_use = set
 
@@ -140,6 +156,42 @@ def test_the_environment_used_the_longest_time_ago_makes_room(tmp_path: Path) ->
         assert node.names == {image(1).digest}
 
     asyncio.run(fill())
+
+
+ESCAPE = """#!/bin/sh
+[ "$1" = venv ] && { for last; do :; done; mkdir -p "$last"; exit 0; }
+setsid setsid sh -c 'trap "" TERM; readlink /proc/self > "$0/escaped"; echo out; while :; do sleep 60; done' "$PWD/.." &
+while ! [ -s ../escaped ]; do sleep 0.01; done
+echo error: refused
+exit 1
+"""
+
+
+@pytest.mark.parametrize("confinement", [None, Confinement((), namespaces=False), Confinement((), namespaces=True)])
+def test_what_a_step_starts_ends_with_it(tmp_path: Path, confinement: Confinement | None) -> None:
+    if confinement is not None and confinement.namespaces and (refused := probe().namespaces):
+        missing(f"user namespaces: {refused}")
+    node = Node(tmp_path, ESCAPE, confinement=confinement)
+    with pytest.raises(BuildFailed, match="error: refused"):
+        asyncio.run(node.get(image()))
+    escaped = (node.root / "escaped").read_text().strip()
+    assert not Path(f"/proc/{escaped}").exists()
+
+
+@pytest.mark.parametrize(
+    ("step", "words"),
+    [
+        ("head -c 3000000 /dev/zero > large", "GPUFN_IMAGE_BUILD_DISK"),
+        ("for n in 1 2 3; do head -c 900000 /dev/zero > $n; done", "GPUFN_IMAGE_BUILD_DISK"),
+        (f"exec {sys.executable} -c 'bytearray(200 << 20)'", "GPUFN_IMAGE_BUILD_MEMORY|MemoryError"),
+    ],
+)
+def test_a_step_that_exceeds_a_limit_is_named(tmp_path: Path, step: str, words: str) -> None:
+    uv = UV.replace("printf", f"{step} || exit 1; printf", 1)
+    node = Node(tmp_path, uv, limits=Limits(100 << 20, 1 << 20, MemoryGroups.find()))
+    with pytest.raises(BuildFailed, match=words):
+        asyncio.run(node.get(image()))
+    assert node.names == set()
 
 
 def test_an_interpreter_that_does_not_run_is_skipped(tmp_path: Path) -> None:
