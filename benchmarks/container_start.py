@@ -122,7 +122,7 @@ async def _one(docker: Any, home: Home, kind: Kind) -> None:
     container = Container(docker, home, kind, frozenset())
     try:
         started = time.perf_counter()
-        await container.start(_OWNER, worker_packages(), GpuDriver.HOOK)
+        await container.start(_OWNER, worker_packages(), GpuDriver.HOOK, "")
         docker.note("made", started)
         before = (docker.taken[phase][-1] for phase in ("create", "start"))
         docker.taken.setdefault("python", []).append(docker.taken["made"][-1] - sum(before))

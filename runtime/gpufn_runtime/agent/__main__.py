@@ -60,6 +60,7 @@ from gpufn_runtime.agent.devices.nvml import NvmlInventory
 from gpufn_runtime.agent.devices.power_limits import PowerLimits
 from gpufn_runtime.agent.devices.watch import DeviceWatch
 from gpufn_runtime.agent.egress import availability
+from gpufn_runtime.agent.egress.container_network import ContainerNetwork
 from gpufn_runtime.agent.egress.namespace import EgressNamespace
 from gpufn_runtime.agent.environments.build import Confinement, Limits
 from gpufn_runtime.agent.environments.cache import EnvironmentCache, link_packages
@@ -315,14 +316,20 @@ def _containers(settings: AgentSettings, log_line: LogLine, *, has_gpus: bool) -
     # With this node's versions: workers exchange pickles with this node.
     worker_needs = [f"{name}=={importlib.metadata.version(name)}" for name in _WORKER_NEEDS]
     images = Images(daemon, name=owner, bases=settings.base_image, worker_needs=worker_needs)
+    owner_label = {"gpufn.owner": owner}
+    allowed = settings.egress_allow
+    egress = ContainerNetwork(
+        daemon, settings.home, allowed, owner=owner_label, trouble=availability.trouble(for_containers=True)
+    )
     return ContainerLauncher(
         daemon,
         images,
         home=settings.home,
-        owner={"gpufn.owner": owner},
+        owner=owner_label,
         limit=settings.templates,
         packages=worker_packages(),
         log_line=log_line,
+        egress=egress,
         has_gpus=has_gpus,
     )
 

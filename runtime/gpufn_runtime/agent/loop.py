@@ -83,6 +83,9 @@ class AgentLauncher(WorkerLauncher, Preparer, Readiness, Protocol):
     @property
     def pids(self) -> frozenset[int]: ...
 
+    @property
+    def has_child_processes(self) -> bool: ...
+
     def take_over(self, containers: Iterable[str]) -> None: ...
     def set_standby_memory(self, limit_bytes: int) -> None: ...
 
@@ -393,7 +396,9 @@ class Agent:
         """Reap templates that have ended, and orphans of workers. During a launch nothing is reaped: an unknown child
         may be the new worker."""
         environments = self._environments
-        if self._launches.tasks or self._shares.has_child_processes or self._egress.has_child_processes:
+        if self._launches.tasks or any(
+            part.has_child_processes for part in (self._shares, self._egress, self._launcher)
+        ):
             return
         if environments is not None and environments.has_child_processes:
             return

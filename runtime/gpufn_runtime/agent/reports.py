@@ -26,6 +26,7 @@ from gpufn_core.protocol.reports import (
     WorkerEvent,
     WorkerEventKind,
 )
+from gpufn_core.spec.isolation import Isolation
 from gpufn_platform.bus.connection import Bus
 from gpufn_platform.process.clock import Clock
 from gpufn_runtime.agent.clock_check import ClockCheck
@@ -49,6 +50,9 @@ class Readiness(Protocol):
 
     @property
     def gpu_container_trouble(self) -> str: ...
+
+    @property
+    def gvisor_trouble(self) -> str: ...
 
 
 class Reports:
@@ -88,6 +92,7 @@ class Reports:
     def send(self) -> None:
         """Send a NodeReport now."""
         self._is_scheduled = False
+        gvisor = self._readiness.gvisor_trouble
         report = NodeReport(
             node=self._node,
             sent_at=self._clock.time(),
@@ -101,7 +106,7 @@ class Reports:
             park_bytes=self._park_bytes,
             weights=self._weights(),
             contains_all=self._contains_all,
-            isolation_trouble=self._isolation_trouble,
+            isolation_trouble=self._isolation_trouble | ({Isolation.GVISOR: gvisor} if gvisor else {}),
             address=self._address,
             clock_skew_s=self._clock_check.skew_s,
             hostname=platform.node(),

@@ -134,12 +134,13 @@ class PlainOptions(TypedDict, total=False):
     egress: Annotated[bool, "whether workers in containers can reach the network"]
     network: Annotated[
         Literal["full", "egress", "none"] | None,
-        'the network of the workers: `"full"`: as the node has it; `"egress"`: in containers, other machines only; '
+        'the network of the workers: `"full"`: as the node has it; `"egress"`: the internet, but no private network; '
         '`"none"`. Default: `"full"`, in containers `"none"`',
     ]
     isolation: Annotated[
-        Literal["process", "sandbox", "container"] | None,
-        '`"process"`: no isolation; `"sandbox"`: a process in a complete sandbox; `"container"`. '
+        Literal["process", "sandbox", "container", "gvisor"] | None,
+        '`"process"`: no isolation; `"sandbox"`: a process in a complete sandbox; `"container"`; `"gvisor"`: a '
+        "container with gVisor. "
         "Default: a sandbox with the parts that the node has, or a container if `image` needs one",
     ]
     min_workers: Annotated[int, "the minimum number of workers, with or without calls"]

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from gpufn_core.domain.package_needs import PackageNeeds
-from gpufn_core.spec.isolation import OWN_NETWORK
+from gpufn_core.spec.isolation import OWN_NETWORK, OWN_RUNTIME
 from gpufn_core.spec.resources import Resources
 from gpufn_core.spec.units import format_bytes
 
@@ -36,11 +36,11 @@ def unmet_requirement(
     'a worker needs 2 nodes at the same time, and 1 of the 2 nodes can run a part of it'
     """
     nodes = list(nodes)
-    for need in () if in_container else needs:
+    for need in OWN_RUNTIME.intersection(needs) if in_container else needs:
         troubles = [node.get("isolation_trouble", {}).get(need, "") for node in nodes]
         if nodes and all(troubles):
             option = "network" if need in OWN_NETWORK else "isolation"
-            return f"no node offers {option}={need!r} ({troubles[0]})"
+            return f"no node offers {option}={str(need)!r} ({troubles[0]})"
     troubles = [_package_trouble(packages, node) for node in nodes if not in_container]
     if troubles and all(troubles):
         return f"no node can have the packages ({troubles[0]})"

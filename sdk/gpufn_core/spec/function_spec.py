@@ -15,7 +15,15 @@ import msgspec
 
 from gpufn_core.errors import InvalidInput, InvalidSpec
 from gpufn_core.spec.image_spec import ImageSpec
-from gpufn_core.spec.isolation import AS_PROCESS, OWN_NETWORK, Isolation, Network, contradiction
+from gpufn_core.spec.isolation import (
+    AS_PROCESS,
+    IN_CONTAINER,
+    OWN_NETWORK,
+    OWN_RUNTIME,
+    Isolation,
+    Network,
+    contradiction,
+)
 from gpufn_core.spec.model_spec import ModelSpec
 from gpufn_core.spec.names import RESERVED_NAMES, is_function_name, parts_of
 from gpufn_core.spec.priority import Priority
@@ -351,7 +359,7 @@ class FunctionSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
             "batch": "its ranks run the same calls in the same order, one at a time" if self.largest_batch else "",
             "models": "its engines are for one device: load the model in the function" if self.models else "",
             "image": "other nodes cannot reach a container" if self._has_container_image else "",
-            "isolation": "other nodes cannot reach a container" if self.isolation is Isolation.CONTAINER else "",
+            "isolation": "other nodes cannot reach a container" if self.isolation in IN_CONTAINER else "",
             "max_calls": "its ranks are replaced together" if self.max_calls is not msgspec.UNSET else "",
             "network": "its ranks connect to each other" if self.network in OWN_NETWORK else "",
             "park_timeout": "a gang does not park" if self.scaling.park_timeout_s else "",
@@ -466,7 +474,7 @@ class FunctionSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     @property
     def in_container(self) -> bool:
         """Whether its workers run in containers on every node."""
-        return self._has_container_image or self.isolation is Isolation.CONTAINER
+        return self._has_container_image or self.isolation in IN_CONTAINER
 
     @property
     def _has_container_image(self) -> bool:
@@ -483,7 +491,7 @@ class FunctionSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     @property
     def node_needs(self) -> frozenset[str]:
         """The requirements that a node must offer: a tier by name, and a network of the workers' own."""
-        tier = {self.isolation.value} if self.isolation in AS_PROCESS else set()
+        tier = {self.isolation.value} if self.isolation in AS_PROCESS | OWN_RUNTIME else set()
         return frozenset(tier | ({self.network.value} if self.network in OWN_NETWORK else set()))
 
     def batch_of(self, method: MethodSpec) -> Batch | None:

@@ -20,7 +20,11 @@ class Network(enum.StrEnum):
 
 
 LEAST = (Isolation.PROCESS, Isolation.SANDBOX, Isolation.CONTAINER)  # the tiers that a team can require, in order
-NO_RUNTIME = frozenset({Isolation.GVISOR, Isolation.VM})  # names without an implementation in this release
+# A worker reaches its runner by a Unix socket of the node. Kata's virtual machines show its file, but a kernel does not
+# connect to another one's socket.
+NO_RUNTIME = frozenset({Isolation.VM})
+IN_CONTAINER = frozenset({Isolation.CONTAINER, Isolation.GVISOR, Isolation.VM})
+OWN_RUNTIME = frozenset({Isolation.GVISOR})  # containers that need a runtime of Docker that nodes may lack
 OWN_NETWORK = frozenset({Network.EGRESS, Network.NONE})  # networks that a node must be able to set up
 AS_PROCESS = frozenset({Isolation.PROCESS, Isolation.SANDBOX})
 
@@ -28,13 +32,14 @@ AS_PROCESS = frozenset({Isolation.PROCESS, Isolation.SANDBOX})
 def contradiction(isolation: Isolation | None, network: Network | None, *, has_image: bool, egress: bool) -> str:
     """Return why the options cannot be had together, and what to do; "" if they can.
 
-    >>> contradiction(Isolation.GVISOR, None, has_image=False, egress=False)
-    "isolation='gvisor': this release of gpufn has no runtime for it; use 'container' or 'sandbox'"
+    >>> contradiction(Isolation.VM, None, has_image=False, egress=False)
+    "isolation='vm': a virtual machine cannot connect to the socket of its node's runner; use 'gvisor' or 'container'"
     """
-    in_container = has_image or isolation is Isolation.CONTAINER
+    in_container = has_image or isolation in IN_CONTAINER
     asked = "" if isolation is None else f"isolation={isolation.value!r}"
     reasons = {
-        f"{asked}: this release of gpufn has no runtime for it; use 'container' or 'sandbox'": isolation in NO_RUNTIME,
+        f"{asked}: a virtual machine cannot connect to the socket of its node's runner; use 'gvisor' or "
+        "'container'": isolation in NO_RUNTIME,
         f"{asked} and image=... contradict each other: an image runs in a container": has_image
         and isolation in AS_PROCESS,
         "egress=... and network=... set the same: write network='egress' instead of egress=True": egress

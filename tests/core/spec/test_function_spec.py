@@ -164,6 +164,7 @@ def test_options_that_are_not_used_are_not_stored_so_that_older_nodes_read_the_s
         ({"image": ImageSpec(base="x"), "network": Network.NONE}, True, {"none"}),
         ({"isolation": Isolation.SANDBOX, "network": Network.NONE}, False, {"sandbox", "none"}),
         ({"isolation": Isolation.PROCESS}, False, {"process"}),
+        ({"isolation": Isolation.GVISOR}, True, {"gvisor"}),
     ],
 )
 def test_a_node_must_offer_what_the_function_chose(

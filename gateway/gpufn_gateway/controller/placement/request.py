@@ -12,7 +12,7 @@ from gpufn_core.domain.package_needs import PackageNeeds, package_needs
 from gpufn_core.domain.revision import Revision
 from gpufn_core.domain.team import Team, domain_of
 from gpufn_core.protocol.reports import NodeReport
-from gpufn_core.spec.isolation import AS_PROCESS
+from gpufn_core.spec.isolation import AS_PROCESS, OWN_RUNTIME
 from gpufn_core.spec.resources import Resources
 from gpufn_gateway.controller.placement.gpus import matching_gpus
 
@@ -60,8 +60,8 @@ class Request(Requirements, frozen=True):
 
     def isolation_trouble(self, report: NodeReport) -> str:
         """Return why the node does not offer the isolation; "" if it does."""
-        needs = () if self.is_contained(report) else sorted(self.needs)
-        return next((trouble for need in needs if (trouble := report.isolation_trouble.get(need))), "")
+        needs = self.needs & OWN_RUNTIME if self.is_contained(report) else self.needs
+        return next((trouble for need in sorted(needs) if (trouble := report.isolation_trouble.get(need))), "")
 
     def package_trouble(self, report: NodeReport) -> str:
         """Return why the node cannot make the environment of the packages; "" if it can. An image of a container has a

@@ -19,13 +19,16 @@ _WITHIN_S: Final = 10
 _SOME_ADDRESS: Final = ipaddress.IPv4Interface("169.254.1.1/30")
 
 
-def trouble() -> str:
-    """Return why workers with `network="egress"` cannot run here; "" if they can. Changes nothing."""
+def trouble(*, for_containers: bool = False) -> str:
+    """Return why the packets of workers with `network="egress"` cannot be filtered here; "" if they can. Changes
+    nothing. `for_containers`: Docker forwards them, and makes their resolv.conf."""
     if not _may_configure_networks():
         return "the agent does not run as root with CAP_NET_ADMIN and CAP_SYS_ADMIN"
     for program, package in _PROGRAMS.items():
         if shutil.which(program) is None:
             return f"the program {program} is not installed (package {package})"
+    if for_containers:
+        return _refused(rules.of_node("gpufn-check", Policy()))
     if _read(_FORWARDING).strip() != "1":
         return "the machine does not forward packets (net.ipv4.ip_forward is 0)"
     dns = current_dns()

@@ -22,6 +22,7 @@ from typing import Final
 from gpufn_core.home import Home
 from gpufn_core.protocol.launch import NetworkNamespace
 from gpufn_runtime.agent.egress import availability, resolver, rules
+from gpufn_runtime.agent.egress.commands import reason, run, succeeds
 from gpufn_runtime.agent.egress.rules import Network, Policy
 from gpufn_runtime.agent.launchers.base import NodeFault
 
@@ -29,7 +30,6 @@ log = logging.getLogger(__name__)
 
 _NAMESPACES: Final = Path("/run/netns")  # of `ip netns`
 _INNER: Final = "eth0"
-_WITHIN_S: Final = 30
 _LINK_LOCAL: Final = ipaddress.IPv4Network("169.254.0.0/16")  # networks do not route it
 _SMALL: Final = 30  # length of the prefix: two addresses
 # Services of clouds and of Kubernetes have addresses in them.
@@ -83,7 +83,7 @@ class EgressNamespace:
                 try:
                     self._joined = await asyncio.to_thread(self._set_up)
                 except (OSError, subprocess.SubprocessError, ValueError) as error:
-                    self._trouble = f"the network namespace cannot be set up: {_reason(error)}"
+                    self._trouble = f"the network namespace cannot be set up: {reason(error)}"
                     log.warning("%s", self._trouble)
                     self._report(self._trouble)
                     await asyncio.to_thread(self._tear_down)
@@ -100,7 +100,7 @@ class EgressNamespace:
     def _set_up(self) -> NetworkNamespace:
         path = _NAMESPACES / self._name
         if not path.exists():
-            _run("ip", "netns", "add", self._name)
+            run("ip", "netns", "add", self._name)
         network = self._address()
         if network is None:
             network = self._connect()
@@ -108,7 +108,7 @@ class EgressNamespace:
         policy = Policy(self._allowed, dns.servers, dns.on_loopback)
         if dns.on_loopback is not None:  # packets that came from another interface may reach it
             Path(f"/proc/sys/net/ipv4/conf/{self._interface}/route_localnet").write_text("1")
-        _run("nft", "--file", "-", given=rules.of_node(self._interface, policy, network))
+        run("nft", "--file", "-", given=rules.of_node(self._interface, policy, network))
         _in_namespace(self._name, "nft", "--file", "-", given=rules.of_namespace(self._name))
         self._run_inside(rules.routing(policy, network.ip, _peer(network).ip))
         self._pass_docker()
@@ -129,15 +129,15 @@ class EgressNamespace:
         outer = ipaddress.IPv4Interface((next(subnet.hosts()), _SMALL))
         inner = _peer(outer)
         with contextlib.suppress(subprocess.CalledProcessError):  # a pair that was not completed
-            _run("ip", "link", "delete", self._interface)
+            run("ip", "link", "delete", self._interface)
         commands = (
             f"link add {self._interface} type veth peer name {_INNER} netns {self._name}",
             f"address add {outer} dev {self._interface}",
         )
-        _run("ip", "-batch", "-", given="\n".join(commands))
+        run("ip", "-batch", "-", given="\n".join(commands))
         with contextlib.suppress(FileNotFoundError):  # the kernel has no IPv6
             Path(f"/proc/sys/net/ipv6/conf/{self._interface}/disable_ipv6").write_text("1")
-        _run("ip", "link", "set", self._interface, "up")
+        run("ip", "link", "set", self._interface, "up")
         inside = (
             *(f"address add {inner} dev {_INNER}", f"link set {_INNER} up", f"route add default via {outer.ip}"),
             "rule delete pref 0",  # the one that comes before all others
@@ -146,13 +146,13 @@ class EgressNamespace:
         return outer
 
     def _run_inside(self, commands: Iterable[str]) -> None:
-        _run("ip", "-netns", self._name, "-batch", "-", given="\n".join(commands))
+        run("ip", "-netns", self._name, "-batch", "-", given="\n".join(commands))
 
     def _pass_docker(self) -> None:
         """Let Docker's rules pass the packets, which come after ours."""
         for rule in self._docker_rules():
-            if _succeeds("iptables", "--list", _DOCKER_CHAIN) and not _succeeds("iptables", "--check", *rule):
-                _run("iptables", "--insert", *rule)
+            if succeeds("iptables", "--list", _DOCKER_CHAIN) and not succeeds("iptables", "--check", *rule):
+                run("iptables", "--insert", *rule)
 
     def _docker_rules(self) -> tuple[tuple[str, ...], ...]:
         return tuple(
@@ -166,10 +166,10 @@ class EgressNamespace:
             ("ip", "netns", "delete", self._name),
             ("nft", "delete", "table", "inet", self._interface),
         ):
-            if not _succeeds(*command):
+            if not succeeds(*command):
                 log.warning("this command failed: %s", " ".join(command))
         for rule in self._docker_rules():
-            _succeeds("iptables", "--delete", *rule)
+            succeeds("iptables", "--delete", *rule)
 
 
 def _peer(outer: ipaddress.IPv4Interface) -> ipaddress.IPv4Interface:
@@ -189,7 +189,7 @@ def _subnets(seed: int) -> Iterator[ipaddress.IPv4Network]:
 
 
 def _addresses() -> list[tuple[str, ipaddress.IPv4Interface]]:
-    links = json.loads(_run("ip", "-json", "-4", "address"))
+    links = json.loads(run("ip", "-json", "-4", "address"))
     return [
         (link["ifname"], ipaddress.IPv4Interface((info["local"], info["prefixlen"])))
         for link in links
@@ -198,25 +198,4 @@ def _addresses() -> list[tuple[str, ipaddress.IPv4Interface]]:
 
 
 def _in_namespace(name: str, *command: str, given: str) -> None:
-    _run("ip", "netns", "exec", name, *command, given=given)
-
-
-def _run(*command: str, given: str = "") -> str:
-    return subprocess.run(  # noqa: S603
-        command, input=given, capture_output=True, text=True, timeout=_WITHIN_S, check=True
-    ).stdout
-
-
-def _succeeds(*command: str) -> bool:
-    try:
-        _run(*command)
-    except (OSError, subprocess.SubprocessError):
-        return False
-    return True
-
-
-def _reason(error: Exception) -> str:
-    if isinstance(error, subprocess.CalledProcessError):
-        told = (error.stderr or "").strip().splitlines()
-        return f"{' '.join(error.cmd)}: {told[0] if told else f'exit code {error.returncode}'}"
-    return str(error)
+    run("ip", "netns", "exec", name, *command, given=given)

@@ -36,6 +36,16 @@ class LauncherByImage:
         return "" if self._containers is None else self._containers.gpu_trouble
 
     @property
+    def gvisor_trouble(self) -> str:
+        """Return why containers cannot have gVisor, or ""."""
+        return _NO_DOCKER if self._containers is None else self._containers.gvisor_trouble
+
+    @property
+    def has_child_processes(self) -> bool:
+        """Return whether a command runs, which nobody else may reap."""
+        return self._containers is not None and self._containers.has_child_processes
+
+    @property
     def pids(self) -> frozenset[int]:
         return self._processes.pids
 

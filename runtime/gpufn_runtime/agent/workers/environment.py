@@ -23,7 +23,7 @@ import gpufn_platform
 import gpufn_runtime
 from gpufn_core.domain.device import NO_MPS
 from gpufn_core.spec.function_spec import FunctionSpec
-from gpufn_core.spec.isolation import Network
+from gpufn_core.spec.isolation import Isolation, Network
 from gpufn_runtime.agent.environments.environment import Environment
 from gpufn_runtime.agent.launchers.containers.sandbox import Limits
 from gpufn_runtime.agent.mps.base import Mounts
@@ -75,7 +75,8 @@ def container_limits(
     """Return the limits of a container for the function. A standby's must equal those of its future worker."""
     env = frozenset(import_environment(spec.resources.cpu, spec.env).items())
     egress = spec.egress or spec.network in (Network.EGRESS, Network.FULL)
-    return Limits(memory_bytes, spec.resources.cpu, egress, gpus, mps, env)
+    has_gvisor = spec.isolation is Isolation.GVISOR
+    return Limits(memory_bytes, spec.resources.cpu, egress, has_gvisor, gpus, mps, env)
 
 
 def template_environment(scratch: Path, *, sees_gpus: bool, python: Environment | None = None) -> dict[str, str]:

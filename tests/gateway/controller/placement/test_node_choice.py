@@ -242,6 +242,7 @@ def test_a_node_that_cannot_have_the_packages_is_refused_with_its_reason(of_node
         ({"none"}, {"none": "no namespaces"}, True, True),  # its container has no network
         ({"process"}, {"process": "GPUFN_ISOLATION=strict"}, True, False),
         (set(), {"sandbox": "no Landlock"}, False, True),
+        ({"gvisor"}, {"gvisor": "no runsc"}, True, False),
     ],
 )
 def test_a_node_that_does_not_offer_the_isolation_is_refused_with_its_reason(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import os
 import re
 import shutil
@@ -18,7 +19,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 
@@ -50,6 +51,9 @@ class Daemon:
     """dockerd with all its files below `root`."""
 
     root: Path
+    # A network of its own: it would remove what another daemon has made in ours.
+    network: tuple[str, ...] = ("unshare", "--net", "--")
+    has_iptables: bool = False
     process: subprocess.Popen[bytes] | None = field(default=None, init=False)
 
     @property
@@ -57,21 +61,21 @@ class Daemon:
         return f"unix://{self.root}/docker.sock"
 
     def start(self) -> None:
+        options = ["--host-uds=open", "--host-fifo=open"]
+        stand_in = {"runsc": {"path": os.fspath(PROGRAMS / "runsc"), "runtimeArgs": options}}
+        (self.root / "daemon.json").write_text(json.dumps({"runtimes": stand_in}))
         with (self.root / "log").open("ab") as log:
             self.process = subprocess.Popen(
                 [
-                    *(
-                        "unshare",
-                        "--net",
-                        "--",
-                    ),  # a network of its own: it would remove what another daemon has made in ours
+                    *self.network,
                     "dockerd",
+                    f"--config-file={self.root}/daemon.json",
                     f"--host={self.host}",
                     f"--data-root={self.root}/data",
                     f"--exec-root={self.root}/exec",
                     f"--pidfile={self.root}/pid",
                     "--shutdown-timeout=3",  # paused containers do not handle SIGTERM
-                    "--iptables=false",
+                    f"--iptables={str(self.has_iptables).lower()}",
                     "--ip6tables=false",
                 ],
                 env=os.environ | {"PATH": f"{PROGRAMS}:{os.environ['PATH']}"},
@@ -140,7 +144,8 @@ class Daemon:
 
 
 @contextlib.contextmanager
-def running_daemon() -> Iterator[Daemon]:
+def running_daemon(**options: Any) -> Iterator[Daemon]:
+    """`options` are fields of Daemon."""
     base = os.environ.get("GPUFN_TEST_BASE_IMAGE", "")
     if not base:
         lacking("GPUFN_TEST_BASE_IMAGE names no base image; `.ci/base-image FILE.tar` makes one")
@@ -154,7 +159,7 @@ def running_daemon() -> Iterator[Daemon]:
     if os.geteuid() != 0:
         lacking("a daemon of our own needs root")
     root = Path(tempfile.mkdtemp(prefix="gpufn-docker-"))  # short, because a socket's path has a length limit
-    daemon = Daemon(root)
+    daemon = Daemon(root, **options)
     try:
         daemon.start()
         daemon.docker("import", base, BASE)

@@ -95,7 +95,9 @@ class Container:
     def set_on_gone(self, call: Callable[[], None]) -> None:
         self._control.on_gone = call
 
-    async def start(self, owner: Mapping[str, str], packages: Sequence[str], gpu_driver: GpuDriver) -> None:
+    async def start(
+        self, owner: Mapping[str, str], packages: Sequence[str], gpu_driver: GpuDriver, egress_network: str
+    ) -> None:
         """Start the container and wait until its process is ready for a request. `owner` are the container's labels.
         Raises PlatformError, or ContainerGone if the image does not exist. The caller must then `remove` it."""
         try:
@@ -112,6 +114,7 @@ class Container:
             packages=packages,
             modules=self.modules,
             gpu_driver=gpu_driver,
+            egress_network=egress_network,
         )
         await self._create(box, owner)
         self.pid = await self._daemon.start(self.id)

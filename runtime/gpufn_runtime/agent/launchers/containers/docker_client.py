@@ -124,6 +124,29 @@ class Docker:
 
         return await self._request("read its configuration", read)
 
+    async def ensure_network(self, name: str, options: Mapping[str, str], labels: Mapping[str, str]) -> None:
+        """Create a bridge network if it is absent. Raises PlatformError."""
+
+        def ensure(api: docker.APIClient) -> None:
+            if not any(network["Name"] == name for network in api.networks(names=[name])):
+                api.create_network(name, driver="bridge", options=dict(options), labels=dict(labels))
+
+        await self._request(f"create the network {name}", ensure)
+
+    async def remove_network(self, name: str) -> bool:
+        """Remove a network. Returns False if containers still use it. Raises PlatformError."""
+
+        def remove(api: docker.APIClient) -> bool:
+            try:
+                api.remove_network(name)
+            except docker.errors.NotFound:
+                pass
+            except docker.errors.APIError:
+                return False
+            return True
+
+        return await self._request(f"remove the network {name}", remove)
+
     # --- images -------------------------------------------------------------------------------------------------------
 
     async def has_image(self, tag: str) -> bool:

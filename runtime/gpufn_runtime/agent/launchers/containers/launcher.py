@@ -29,6 +29,7 @@ from gpufn_runtime.agent.launchers.base import ContainerEnd, ContainerGone, Daem
 from gpufn_runtime.agent.launchers.containers.container import Container, ContainerDaemon, Kind, folders
 from gpufn_runtime.agent.launchers.containers.gpu_access import NO_GPU_ACCESS, GpuDriver, gpu_driver, has_hook
 from gpufn_runtime.agent.launchers.containers.orphaned_containers import OrphanedContainers
+from gpufn_runtime.agent.launchers.containers.runtimes import gvisor_trouble
 from gpufn_runtime.agent.launchers.containers.sandbox import Limits
 from gpufn_runtime.agent.workers import processes
 from gpufn_runtime.agent.workers.environment import container_limits
@@ -38,6 +39,7 @@ log = logging.getLogger(__name__)
 _SWEEP_S = 10.0
 _AFTER_LAUNCH_S = 1.0  # do not slow down the start of the worker that was just launched
 _END_TIMEOUT_S = 10.0
+_NOT_KNOWN = "Docker has not listed its runtimes"
 
 
 class Daemon(ContainerDaemon, Protocol):
@@ -46,6 +48,17 @@ class Daemon(ContainerDaemon, Protocol):
     async def end_of(self, container: str) -> ContainerEnd: ...
     async def containers(self, labels: Mapping[str, str]) -> set[str]: ...
     async def info(self) -> dict[str, Any]: ...
+
+
+class EgressNetwork(Protocol):
+    """The network of containers with `egress`."""
+
+    @property
+    def has_child_processes(self) -> bool: ...
+
+    async def ready(self) -> str: ...
+    def forget(self) -> None: ...
+    async def remove(self) -> None: ...
 
 
 StandbyKey = tuple[Kind, ModuleSet]  # standbys with the same key are interchangeable
@@ -65,6 +78,7 @@ class ContainerLauncher:
         limit: int,
         packages: Sequence[str],
         log_line: LogLine,
+        egress: EgressNetwork,
         has_gpus: bool = False,
     ) -> None:
         self._daemon = daemon
@@ -75,6 +89,7 @@ class ContainerLauncher:
         self._packages = packages
         self._log_image_line = log_line
         self._has_gpus = has_gpus
+        self._egress = egress
         self._gpu_driver: GpuDriver | None = None
         self._standbys: list[Container] = []
         self._in_progress: set[str] = set()  # folder names of containers being created, assigned or removed
@@ -90,6 +105,11 @@ class ContainerLauncher:
         self._settled = asyncio.Event()
         self.trouble = ""  # why Docker cannot create containers, if known
         self.gpu_trouble = ""  # why containers cannot have GPUs, if known
+        self.gvisor_trouble = _NOT_KNOWN  # why containers cannot have gVisor
+
+    @property
+    def has_child_processes(self) -> bool:
+        return self._egress.has_child_processes
 
     @property
     def standbys(self) -> tuple[str, ...]:
@@ -163,6 +183,8 @@ class ContainerLauncher:
                 async with asyncio.timeout(_END_TIMEOUT_S):  # the next agent removes the rest
                     removing = [self._discard(standby) for standby in list(self._standbys)]
                     await asyncio.gather(*removing, self._orphans.remove_ended(), return_exceptions=True)
+                    with contextlib.suppress(PlatformError):
+                        await self._egress.remove()
 
     async def launch(self, order: LaunchOrder) -> Launched:
         """Launch the worker in a standby or a new container. Raises BuildFailed, PlatformError."""
@@ -222,7 +244,8 @@ class ContainerLauncher:
         container = Container(self._daemon, self._home, kind, modules)
         self._in_progress.add(container.name)
         try:
-            await container.start(self._owner, self._packages, self._gpu_driver or GpuDriver.HOOK)
+            network = await self._egress.ready() if kind.limits.egress else ""
+            await container.start(self._owner, self._packages, self._gpu_driver or GpuDriver.HOOK, network)
         except BaseException:
             await self._abandon(container)
             raise
@@ -319,7 +342,7 @@ class ContainerLauncher:
         """Remove orphaned containers and folders, left by a crash or by an outage of Docker."""
         existing = await self._daemon.containers(self._owner)
         self.trouble = ""
-        await self._find_gpu_driver()
+        await self._learn_of_daemon()
         if self._in_progress:
             return  # a container that is being created may be listed, but its id is not known yet
         await self._orphans.remove(existing, kept={standby.id for standby in self._standbys})
@@ -329,16 +352,22 @@ class ContainerLauncher:
                 if path.name not in names:
                     remove_tree(path)
 
-    async def _find_gpu_driver(self) -> None:
-        """Find the driver, once per daemon. While there is none, repeat: the operator may install it at any time."""
-        if self._has_gpus and self._gpu_driver is None:
-            self._gpu_driver = gpu_driver(await self._daemon.info(), has_hook=has_hook())
-            self.gpu_trouble = "" if self._gpu_driver else NO_GPU_ACCESS
+    async def _learn_of_daemon(self) -> None:
+        """Find the driver of GPUs, and gVisor. While one is absent, repeat: the operator may install it at any time."""
+        needs_driver = self._has_gpus and self._gpu_driver is None
+        if needs_driver or self.gvisor_trouble:
+            info = await self._daemon.info()
+            self.gvisor_trouble = gvisor_trouble(info)
+            if needs_driver:
+                self._gpu_driver = gpu_driver(info, has_hook=has_hook())
+                self.gpu_trouble = "" if self._gpu_driver else NO_GPU_ACCESS
 
     def _note(self, error: PlatformError) -> None:
         if isinstance(error, DaemonUnavailable):
             self.trouble = error.message.rstrip(".")
             self._gpu_driver = None
+            self.gvisor_trouble = _NOT_KNOWN
+        self._egress.forget()
 
     def _launched(self) -> None:
         self._launches -= 1

@@ -22,6 +22,7 @@ from gpufn_core.domain.device import NO_MPS
 from gpufn_core.protocol.launch import CONTAINED, IN_CONTAINER, MountedVolume, WorkerConfig
 from gpufn_core.spec.weights_spec import WeightsSpec
 from gpufn_runtime.agent.launchers.containers.gpu_access import CDI_KIND, GpuDriver
+from gpufn_runtime.agent.launchers.containers.runtimes import GVISOR
 from gpufn_runtime.agent.mps.base import Mounts
 from gpufn_runtime.agent.mps.client import PIPE_IN_CONTAINER
 
@@ -51,6 +52,7 @@ class Limits:
     memory_bytes: int
     cpu: float
     egress: bool = False
+    has_gvisor: bool = False
     gpus: tuple[str, ...] = ()
     mps: Mounts | None = None
     env: frozenset[tuple[str, str]] = field(default=frozenset(), repr=False)
@@ -73,6 +75,7 @@ def sandbox(
     packages: Iterable[str],
     modules: Iterable[str],
     gpu_driver: GpuDriver,
+    egress_network: str = "bridge",
 ) -> Sandbox:
     """Return a container's settings. `packages` are our package folders on this host; `modules` are imported early."""
     mounts = [
@@ -108,7 +111,8 @@ def sandbox(
             },
         },
         host_config={
-            "network_mode": "bridge" if limits.egress else "none",
+            "runtime": GVISOR if limits.has_gvisor else None,  # None: Docker's default
+            "network_mode": egress_network if limits.egress else "none",
             "cap_drop": ["ALL"],
             "security_opt": ["no-new-privileges:true"],
             "read_only": True,

@@ -34,6 +34,19 @@ from tests.waiting import until_async
 MIB = 1 << 20
 
 
+class Egress:
+    """Fake network of containers with `egress`."""
+
+    has_child_processes = False
+
+    async def ready(self) -> str:
+        return "own-network"
+
+    def forget(self) -> None: ...
+
+    async def remove(self) -> None: ...
+
+
 class Daemon:
     """Fake daemon. Its containers' processes report ready and sleep. Their size depends on the function's module."""
 
@@ -51,12 +64,16 @@ class Daemon:
         self.cannot_pause = False
         self.cdi_devices: list[str] = []
         self.device_requests: list[Any] = []
+        self.networks: list[str] = []
+        self.runtimes: dict[str, Any] = {}
+        self.egress = Egress()
         self.killed: set[str] = set()  # killed while paused: they end when they continue
         self._open: dict[str, asyncio.StreamWriter] = {}
 
     async def create(self, name: str, image: str, sandbox: Sandbox, labels: Mapping[str, str]) -> str:
         self.made += 1
         self.device_requests.append(sandbox.host_config["device_requests"])
+        self.networks.append(sandbox.host_config["network_mode"])
         folder = Path(sandbox.host_config["mounts"][0]["Source"])
         (module,) = sandbox.container_config["entrypoint"][5:]
         self.folders[name] = folder, int(module.removeprefix("mib"))
@@ -123,7 +140,8 @@ class Daemon:
         return self.processes.keys() | self.left
 
     async def info(self) -> dict[str, Any]:
-        return {"DiscoveredDevices": [{"Source": "cdi", "ID": name} for name in self.cdi_devices]}
+        devices = [{"Source": "cdi", "ID": name} for name in self.cdi_devices]
+        return {"DiscoveredDevices": devices, "Runtimes": self.runtimes}
 
     async def has_image(self, tag: str) -> bool:
         return True
@@ -156,6 +174,7 @@ def on_launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[...
                 packages=["/gpufn"],
                 log_line=lambda *_: None,
                 has_gpus=True,
+                egress=daemon.egress,
             )
             running = asyncio.create_task(launcher.run())
             try:
