@@ -25,7 +25,7 @@ from gpufn_platform.sandbox.policy import Isolation, isolation
 _MEMORY_SHARE = 0.75  # of the machine's memory
 _LONGEST_MEASURE_S = 600
 _MOST_BUILDS = 1000
-_DISK = "64Gi"
+DISK_BYTES = 64 << 30
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class BuilderSettings:
             node_name(environ),
             Home.from_env(environ),
             _memory_limit(environ.get("GPUFN_BUILD_MEMORY", "")),
-            size("GPUFN_BUILD_DISK", environ.get("GPUFN_BUILD_DISK") or _DISK),
+            size("GPUFN_BUILD_DISK", text) if (text := environ.get("GPUFN_BUILD_DISK")) else DISK_BYTES,
             _builds(environ.get("GPUFN_BUILDS", "")),
             _timeout(environ.get("GPUFN_BUILD_TIMEOUT", "")),
             _measuring(environ.get("GPUFN_BUILD_MEASURE", "")),

@@ -42,6 +42,7 @@ _SANDBOX_FIXES = {
     "signals": _NEWER_KERNEL,
     "seccomp": "use a machine with x86_64 or aarch64",
 }
+_DOCKER = Path("/var/run/docker.sock")
 _EGRESS_FIX = (
     "if functions need it: run the agent as root, install nftables and iproute2, and let the machine forward packets "
     "(sysctl -w net.ipv4.ip_forward=1)"
@@ -229,6 +230,9 @@ def _egress() -> Iterator[Finding]:
         yield Finding("egress", "note", f"network='egress' is for containers only: {reason}", _EGRESS_FIX)
     else:
         yield Finding("egress", "ok", "worker processes can have network='egress'")
+    if _DOCKER.exists() and (reason := availability.trouble(for_containers=True)):
+        found = f"containers with network='egress' reach private networks and metadata too: {reason}"
+        yield Finding("egress", "note", found, _EGRESS_FIX)
 
 
 def _clock() -> Iterator[Finding]:

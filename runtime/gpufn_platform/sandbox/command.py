@@ -1,7 +1,7 @@
 """`python -m gpufn_platform.sandbox.command COMMAND...`: runs a command in the sandbox of GPUFN_SANDBOX, or in none,
 within the limits of GPUFN_LIMITS.
 
-What the command starts ends with it, and all of that with the process that started this one.
+The processes that the command starts end with it, and the command ends with the process that started this one.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""End of everything that a process has started, also of what has left its process group.
+"""End of all processes that a process has started, also if they have left its process group.
 
 The process goes on in a child. In a PID namespace the child's parent is process 1: when it ends, the kernel kills all
 others at once, whatever they do. Without a namespace, the processes that outlive their parents become children of the

@@ -79,7 +79,7 @@ def _join(namespace: NetworkNamespace) -> None:
 
 
 def _pid_in_proc() -> int:
-    """Return the number of this process in /proc, which is that of the machine."""
+    """Return the number of this process in the machine's /proc."""
     return int(os.readlink("/proc/self"))
 
 

@@ -8,6 +8,7 @@ The agent makes the node's workers match the node's Assignments.
     launchers/    how a worker process is created: forked from a template, as a fresh interpreter, or in a container
     cache/        bundles, engines and container images on this node's disk; prefetch of deployed revisions
     devices/      this node's devices and their health
+    egress/       networks of workers that reach the internet and nothing else
     mps/          GPUs that workers share through NVIDIA MPS
     reports       node reports, worker events and raw output, sent to the bus
     clock_check   skew between this node's clock and the NATS server's

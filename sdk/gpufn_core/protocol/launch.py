@@ -64,7 +64,7 @@ class Sandbox(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     gpus: bool = False  # with the devices of GPUs and of fast networks
     shares_memory: bool = False
     namespaces: bool = True
-    own_pids: bool = False  # whatever the process starts ends with it
+    own_pids: bool = False  # a PID namespace: all processes that this one starts end with it
     is_template: bool = False
 
 

@@ -4,11 +4,12 @@ from collections.abc import Iterable
 
 import pytest
 
-from gpufn_core.protocol.launch import Sandbox
+from gpufn_core.protocol.launch import NetworkNamespace, Sandbox
 from gpufn_platform.sandbox import layout
 from gpufn_platform.sandbox.layout import Access, Kind, Mount
 
 HOME = "/var/lib/gpufn"
+NAMESPACE = NetworkNamespace("/run/netns/x", 7, "/run/resolv.conf", "/home/run/resolv.conf")
 SANDBOX = Sandbox(
     shared=("/srv/python",), readable=(f"{HOME}/cache/a",), writable=(f"{HOME}/run/w/1/tmp",), hidden=(HOME,)
 )
@@ -52,6 +53,25 @@ def test_a_path_that_is_both_listed_and_hidden_is_visible() -> None:
 
 def test_a_worker_that_shares_memory_sees_the_hosts() -> None:
     assert kind_of("/dev/shm", Sandbox(shares_memory=True)) is Kind.WRITABLE
+
+
+@pytest.mark.parametrize(
+    ("sandbox", "shown"),
+    [
+        (Sandbox(), True),
+        (Sandbox(network=False), False),
+        (Sandbox(namespace=NAMESPACE), False),
+    ],
+)
+def test_the_sockets_of_resolvers_are_shown_with_the_nodes_network_only(sandbox: Sandbox, shown: bool) -> None:
+    """Regression: a worker with network="none" sent data away as names that systemd-resolved looked up for it."""
+    assert (kind_of("/run/systemd/resolve", sandbox) is Kind.READ_ONLY) == shown
+
+
+def test_a_worker_in_a_namespace_of_the_node_has_the_resolvers_of_that() -> None:
+    assert Mount("/run/resolv.conf", Kind.READ_ONLY, "/home/run/resolv.conf") in layout.mounts(
+        Sandbox(namespace=NAMESPACE), []
+    )
 
 
 def test_each_mount_comes_after_those_that_it_is_in() -> None:

@@ -1,4 +1,4 @@
-"""Whether this node can offer `network="egress"` to worker processes."""
+"""Reasons why this node cannot offer `network="egress"` to worker processes, or to containers."""
 
 from __future__ import annotations
 

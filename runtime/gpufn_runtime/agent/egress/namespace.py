@@ -1,8 +1,8 @@
 """The network namespace of this node's workers with `network="egress"`: one for all, made when the first is needed.
 
 A veth pair leads from it to the node, which forwards and translates its packets (`rules`). A worker enters it when it
-starts: it needs no process and no copies of packets. Its name and that of the interface belong to one GPUFN_HOME, so an
-agent that starts after a crash finds what its predecessor left, and the workers that it adopts stay connected.
+starts: it needs no process and no copies of packets. A GPUFN_HOME has one name for the namespace and for the interface.
+So an agent that starts after a crash finds both, and the workers that it adopts stay connected.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from gpufn_runtime.agent.launchers.base import NodeFault
 log = logging.getLogger(__name__)
 
 _NAMESPACES: Final = Path("/run/netns")  # of `ip netns`
+_OWN: Final = "/proc/self/ns/net"
 _INNER: Final = "eth0"
 _LINK_LOCAL: Final = ipaddress.IPv4Network("169.254.0.0/16")  # networks do not route it
 _SMALL: Final = 30  # length of the prefix: two addresses
@@ -99,6 +100,8 @@ class EgressNamespace:
 
     def _set_up(self) -> NetworkNamespace:
         path = _NAMESPACES / self._name
+        if path.exists() and path.stat().st_dev != os.stat(_OWN).st_dev:  # a file, whose mount is gone
+            path.unlink()
         if not path.exists():
             run("ip", "netns", "add", self._name)
         network = self._address()

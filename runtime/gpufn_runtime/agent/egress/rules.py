@@ -1,8 +1,8 @@
 """nftables rules of egress: a policy in, the text of a ruleset out. Pure.
 
 One interface of the node leads to the workers: one end of a veth pair, or a bridge of Docker. Its table has the
-interface's name. A packet from it may leave the node for any public address. The chains come before those of Docker and
-of firewalls, which see what is left: a `drop` or `reject` is final, an `accept` is not.
+interface's name. A packet from it may leave the node for any public address. These chains come before the chains of
+Docker and of firewalls, which see the accepted packets: a `drop` or `reject` is final, an `accept` is not.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ _REFUSE: Final = ("meta l4proto tcp reject with tcp reset", "reject with icmpx a
 
 @dataclass(frozen=True)
 class Policy:
-    """What workers may reach besides the internet: the networks that the node's operator allows, and port 53 of its
-    resolvers. The resolver `on_loopback` is reached by the workers' gateway."""
+    """The addresses that workers may reach besides the internet: the networks that the node's operator allows, and port
+    53 of its resolvers. The resolver `on_loopback` is reached by the workers' gateway."""
 
     allowed: tuple[Network, ...] = ()
     resolvers: tuple[ipaddress.IPv4Address, ...] = ()

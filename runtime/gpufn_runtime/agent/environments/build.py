@@ -6,8 +6,8 @@
 4. the image's commands
 
 A package without a wheel is built by its own code, and commands run any code. Then uv has no cache that other
-environments use, and the sandbox can write to the new environment only. Whatever a step starts ends with it, and has
-limits of memory and of disk space.
+environments use, and the sandbox can write to the new environment only. The processes of a step end with it, and have
+limits of memory and of disk space together.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Confinement:
 
 @dataclass(frozen=True)
 class Limits:
-    """What all processes of a step may use together. Without `groups` each process has the limit of memory."""
+    """Limits of all processes of a step together. Without `groups` each process has the limit of memory."""
 
     memory_bytes: int
     disk_bytes: int
@@ -240,7 +240,7 @@ async def _end(process: asyncio.subprocess.Process, group: MemoryGroup | None) -
                 await process.wait()
                 break
     if group is not None:
-        group.kill()  # nothing is left, unless the process was killed before it could end the others
+        group.kill()  # the process may have been killed before it could end the others
     if process.returncode is None:
         transport: Any = process
         transport._transport.close()

@@ -366,7 +366,7 @@ class ContainerLauncher:
         if isinstance(error, DaemonUnavailable):
             self.trouble = error.message.rstrip(".")
             self._gpu_driver = None
-            self.gvisor_trouble = _NOT_KNOWN
+            self.gvisor_trouble = self.trouble
         self._egress.forget()
 
     def _launched(self) -> None:
