@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
+import secrets
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -320,7 +320,7 @@ def _save_timings(timing_cache: Any, path: Path) -> None:
     """Save the timing cache for the next build, which then tunes faster and makes the same choices. A failure does not
     affect the engine."""
     if timing_cache is not None:
-        part = path.with_suffix(f".{os.getpid()}")
+        part = path.with_suffix(f".{secrets.token_hex(8)}")  # builds have the same pids, each in a namespace of its own
         with contextlib.suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True)
             part.write_bytes(timing_cache.serialize())

@@ -19,12 +19,13 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import pytest
 
 from gpufn_runtime.agent.launchers.containers.freezer import Freezer
 from tests.conftest import Platform, running_platform
+from tests.network_lab import Lab, network_lab
 
 BASE = "gpufn-test-base:latest"
 APPS = Path(__file__).parent / "apps"
@@ -48,12 +49,10 @@ def _is_frozen(pid: int) -> bool:
 
 @dataclass
 class Daemon:
-    """dockerd with all its files below `root`."""
+    """dockerd with all its files below `root`, on the node of the lab."""
 
     root: Path
-    # A network of its own: it would remove what another daemon has made in ours.
-    network: tuple[str, ...] = ("unshare", "--net", "--")
-    has_iptables: bool = False
+    lab: Lab
     process: subprocess.Popen[bytes] | None = field(default=None, init=False)
 
     @property
@@ -67,7 +66,7 @@ class Daemon:
         with (self.root / "log").open("ab") as log:
             self.process = subprocess.Popen(
                 [
-                    *self.network,
+                    *("nsenter", f"--net={self.lab.node}"),  # it would remove what another daemon has made in ours
                     "dockerd",
                     f"--config-file={self.root}/daemon.json",
                     f"--host={self.host}",
@@ -75,7 +74,6 @@ class Daemon:
                     f"--exec-root={self.root}/exec",
                     f"--pidfile={self.root}/pid",
                     "--shutdown-timeout=3",  # paused containers do not handle SIGTERM
-                    f"--iptables={str(self.has_iptables).lower()}",
                     "--ip6tables=false",
                 ],
                 env=os.environ | {"PATH": f"{PROGRAMS}:{os.environ['PATH']}"},
@@ -144,8 +142,7 @@ class Daemon:
 
 
 @contextlib.contextmanager
-def running_daemon(**options: Any) -> Iterator[Daemon]:
-    """`options` are fields of Daemon."""
+def running_daemon(lab: Lab) -> Iterator[Daemon]:
     base = os.environ.get("GPUFN_TEST_BASE_IMAGE", "")
     if not base:
         lacking("GPUFN_TEST_BASE_IMAGE names no base image; `.ci/base-image FILE.tar` makes one")
@@ -153,13 +150,13 @@ def running_daemon(**options: Any) -> Iterator[Daemon]:
         fcntl.flock(lock, fcntl.LOCK_SH)  # while it is being created
     if not Path(base).exists():
         lacking(f"there is no {base}: `.ci/base-image` did not make it")
-    for program in ("unshare", "dockerd", "docker"):
+    for program in ("nsenter", "dockerd", "docker"):
         if shutil.which(program) is None:
             lacking(f"there is no {program}")
     if os.geteuid() != 0:
         lacking("a daemon of our own needs root")
     root = Path(tempfile.mkdtemp(prefix="gpufn-docker-"))  # short, because a socket's path has a length limit
-    daemon = Daemon(root, **options)
+    daemon = Daemon(root, lab)
     try:
         daemon.start()
         daemon.docker("import", base, BASE)
@@ -170,8 +167,15 @@ def running_daemon(**options: Any) -> Iterator[Daemon]:
 
 
 @pytest.fixture(scope="session")
-def daemon() -> Iterator[Daemon]:
-    with running_daemon() as daemon:
+def lab() -> Iterator[Lab]:
+    """A node with an internet. The daemon is on the node."""
+    with network_lab() as lab:
+        yield lab
+
+
+@pytest.fixture(scope="session")
+def daemon(lab: Lab) -> Iterator[Daemon]:
+    with running_daemon(lab) as daemon:
         yield daemon
 
 
