@@ -128,7 +128,7 @@ _FIELDS: Final[Mapping[str, Mapping[str, Schema]]] = {
     "NewTeam": {
         "owns": {"minItems": 1, "maxItems": request_bodies.MAX_OWNED, "items": _text(patterns.PATTERN)},
         "weight": {"minimum": request_bodies.MIN_WEIGHT, "maximum": request_bodies.MAX_WEIGHT},
-        "isolation": {"not": {"enum": sorted(isolation.NO_RUNTIME)}},
+        "isolation": {"enum": [tier.value for tier in isolation.LEAST]},
         "callers": {"maxItems": request_bodies.MAX_OWNED, "items": _text(patterns.PATTERN)},
         "trust_domains": {"maxItems": request_bodies.MAX_OWNED, "items": _text(resources.DOMAIN)},
     },

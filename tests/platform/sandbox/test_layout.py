@@ -9,7 +9,7 @@ from gpufn_platform.sandbox import layout
 from gpufn_platform.sandbox.layout import Access, Kind, Mount
 
 HOME = "/var/lib/gpufn"
-NAMESPACE = NetworkNamespace("/run/netns/x", 7, "/run/resolv.conf", "/home/run/resolv.conf")
+NAMESPACE = NetworkNamespace("/run/netns/x", 7, "/run/resolv.conf", "/srv/run/resolv.conf")
 SANDBOX = Sandbox(
     shared=("/srv/python",), readable=(f"{HOME}/cache/a",), writable=(f"{HOME}/run/w/1/tmp",), hidden=(HOME,)
 )
@@ -69,7 +69,7 @@ def test_the_sockets_of_resolvers_are_shown_with_the_nodes_network_only(sandbox:
 
 
 def test_a_worker_in_a_namespace_of_the_node_has_the_resolvers_of_that() -> None:
-    assert Mount("/run/resolv.conf", Kind.READ_ONLY, "/home/run/resolv.conf") in layout.mounts(
+    assert Mount("/run/resolv.conf", Kind.READ_ONLY, "/srv/run/resolv.conf") in layout.mounts(
         Sandbox(namespace=NAMESPACE), []
     )
 
