@@ -71,9 +71,13 @@ class ContainerNetwork:
     async def remove(self) -> None:
         """Remove the network and its rules, unless containers still use it."""
         async with self._lock:
-            if self._has_interface() and await self._daemon.remove_network(self._name):
-                self._is_ready = False
-                await asyncio.to_thread(succeeds, "nft", "delete", "table", "inet", self._interface)
+            if self._has_interface():
+                await self._remove()
+
+    async def _remove(self) -> None:
+        if await self._daemon.remove_network(self._name):
+            self._is_ready = False
+            await asyncio.to_thread(succeeds, "nft", "delete", "table", "inet", self._interface)
 
     async def _set_up(self) -> None:
         policy = Policy(self._allowed, availability.current_dns().servers)
@@ -88,9 +92,11 @@ class ContainerNetwork:
             "com.docker.network.bridge.enable_icc": "false",
         }
         await self._daemon.ensure_network(self._name, options, self._owner)
-        if not self._has_interface():
-            self._give_up("the Docker daemon is not in the agent's network namespace")
-        self._is_ready = True
+        if self._has_interface():
+            self._is_ready = True
+            return
+        await self._remove()
+        self._give_up("the Docker daemon is not in the agent's network namespace")
 
     def _has_interface(self) -> bool:
         return any(name == self._interface for _, name in socket.if_nameindex())
