@@ -18,12 +18,15 @@ pytestmark = pytest.mark.e2e
 
 @pytest.fixture(scope="module")
 def outward(daemon: Daemon, lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
+    others = set(daemon.images())
     with (
         living_in(lab.node),
         platform_with(daemon, tmp_path_factory.mktemp("home"), GPUFN_EGRESS_ALLOW=f"{ALLOWED}/32") as platform,
     ):
         platform.gpufn("deploy", APPS / "outward.py")
         yield platform
+    if made := set(daemon.images()) - others:
+        daemon.docker("rmi", *made)
 
 
 def test_a_container_reaches_the_internet_and_nothing_else(outward: Platform, daemon: Daemon, lab: Lab) -> None:
