@@ -76,7 +76,8 @@ class Daemon:
                     "--shutdown-timeout=3",  # paused containers do not handle SIGTERM
                     "--ip6tables=false",
                 ],
-                env=os.environ | {"PATH": f"{PROGRAMS}:{os.environ['PATH']}"},
+                # Pulls fail at once: a resolver that does not respond would take a minute.
+                env=os.environ | {"PATH": f"{PROGRAMS}:{os.environ['PATH']}", "HTTPS_PROXY": "http://127.0.0.1:9"},
                 stdout=log,
                 stderr=log,
             )
