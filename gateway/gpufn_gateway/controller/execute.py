@@ -187,7 +187,7 @@ class ActionRunner:
         function = self.world.functions.get(action.function)
         if function is None or function.active != action.revision:
             return
-        moved = msgspec.structs.replace(function, serving=action.revision, updated_at=self.clock.time())
+        moved = msgspec.structs.replace(function, serving=action.revision, updated_at=self.clock.time(), traffic=None)
         try:
             await self.buckets.functions.update(action.function, encode(moved), self.versions[action.function])
         except Conflict:

@@ -36,6 +36,7 @@ from gpufn_platform.bus.storage import streams
 from gpufn_platform.bus.storage.key_value import Entry
 from gpufn_platform.bus.typed_handler import decoded
 from gpufn_platform.process.clock import Clock
+from gpufn_platform.queue import wakeups
 
 from .arrival_store import ArrivalStore
 from .limits import Limits
@@ -166,7 +167,7 @@ class Controller:
 
     def _on_wakeup(self, message: Message) -> None:
         name = message.subject.rpartition(".")[2]
-        self.world.on_wakeup(name, self._clock.monotonic())
+        self.world.on_wakeup(name, self._clock.monotonic(), wakeups.revision_of(message.payload))
         self._poke(name)
 
     def _on_node_report(self, report: NodeReport) -> None:

@@ -111,4 +111,5 @@ def _urgent(status: FunctionStatus | None) -> object:
     if status is None:
         return None
     waiting = None if status.waiting is None else status.waiting.reason
-    return status.workers, status.serving, waiting, status.start_error, status.next
+    revisions = [(each.revision, each.workers, each.start_error) for each in status.revisions]
+    return status.workers, status.serving, waiting, status.start_error, status.next, revisions

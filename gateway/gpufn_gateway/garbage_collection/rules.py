@@ -52,7 +52,7 @@ def changes(
         revision = revisions[number]
         place = newer.get(revision.state, 0)
         newer[revision.state] = place + 1
-        is_called = function is not None and number in (function.active, function.serving)
+        is_called = function is not None and number in function.called
         if is_called or number in in_use or not _is_expired(revision, place, function is None, kept, now):
             continue
         if revision.state is RevisionState.READY:
@@ -167,7 +167,7 @@ def users(revisions: Iterable[Revision], functions: Mapping[str, Function]) -> d
 def _keeps_engines(revision: Revision, functions: Mapping[str, Function]) -> bool:
     """Return whether the revision can be rolled back to, or is called."""
     function = functions.get(revision.function)
-    is_called = function is not None and revision.number in (function.active, function.serving)
+    is_called = function is not None and revision.number in function.called
     return revision.state is RevisionState.READY or is_called
 
 

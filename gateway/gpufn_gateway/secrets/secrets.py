@@ -167,7 +167,7 @@ class Secrets:
         revisions that are being built."""
         for function, revisions in self._registry.revisions.items():
             record = self._registry.functions.get(function)
-            called = () if record is None else (record.active, record.serving)
+            called = () if record is None else record.called
             for number, revision in revisions.items():
                 is_used = number in called or (is_built and revision.state is RevisionState.BUILDING)
                 if is_used and name in revision.spec.secrets:

@@ -75,7 +75,7 @@ async def submit(
         stored = await _store_new(bus, message, body)
     else:
         stored, message = await _store(bus, message, body)
-    (sender or wakeups.WakeupSender(bus)).send_wakeup(revision.function, message.queue)
+    (sender or wakeups.WakeupSender(bus)).send_wakeup(revision.function, message.queue, revision.number)
     record = queued_calls.record(queued_calls.identified(message, stored.seq), stored.seq)
     return record if invocation is None else await _create(bus, record)
 

@@ -267,7 +267,7 @@ class Caller:
     def _send(self, call: PendingCall, packed: bytes, reply: str) -> None:
         self._bus.publish(subjects.sync_queue(call.function, call.revision, call.priority), packed, reply=reply)
         if call.priority is not Priority.NORMAL:  # runners poll the other queues
-            wakeups.send_wakeup(self._bus, call.function, QueueKind(call.priority, is_sync=True))
+            wakeups.send_wakeup(self._bus, call.function, QueueKind(call.priority, is_sync=True), call.revision)
 
     def _delete(self, queue_seq: int) -> None:
         self._bus.publish(_DELETE_SYNC, b'{"seq":%d,"no_erase":true}' % queue_seq)

@@ -105,7 +105,7 @@ async def append(
     batch.append((log, encode(entry)))
     stored = await bus.publish_batch(batch, expected_last=0 if before is None else before.seq)
     if items.bodies:
-        wakeups.send_wakeup(bus, revision.function, QueueKind(priority, is_sync=False))
+        wakeups.send_wakeup(bus, revision.function, QueueKind(priority, is_sync=False), revision.number)
     if entry.chunk > _KEPT_CHUNKS and not entry.chunk % _PRUNE_INTERVAL:
         await streams.purge(bus, subjects.ASYNC, log, keep=_KEPT_CHUNKS)
     return Logged(stored.seq, entry)

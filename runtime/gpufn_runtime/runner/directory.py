@@ -1,11 +1,15 @@
-"""Directory of functions: which revision serves a function, and which functions may call it. Used for nested calls."""
+"""Directory of functions, for nested calls: which revision a call of a function runs, and which functions may call
+it."""
 
 from __future__ import annotations
+
+import contextlib
 
 import msgspec
 
 from gpufn_core.domain.revision import Function, Revision, RevisionKey
 from gpufn_core.domain.team import Team, Teams
+from gpufn_core.domain.traffic import Split, choose
 from gpufn_core.errors import FunctionNotFound
 from gpufn_core.protocol import subjects
 from gpufn_core.spec.names import Names, home_of
@@ -29,6 +33,7 @@ class Directory:
         self._variants = variants
         self._teams = Teams()
         self._serving: dict[str, int] = {}
+        self._splits: dict[str, Split] = {}  # only of split functions
         self._names = Names()
         self._known: dict[RevisionKey, Revision] = {}
         self._watches: list[Watch] = []
@@ -46,16 +51,26 @@ class Directory:
         """Return whether the function `caller` may call another function and know its calls."""
         return self._teams.may_call(caller, function)
 
+    def is_split(self, function: str) -> bool:
+        """Return whether the calls of a function, by its full name, are divided between revisions."""
+        return function in self._splits
+
     def team_of(self, function: str) -> Team | None:
         """Return the team that owns a function, by its full name."""
         return self._teams.of(function)
 
-    async def serving(self, name: str, caller: str) -> Revision:
-        """Return the serving revision of the function, or the variant, that `name` means to `caller`. Raises
-        FunctionNotFound, AmbiguousFunction, and what `Variants.find` raises."""
+    async def called(self, name: str, caller: str, key: bytes) -> Revision:
+        """Return the revision for a call with `key` of the function, or the variant, that `name` means to `caller`.
+        Raises FunctionNotFound, AmbiguousFunction, and what `Variants.find` raises."""
         function, selector, _ = split(name)
         full = self.find(function, caller)
         if selector is None:
+            if (traffic := self._splits.get(full)) is not None:
+                with contextlib.suppress(FunctionNotFound):  # the record of the chosen revision is gone
+                    revision = await self.revision(full, choose(traffic, full.encode() + key))
+                    if not revision.is_checked_first:
+                        return revision
+                    del self._known[revision.key]  # its check will end
             return await self.revision(full, self._serving[full])
         variant = await self._variants.find(full, selector, caller)
         return await self.revision(variant.name, self._serving.get(variant.name, variant.revision))
@@ -79,7 +94,13 @@ class Directory:
         self._known = {known: revision for known, revision in self._known.items() if known[0] != key}
         if entry is None:
             self._serving.pop(key, None)
+            self._splits.pop(key, None)
             self._names.discard(key)
         else:
             self._names.add(key)
-            self._serving[key] = _function.decode(entry.value).serving
+            function = _function.decode(entry.value)
+            self._serving[key] = function.serving
+            if function.traffic is None:
+                self._splits.pop(key, None)
+            else:
+                self._splits[key] = function.traffic

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import msgspec
 
+from gpufn_core.domain.traffic import Returned, Split
 from gpufn_core.errors import ErrorInfo
 from gpufn_core.ids import Digest
 from gpufn_core.signing.statement import DeploySignature
@@ -151,7 +152,8 @@ class Function(msgspec.Struct, frozen=True, kw_only=True):
     `active` is the revision that the user wants to run. `serving` is the revision that receives calls: it follows
     `active` once a worker of the new revision is READY, so a deploy neither turns warm calls into cold ones nor causes
     failures if the new revision cannot start. `min_workers` and `max_workers` (`gpufn scale`) override the spec's.
-    `lease` is None for a permanent function.
+    `lease` is None for a permanent function. `traffic` divides the calls between revisions (`gpufn traffic`); without
+    it all calls go to the serving one. `returned` is the last automatic return, until the split is set again.
     """
 
     name: str
@@ -162,3 +164,10 @@ class Function(msgspec.Struct, frozen=True, kw_only=True):
     min_workers: int | None = None
     max_workers: int | None = None
     lease: Lease | None = None
+    traffic: Split | None = None
+    returned: Returned | None = None
+
+    @property
+    def called(self) -> set[int]:
+        """The revisions that receive calls, and the active one."""
+        return {self.active, self.serving, *(() if self.traffic is None else self.traffic.called)}

@@ -40,7 +40,9 @@ class WorkerReport(msgspec.Struct, frozen=True):
 class RevisionTraffic(msgspec.Struct, frozen=True):
     """Counters of a revision on one runner, since the runner started.
 
-    `direct` is the number of calls that came over the fast path and run or wait there. No queue counts them.
+    `direct` is the number of calls that came over the fast path and run or wait there. No queue counts them. `errors`
+    are the failed calls that were not cancelled. `durations` counts the run times of split
+    functions (`gpufn_core.domain.durations`).
     """
 
     function: str
@@ -51,6 +53,8 @@ class RevisionTraffic(msgspec.Struct, frozen=True):
     run_seconds: float = 0.0
     gpu_seconds: float = 0.0  # as `Usage.gpu_s`
     direct: int = 0
+    errors: int = 0
+    durations: dict[int, int] = {}
 
 
 class RunnerReport(msgspec.Struct, frozen=True):
@@ -222,9 +226,31 @@ class LastStart(msgspec.Struct, frozen=True):
     phases: dict[str, float]
 
 
+class CallCounts(msgspec.Struct, frozen=True):
+    """Ended attempts, and the percentiles of their run times; None without an attempt."""
+
+    calls: int = 0
+    errors: int = 0
+    p50_s: float | None = None
+    p99_s: float | None = None
+
+
+class RevisionStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """A revision that gets calls of a split function. `total` counts since the split was set, or since the controller
+    took over, and `recent` in the window of the split."""
+
+    revision: int
+    workers: WorkerCounts
+    queued: int | None = None
+    running: int | None = None
+    total: CallCounts = CallCounts()
+    recent: CallCounts = CallCounts()
+    start_error: ErrorInfo | None = None  # while its workers fail to start
+
+
 class FunctionStatus(msgspec.Struct, frozen=True, kw_only=True):
     """The controller's latest knowledge and decision about a function. None means unknown. `waiting` is about the
-    serving revision, `waiting_of` about other revisions with calls."""
+    serving revision, `waiting_of` about other revisions with calls. `revisions` is empty without a split."""
 
     function: str
     serving: int
@@ -241,6 +267,12 @@ class FunctionStatus(msgspec.Struct, frozen=True, kw_only=True):
     last_start: LastStart | None = None  # of the serving revision
     start_error: ErrorInfo | None = None  # set while the circuit breaker is open
     next: NextRevision | None = None  # set while another revision is about to serve
+    revisions: tuple[RevisionStatus, ...] = ()
+    split_at: float | None = None  # when the split was set that `revisions` is about
+
+    def ready_workers(self, revision: int) -> int:
+        """Return the READY workers of a revision that a split calls."""
+        return next((each.workers.ready for each in self.revisions if each.revision == revision), 0)
 
 
 HELD_BY: Final = "; held by "  # before the names of the functions that hold the room, in texts of a FunctionStatus

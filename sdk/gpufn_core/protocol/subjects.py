@@ -78,6 +78,7 @@ DEVICE_REPORTS = f"{PREFIX}.hb.device.*"
 RUNNER_REPORTS = f"{PREFIX}.hb.runner.*"
 GATEWAY_REPORTS = f"{PREFIX}.hb.gateway.*"
 HISTORY_PARTS = f"{PREFIX}.hb.history.*"
+MIRRORED_CALLS = f"{PREFIX}.hb.mirror.*"
 CONTROLLER_REPORT = f"{PREFIX}.hb.controller"
 WAKEUPS = f"{PREFIX}.dmd.*"
 WORKER_EVENTS = f"{PREFIX}.evt.worker.*"
@@ -283,6 +284,9 @@ def history(resolution: str) -> str:
 def history_part(gateway: str) -> str:
     """Subject on which a gateway reports its part of ten seconds."""
     return f"{PREFIX}.hb.history.{gateway}"
+def mirrored_call(function: str) -> str:
+    """Subject of the comparison of a call with its copy, for all gateways (core NATS)."""
+    return f"{PREFIX}.hb.mirror.{function}"
 
 
 def runner_report(node: str) -> str:

@@ -123,11 +123,11 @@ class Sim:
         serving = known.serving if known else record.number
         self.world.on_function(record.function, function(record.function, serving, record.number, **options))
 
-    def call(self, name: str, count: int = 1) -> None:
-        key = (name, self.world.functions[name].serving)
+    def call(self, name: str, count: int = 1, number: int | None = None) -> None:
+        key = (name, self.world.functions[name].serving if number is None else number)
         self.queues.setdefault(key, []).extend([self.now] * count)
         if not any(view.state is WorkerState.READY for view in self.world.view(key).workers.values()):
-            self.world.on_wakeup(name, self.now)
+            self.world.on_wakeup(name, self.now, number)
             self._apply(plan(self.world, self.now, only={name}, limits=self.limits))
 
     def workers(self, name: str, number: int | None = None) -> int:

@@ -23,6 +23,12 @@ NORMAL = QueueKind(Priority.NORMAL, is_sync=False)
 LOW = QueueKind(Priority.LOW, is_sync=False)
 
 
+def test_a_wakeup_says_for_which_queue_and_revision_it_is() -> None:
+    payloads = wakeups.payload(3, LOW), wakeups.payload(12), b"", b"garbage", b"9" * 30
+    assert [wakeups.queue_of(each) for each in payloads] == [LOW, None, None, None, None]
+    assert [wakeups.revision_of(each) for each in payloads] == [3, 12, None, None, None]
+
+
 async def test_those_who_come_at_once_are_rung_for_at_once_and_at_the_end(connect: Any, nats: Any) -> None:
     bus = await connect(nats)
     heard: asyncio.Queue[tuple[str, QueueKind | None]] = asyncio.Queue()
@@ -31,12 +37,12 @@ async def test_those_who_come_at_once_are_rung_for_at_once_and_at_the_end(connec
     )
     sender = wakeups.WakeupSender(bus)
     for _ in range(100):
-        sender.send_wakeup("f", NORMAL)
-    sender.send_wakeup("f", LOW)
-    sender.send_wakeup("g", NORMAL)
+        sender.send_wakeup("f", NORMAL, 1)
+    sender.send_wakeup("f", LOW, 1)
+    sender.send_wakeup("g", NORMAL, 1)
     f, g = subjects.wakeup("f"), subjects.wakeup("g")
     assert [await heard.get() for _ in range(4)] == [(f, NORMAL), (f, LOW), (g, NORMAL), (f, NORMAL)]
-    wakeups.send_wakeup(bus, "end", NORMAL)
+    wakeups.send_wakeup(bus, "end", NORMAL, 1)
     assert await heard.get() == (subjects.wakeup("end"), NORMAL)
 
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from gpufn_core.domain.revision import Check, CheckState, Function
 from gpufn_core.domain.team import Team
+from gpufn_core.domain.traffic import Split
 from gpufn_core.errors import FunctionNotFound
 from gpufn_core.protocol import subjects
 from gpufn_core.protocol.codec import encode
@@ -43,17 +46,45 @@ def test_the_revisions_of_a_function_are_read_once_and_forgotten_with_it(url: st
         directory = Directory(node.functions, node.revisions, node.teams, Variants(node.bus, SystemClock()))
         revision = await node.deploy("embed")
         await directory.open()
-        assert await directory.serving("embed", "embed") == revision
+        assert await directory.called("embed", "embed", b"key") == revision
         await node.revisions.delete(subjects.revision_key("embed", 1))
-        assert await directory.serving("embed", "embed") == revision
+        assert await directory.called("embed", "embed", b"key") == revision
         await node.functions.delete("embed")
         while True:
             try:
-                await directory.serving("embed", "embed")
+                await directory.called("embed", "embed", b"key")
             except FunctionNotFound:
                 break
             await asyncio.sleep(0.01)
         with pytest.raises(FunctionNotFound, match="embed@1"):
             await directory.revision("embed", 1)
+
+    on_node(url, tmp_path, test)
+
+
+def test_calls_of_a_split_function_go_where_the_key_says_unless_that_revision_cannot_take_them(
+    url: str, tmp_path: Path
+) -> None:
+    async def test(node: Node) -> None:
+        first = await node.deploy("splits")
+        pending = msgspec.structs.replace(first, number=2, check=Check(CheckState.PENDING))
+        ready = msgspec.structs.replace(first, number=3)
+        for revision in (pending, ready):
+            await node.revisions.put(subjects.revision_key("splits", revision.number), encode(revision))
+        split = Split(weights={1: 25, 2: 25, 3: 25, 4: 25}, set_at=1.0)  # the record of 4 is gone
+        function = Function(name="splits", active=1, serving=1, latest=4, updated_at=0.0, traffic=split)
+        await node.functions.put("splits", encode(function))
+        directory = Directory(node.functions, node.revisions, node.teams, Variants(node.bus, SystemClock()))
+        await directory.open()
+        keys = [b"%d" % number for number in range(40)]
+        chosen = [(await directory.called("splits", "a", key)).number for key in keys]
+        assert set(chosen) == {1, 3}
+        assert [(await directory.called("splits", "a", key)).number for key in keys] == chosen
+        passed = msgspec.structs.replace(pending, check=Check(CheckState.PASSED))
+        await node.revisions.put(subjects.revision_key("splits", 2), encode(passed))
+        assert {(await directory.called("splits", "a", key)).number for key in keys} == {1, 2, 3}
+        assert directory.is_split("splits")
+        for number in (2, 3):
+            await node.revisions.delete(subjects.revision_key("splits", number))
 
     on_node(url, tmp_path, test)

@@ -10,7 +10,7 @@ from gpufn_core.domain.revision import CheckState, Revision, RevisionKey
 from gpufn_core.domain.worker import Cause
 from gpufn_core.errors import ErrorInfo
 from gpufn_core.protocol.reports import FunctionStatus
-from gpufn_gateway.controller.decide.policy import Demand, ScaleDecision
+from gpufn_gateway.controller.decide.policy import Demand, ScaleDecision, Workers
 from gpufn_gateway.controller.decide.rollout import Role
 from gpufn_gateway.controller.placement.node_choice import Placement
 from gpufn_gateway.controller.placement.request import Requirements
@@ -127,10 +127,14 @@ class Need(msgspec.Struct):
 
 
 class RevisionDecision(msgspec.Struct):
+    """`gives_way`: another revision of the split gets one of its workers, idle or not."""
+
     key: RevisionKey
     role: Role
     view: RevisionView
     decision: ScaleDecision
     demand: Demand | None
     revision: Revision | None
+    workers: Workers
     need: Need | None = None
+    gives_way: bool = False

@@ -14,9 +14,8 @@ _UNKNOWN_START_S = 30.0
 def demand_of(world: World, key: RevisionKey, now: float) -> Demand | None:
     """Return the demand of a revision; None when it is unknown."""
     view = world.view(key)
-    function = world.functions.get(key[0])
     calls = world.calls(key, now)
-    if world.depths.has_wakeup(key[0]) and function is not None and function.serving == key[1]:
+    if world.has_wakeup(key):
         if calls is None and view.in_state(WorkerState.STARTING, WorkerState.READY, WorkerState.RESUMING):
             return None
         calls = max(calls or 0, 1)

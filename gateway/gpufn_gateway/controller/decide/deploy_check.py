@@ -28,7 +28,7 @@ def is_only_check(decided: RevisionDecision, serving: RevisionView) -> bool:
     demand = decided.demand
     if decided.revision is None or not decided.revision.is_checked_first or (demand is not None and demand.calls):
         return False
-    return decided.role is Role.SERVING or not staying_workers(serving)
+    return decided.role in (Role.SERVING, Role.SPLIT) or not staying_workers(serving)
 
 
 def end_of_check(decided: RevisionDecision, function: Function) -> EndCheck | None:

@@ -24,6 +24,8 @@ import contextlib
 import functools
 from collections.abc import Iterable, Iterator
 
+import msgspec
+
 from gpufn_core.domain import circuit_errors
 from gpufn_core.domain.invocation import OutcomeKind, deleted_error
 from gpufn_core.domain.revision import Function, Revision, RevisionState
@@ -34,7 +36,7 @@ from gpufn_gateway.controller.decide.actions import Action, Need, RevisionDecisi
 from gpufn_gateway.controller.decide.circuit import CircuitState
 from gpufn_gateway.controller.decide.demand import demand_of, workers_of
 from gpufn_gateway.controller.decide.moves import Move
-from gpufn_gateway.controller.decide.policy import ScaleDecision
+from gpufn_gateway.controller.decide.policy import Demand, ScaleDecision, Workers
 from gpufn_gateway.controller.decide.preemption import Allocator, Resumption
 from gpufn_gateway.controller.decide.rollout import RevisionHealth, Role
 from gpufn_gateway.controller.decide.scale_down import Removals
@@ -142,11 +144,15 @@ class _Step:
     # 2
 
     def _decide(self, function: Function) -> None:
-        numbers = self.world.numbers(function.name) | {function.serving, function.active}
+        numbers = self.world.numbers(function.name) | function.called
         # The serving revision comes first: it determines how many workers the next one gets.
         by_number: dict[int, RevisionDecision] = {}
         for number in sorted(numbers, key=lambda number: (number != function.serving, number != function.active)):
             by_number[number] = self._decide_revision(function, number, by_number.get(function.serving))
+        if function.traffic is not None:
+            self._divide(function, by_number)
+        for decided in by_number.values():
+            self._finish(decided)
         self.decided[function.name] = list(by_number.values())
         if function.active != function.serving:
             self._move(function, by_number[function.serving], by_number[function.active])
@@ -170,12 +176,10 @@ class _Step:
             decision = ScaleDecision(workers.held, f"revision {number} is not loaded yet: keep its workers")
         elif record.state is RevisionState.FAILED and role is not Role.RETIRED:
             decision = ScaleDecision(0, f"revision {number} failed to start: deploy the function again", want=0)
-        elif role is Role.SERVING:
+        elif role in (Role.SERVING, Role.SPLIT):
             view.served_at = now
+            decision = self._scale(function, record, view, demand, workers)
             scaling = policy.effective(record.spec.scaling, function)
-            window = window_for(view, scaling.scaledown_window_s, workers.held, now)
-            decision = policy.decide(scaling, demand, workers, peak=window.at(now), last=view.last)
-            window.record(now, decision.keep)
             if record.is_checked_first and decision.count == 0 and scaling.max_workers:
                 decision = ScaleDecision(1, f"checking revision {number}: 1 worker", want=1)
         elif role is Role.NEXT:
@@ -184,18 +188,53 @@ class _Step:
             count = min(rollout.workers_for_next(self._health(serving, function), highest), highest)
             count = max(count, min(workers.held, highest))
             decision = ScaleDecision(count, f"revision {number} takes over: start with {count}", want=count)
+            if rollout.is_split(function, number):  # it has calls already
+                view.served_at = now
+                scaled = self._scale(function, record, view, demand, workers)
+                decision = scaled if scaled.count > count else decision
         else:
             calls = None if demand is None else demand.calls
             count = rollout.workers_for_retired(demand, workers, now - view.served_at)
             decision = ScaleDecision(count, f"revision {number} is retired, {calls} calls left", want=count)
+        return RevisionDecision(key, role, view, decision, demand, record, workers)
+
+    def _scale(
+        self, function: Function, record: Revision, view: RevisionView, demand: Demand | None, workers: Workers
+    ) -> ScaleDecision:
+        scaling = rollout.part_of(policy.effective(record.spec.scaling, function), function, record.number)
+        window = window_for(view, scaling.scaledown_window_s, workers.held, self.now)
+        decision = policy.decide(scaling, demand, workers, peak=window.at(self.now), last=view.last)
+        window.record(self.now, decision.keep)
+        return decision
+
+    def _divide(self, function: Function, by_number: dict[int, RevisionDecision]) -> None:
+        """Keep the revisions of a split within the max_workers of the function. A revision that wants more starts
+        workers when surplus workers of another have left."""
+        record = by_number[function.serving].revision
+        shared = {number: each for number, each in by_number.items() if rollout.is_split(function, number)}
+        if record is None:
+            return
+        most = policy.effective(record.spec.scaling, function).max_workers
+        given = rollout.divide({number: each.decision.count for number, each in shared.items()}, most)
+        free = max(0, most - sum(each.workers.held for each in shared.values()))
+        for number, each in shared.items():
+            wanted, held = each.decision.count, each.workers.held
+            count = min(given[number], held + free) if given[number] > held else given[number]
+            free -= max(0, count - held)
+            if count < wanted:
+                each.gives_way = count < held
+                reason = f"{each.decision.reason}; max_workers={most} is shared by the revisions of the split"
+                each.decision = msgspec.structs.replace(each.decision, count=count, reason=reason, limited=True)
+
+    def _finish(self, decided: RevisionDecision) -> None:
+        decision, demand, view, workers = decided.decision, decided.demand, decided.view, decided.workers
         view.last = decision
-        decided = RevisionDecision(key, role, view, decision, demand, record)
         self._end_queued(decided)
-        if record is not None and decision.count > workers.held:
-            self._need(decided, record, decision.count - workers.held, workers.starting, workers.held)
+        if decided.revision is not None and decision.count > workers.held:
+            missing = decision.count - workers.held
+            self._need(decided, decided.revision, missing, workers.starting, workers.held)
         elif demand is None or not demand.calls or workers.ready:
             view.waiting_since = None
-        return decided
 
     def _need(self, decided: RevisionDecision, record: Revision, missing: int, starting: int, held: int) -> None:
         allowed = decided.view.circuit.starts_allowed(self.now, missing, starting)
@@ -235,10 +274,17 @@ class _Step:
         return StartTimes(weights, stored, view.start_s_by_node, view.typical_start_s)
 
     def _health(self, decided: RevisionDecision, function: Function) -> RevisionHealth:
-        record = decided.revision
+        record, want = decided.revision, decided.decision.want
+        ready = len(decided.view.in_state(WorkerState.READY))
+        if decided.role is Role.SERVING and function.traffic is not None:  # the next revision replaces them all
+            for number in function.traffic.called:
+                if number not in (function.serving, function.active):
+                    view = self.world.view((function.name, number))
+                    ready += len(view.in_state(WorkerState.READY))
+                    want = None if want is None else want + ((view.last and view.last.want) or 0)
         return RevisionHealth(
-            ready=len(decided.view.in_state(WorkerState.READY)),
-            want=decided.decision.want,
+            ready=ready,
+            want=want,
             is_failing=decided.view.circuit.state(self.now) is not CircuitState.CLOSED,
             max_workers=None if record is None else policy.effective(record.spec.scaling, function).max_workers,
             held=len(deploy_check.staying_workers(decided.view)),

@@ -15,10 +15,11 @@ from gpufn_core.domain.revision import Revision, RevisionKey
 from gpufn_core.domain.worker import Cause, ParkedMemory, WorkerState
 from gpufn_core.protocol.reports import NodeReport
 from gpufn_core.spec.priority import Priority
-from gpufn_gateway.controller.decide import policy
+from gpufn_gateway.controller.decide import policy, rollout
 from gpufn_gateway.controller.decide.actions import Need
 from gpufn_gateway.controller.decide.circuit import CircuitState
 from gpufn_gateway.controller.decide.moves import Move, find_moves
+from gpufn_gateway.controller.decide.rollout import Role
 from gpufn_gateway.controller.decide.scale_down import Removals, idle_longest_first
 from gpufn_gateway.controller.limits import Limits
 from gpufn_gateway.controller.placement.node_choice import NoRoom, Placement, can_resume, explain, place
@@ -349,11 +350,12 @@ class Allocator:
         record = self._world.revisions.get(worker.key)
         if worker.state is WorkerState.PARKED or function is None or record is None:
             return True
-        if worker.key[1] != function.active:
+        if worker.key[1] != function.active and rollout.role_of(function, worker.key[1]) is not Role.SPLIT:
             return True
         is_before_it = need.key[0] == function.name and need.key[1] != function.serving
         if is_before_it and self._world.idle_for(worker, self._now) is not None:
             return True
         counts = self._staying(worker, staying)
         remaining = sum(counts[state] for state in {WorkerState.READY, worker.state}) - 1
-        return remaining >= policy.effective(record.spec.scaling, function).min_workers
+        scaling = policy.effective(record.spec.scaling, function)
+        return remaining >= rollout.part_of(scaling, function, worker.key[1]).min_workers

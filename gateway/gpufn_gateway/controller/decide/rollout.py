@@ -8,7 +8,10 @@
 3. A revision with a pending check takes no calls before one of its workers is READY. The first failed start makes the
    revision FAILED, and `serving` becomes `active` again. Without room the check ends, and the rules above apply; while
    no worker is warm, calls move at once, so that a deploy without room still changes what the next call runs.
-4. A retired revision keeps its workers while calls are queued for it, and its busy workers until their calls end. It
+4. While a split sends calls to several revisions, each of them scales by its own demand, within the max_workers of the
+   function (`divide`). A function that keeps workers warm keeps at least one for each revision with a weight.
+   `serving` moves as before, and ends the split.
+5. A retired revision keeps its workers while calls are queued for it, and its busy workers until their calls end. It
    keeps all of them for LINGER_S after `serving` moved: gateways learn of the move a moment later, and a call that a
    gateway still sends to the old revision would find no worker.
 
@@ -20,10 +23,14 @@ open.
 from __future__ import annotations
 
 import enum
+import math
+from collections.abc import Mapping
 
 import msgspec
 
 from gpufn_core.domain.revision import CheckState, Function
+from gpufn_core.domain.traffic import WHOLE
+from gpufn_core.spec.function_spec import ScalingPolicy
 from gpufn_gateway.controller.decide.policy import Demand, Workers
 
 LINGER_S = 2.0
@@ -31,7 +38,8 @@ LINGER_S = 2.0
 
 class Role(enum.StrEnum):
     SERVING = "serving"
-    NEXT = "next"  # active, but calls do not go to it yet
+    NEXT = "next"  # active, but not serving yet
+    SPLIT = "split"  # gets a part of the calls
     RETIRED = "retired"
 
 
@@ -50,7 +58,42 @@ class RevisionHealth(msgspec.Struct, frozen=True):
 def role_of(function: Function, revision: int) -> Role:
     if revision == function.serving:
         return Role.SERVING
-    return Role.NEXT if revision == function.active else Role.RETIRED
+    if revision == function.active:
+        return Role.NEXT
+    return Role.SPLIT if revision in function.called else Role.RETIRED
+
+
+def is_split(function: Function, revision: int) -> bool:
+    """Return whether a revision shares the calls of its function with another."""
+    return function.traffic is not None and (revision == function.serving or revision in function.traffic.called)
+
+
+def part_of(scaling: ScalingPolicy, function: Function, revision: int) -> ScalingPolicy:
+    """Return the policy of a revision of a split function: its part of min_workers, rounded up."""
+    if function.traffic is None or not scaling.min_workers:
+        return scaling
+    least = math.ceil(scaling.min_workers * function.traffic.weight_of(revision) / WHOLE)
+    return msgspec.structs.replace(scaling, min_workers=min(least, scaling.max_workers))
+
+
+def divide(wanted: Mapping[int, int], most: int) -> dict[int, int]:
+    """Divide `most` workers between revisions that want more: first one for each, then in proportion.
+
+    >>> divide({1: 6, 2: 2, 3: 0}, 4), divide({1: 3, 2: 1}, 1), divide({1: 3, 2: 1}, 10)
+    ({1: 3, 2: 1, 3: 0}, {1: 1, 2: 0}, {1: 3, 2: 1})
+    """
+    if sum(wanted.values()) <= most:
+        return dict(wanted)
+    by_size = sorted(wanted, key=lambda number: (-wanted[number], number))
+    given = {number: int(wanted[number] > 0 and place < most) for place, number in enumerate(by_size)}
+    left, more = most - sum(given.values()), sum(max(0, each - 1) for each in wanted.values())
+    shares = {number: left * max(0, wanted[number] - 1) / more if more else 0.0 for number in by_size}
+    for number in by_size:
+        given[number] += int(shares[number])
+    left -= sum(int(share) for share in shares.values())
+    for number in sorted(by_size, key=lambda number: int(shares[number]) - shares[number])[:left]:
+        given[number] += 1
+    return {number: given[number] for number in wanted}
 
 
 def workers_for_next(serving: RevisionHealth, max_workers: int | None) -> int:

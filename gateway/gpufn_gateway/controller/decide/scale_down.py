@@ -83,18 +83,18 @@ class Removals:
                 if worker.state is WorkerState.STARTING and self._now - worker.since > overdue_s:
                     self.drain(worker, f"not ready after {self._now - worker.since:.0f} s", Cause.ERROR)
                     surplus -= 1
-            if decided.role is Role.SERVING:
+            if decided.role in (Role.SERVING, Role.SPLIT):
                 scaling = policy.effective(decided.revision.spec.scaling, function)
                 surplus -= self._drain_excess_starting(held, scaling, moving)
         if surplus <= 0:
             return
         candidates = sorted(held, key=lambda worker: idle_longest_first(self._world, worker, self._now))
         # A retired revision with an empty queue loses busy workers too: draining lets a call finish.
-        may_be_busy = decided.decision.count == 0 and decided.role is Role.RETIRED
-        if not may_be_busy:
+        is_replaced = decided.decision.count == 0 and decided.role is Role.RETIRED
+        if not (is_replaced or decided.gives_way):
             candidates = [worker for worker in candidates if self._world.idle_for(worker, self._now) is not None]
         for worker in candidates[:surplus]:
-            cause = Cause.IDLE if decided.role is Role.SERVING else Cause.DEPLOY
+            cause = Cause.IDLE if decided.role in (Role.SERVING, Role.SPLIT) else Cause.DEPLOY
             self._park_or_drain(worker, decided.decision.reason, cause)
 
     def _drain_excess_starting(self, held: list[WorkerView], scaling: ScalingPolicy, moving: int) -> int:

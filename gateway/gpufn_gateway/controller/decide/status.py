@@ -8,11 +8,19 @@ from collections.abc import Sequence
 from gpufn_core.domain.revision import Function, Revision, RevisionState
 from gpufn_core.domain.worker import WorkerState
 from gpufn_core.errors import ErrorInfo
-from gpufn_core.protocol.reports import HELD_BY, FunctionStatus, NextRevision, Waiting, WaitReason, WorkerCounts
+from gpufn_core.protocol.reports import (
+    HELD_BY,
+    FunctionStatus,
+    NextRevision,
+    RevisionStatus,
+    Waiting,
+    WaitReason,
+    WorkerCounts,
+)
 from gpufn_core.spec.names import home_of
 from gpufn_core.spec.units import format_bytes
 from gpufn_core.spec.volume_spec import full_name_at, source_of
-from gpufn_gateway.controller.decide import policy
+from gpufn_gateway.controller.decide import policy, rollout
 from gpufn_gateway.controller.decide.actions import Need, RevisionDecision
 from gpufn_gateway.controller.decide.circuit import CircuitState
 from gpufn_gateway.controller.decide.demand import demand_of
@@ -42,8 +50,8 @@ class StatusWriter:
         draining = sum(len(decided.view.in_state(WorkerState.DRAINING)) for decided in decisions)
         circuit = view.circuit
         reasons = (
-            decision.reason, note, self._failed(view), self._placement_failure(serving), self._parked(serving),
-            _imports(view), _ranks(view), *map(self._fetching, decisions),
+            decision.reason, note, _split(function), self._failed(view), self._placement_failure(serving),
+            self._parked(serving), _imports(view), _ranks(view), *map(self._fetching, decisions),
         )  # fmt: skip
         return FunctionStatus(
             function=function.name,
@@ -67,7 +75,32 @@ class StatusWriter:
             start_error=_failed_for_good(serving.revision)
             or (circuit.last_error if circuit.state(self._now) is CircuitState.OPEN else None),
             next=None if function.active == function.serving else self._next(function.active, decisions),
+            revisions=self._revisions(function, decisions),
+            split_at=None if function.traffic is None else function.traffic.set_at,
         )
+
+    def _revisions(self, function: Function, decisions: Sequence[RevisionDecision]) -> tuple[RevisionStatus, ...]:
+        if function.traffic is None:
+            return ()
+        statuses = []
+        for decided in sorted(decisions, key=lambda decided: decided.key[1]):
+            if not rollout.is_split(function, decided.key[1]):
+                continue
+            view, demand = decided.view, decided.demand
+            total, recent = self._world.split_calls.of(decided.key, self._now)
+            is_failing = view.circuit.state(self._now) is not CircuitState.CLOSED
+            statuses.append(
+                RevisionStatus(
+                    revision=decided.key[1],
+                    workers=_counts(view, len(view.in_state(WorkerState.DRAINING))),
+                    queued=None if demand is None else demand.queued,
+                    running=None if demand is None else demand.running,
+                    total=total,
+                    recent=recent,
+                    start_error=_failed_for_good(decided.revision) or (view.circuit.last_error if is_failing else None),
+                )
+            )
+        return tuple(statuses)
 
     def _next(self, number: int, decisions: Sequence[RevisionDecision]) -> NextRevision:
         circuit = next(decided for decided in decisions if decided.key[1] == number).view.circuit
@@ -199,6 +232,16 @@ class StatusWriter:
                     kind = "weights" if fetch.digest in wanted else "volume"
                     return f"node {worker.assignment.node} fetches the {kind} {fetch.source}: {done} of {total}"
         return ""
+
+
+def _split(function: Function) -> str:
+    """Return how the calls are divided, or why they no longer are."""
+    texts = []
+    if function.traffic is not None:
+        texts.append(f"calls are split: {function.traffic.describe()}")
+    if (returned := function.returned) is not None:
+        texts.append(f"the split {returned.weights} was undone: revision {returned.revision}, {returned.reason}")
+    return "; ".join(texts)
 
 
 def _failed_for_good(record: Revision | None) -> ErrorInfo | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from gpufn_core.domain.revision import RevisionKey
 
 STALE_S = 5.0
@@ -13,24 +15,31 @@ class Depths:
     def __init__(self, now: float) -> None:
         self._stored: dict[RevisionKey, int] | None = None
         self._read_at = now
-        self._wakeups: dict[str, float] = {}
+        self._wakeups: dict[str, dict[int | None, float]] = {}  # by function and revision, if it is known
 
     def read(self, stored: dict[RevisionKey, int] | None, sent_at: float, now: float) -> None:
         """Record the queued and running calls; None when they could not be read."""
         self._stored = stored
         self._read_at = now
-        self._wakeups = {name: at for name, at in self._wakeups.items() if at > sent_at}
+        later = {
+            name: {number: at for number, at in woken.items() if at > sent_at} for name, woken in self._wakeups.items()
+        }
+        self._wakeups = {name: woken for name, woken in later.items() if woken}
 
     def forget(self) -> None:
         self._stored = None
 
-    def send_wakeup(self, function: str, now: float) -> None:
+    def send_wakeup(self, function: str, now: float, revision: int | None = None) -> None:
         """Record that a call was queued: at least one waits, whatever was read last."""
-        self._wakeups[function] = now
+        self._wakeups.setdefault(function, {})[revision] = now
 
     def has_wakeup(self, function: str) -> bool:
         """Return whether a wakeup arrived that the last reading does not cover."""
         return function in self._wakeups
+
+    def woken(self, function: str) -> Collection[int | None]:
+        """Return the revisions of such wakeups; None for one that does not say."""
+        return self._wakeups.get(function, ())
 
     def of(self, key: RevisionKey, now: float) -> int | None:
         """Return the calls of a revision; None when unknown."""

@@ -33,6 +33,7 @@ from gpufn_gateway.controller.state.arrivals import Arrivals
 from gpufn_gateway.controller.state.depths import Depths
 from gpufn_gateway.controller.state.holdings import Holdings
 from gpufn_gateway.controller.state.leases import LeaseBook
+from gpufn_gateway.controller.state.split_calls import SplitCalls
 from gpufn_gateway.controller.state.team_use import TeamUse
 from gpufn_gateway.controller.state.views import PARKING_PHASES, Moving, NodeView, RevisionView, WorkerView
 from gpufn_gateway.controller.store_health import Store
@@ -41,6 +42,7 @@ from gpufn_gateway.controller.store_health import Store
 class World:
     def __init__(self, now: float) -> None:
         self.functions: dict[str, Function] = {}
+        self.split_calls = SplitCalls()
         self.revisions: dict[RevisionKey, Revision] = {}
         self.views: dict[RevisionKey, RevisionView] = {}
         self.workers: dict[str, WorkerView] = {}
@@ -72,6 +74,7 @@ class World:
     # --- records ---
 
     def on_function(self, name: str, function: Function | None) -> None:
+        self.split_calls.on_function(name, function)
         if function is None:
             self.functions.pop(name, None)
             self.waiting.discard(name)
@@ -169,6 +172,7 @@ class World:
             for key, traffic in counters.items():
                 before = node.counters.get(key)
                 self.view(key).on_traffic(before, traffic)
+                self.split_calls.on_traffic(before, traffic, now)
                 if traffic.started > (0 if before is None else before.started):
                     self.arrivals.record_call(key[0], now)
         self._count_direct(report.node, node.counters, counters)
@@ -220,9 +224,19 @@ class World:
             case _:
                 pass
 
-    def on_wakeup(self, function: str, now: float) -> None:
-        """Record that a call was queued for a function without READY workers."""
-        self.depths.send_wakeup(function, now)
+    def on_wakeup(self, function: str, now: float, revision: int | None = None) -> None:
+        """Record that a call was queued for a function, or for one of its revisions, without READY workers."""
+        self.depths.send_wakeup(function, now, revision)
+
+    def has_wakeup(self, key: RevisionKey) -> bool:
+        """Return whether a call was queued for a revision since the depths were read. A wakeup that is for no revision
+        that is called is for the serving one: gateways learn of a change a moment later."""
+        function = self.functions.get(key[0])
+        woken = self.depths.woken(key[0])
+        if not woken or function is None:
+            return False
+        called = function.called
+        return any((number if number in called else function.serving) == key[1] for number in woken)
 
     def on_depths(self, depths: dict[RevisionKey, int] | None, sent_at: float, now: float) -> None:
         """Record the stored calls per revision, queued and running; None when they could not be read."""
@@ -418,7 +432,7 @@ class World:
 
     def _forget_if_unused(self, key: RevisionKey, view: RevisionView, calls: int) -> None:
         function = self.functions.get(key[0])
-        is_used = function is not None and key[1] in (function.serving, function.active)
+        is_used = function is not None and key[1] in function.called
         if is_used or view.workers or calls:
             return
         del self.views[key]

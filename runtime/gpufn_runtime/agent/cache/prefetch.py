@@ -365,10 +365,10 @@ class Prefetch:
         return [revision for key, revision in self._known.items() if key[0] in self._deployed or key in running]
 
     def _current(self) -> dict[RevisionKey, Revision]:
-        """Return the active and the serving revision of each function, and the revisions that run here."""
+        """Return the revisions of each function that are called, and those that run here."""
         keys = set(self._running_revisions())
         for function in self._deployed.values():
-            keys |= {(function.name, function.active), (function.name, function.serving)}
+            keys |= {(function.name, number) for number in function.called}
         return {key: self._known[key] for key in sorted(keys) if key in self._known}
 
     def _trusted(self) -> list[Revision]:

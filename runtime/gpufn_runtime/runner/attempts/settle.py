@@ -241,8 +241,14 @@ class Settler:
         """Send a wakeup when a retry is due. Runners poll within a second anyway, but a short retry should not wait."""
         delay_s = max(0.0, message.not_before - self._clock.time())
         if delay_s <= _WAKEUP_WITHIN_S:
-            call_later = asyncio.get_running_loop().call_later
-            call_later(delay_s + _WAKEUP_DELAY_S, wakeups.send_wakeup, self._bus, message.function, message.queue)
+            asyncio.get_running_loop().call_later(
+                delay_s + _WAKEUP_DELAY_S,
+                wakeups.send_wakeup,
+                self._bus,
+                message.function,
+                message.queue,
+                message.revision,
+            )
 
     async def _end(
         self,

@@ -12,11 +12,13 @@ The lookups, the sockets and the bus are the edge's: an action requests somethin
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, ClassVar, Final, Generic
 
 import msgspec
 
+from gpufn_core.domain.durations import bucket_of
 from gpufn_core.domain.invocation import STOPS_WITHIN_S, Outcome, OutcomeKind, queue_timeout_error
 from gpufn_core.domain.revision import Revision
 from gpufn_core.domain.worker import Exit, WorkerState
@@ -49,7 +51,7 @@ _MAX_DELIVERIES = 100  # each one is a hand-back, or a runner that died with the
 _CALLER_RECONNECT_S = 1.0  # a caller that lost the bus has reconnected by then
 _FETCH_RETRY_S = 1.0  # until the bus is back or memory is free
 # Each call needs these, and Python looks up a member of an enum slowly.
-_SUCCEEDED, _HAND_BACK = OutcomeKind.SUCCEEDED, Ending.HAND_BACK
+_SUCCEEDED, _CANCELLED, _HAND_BACK = OutcomeKind.SUCCEEDED, OutcomeKind.CANCELLED, Ending.HAND_BACK
 _RUNNING, _ENDED = AttemptState.RUNNING, AttemptState.ENDED
 _HAS_WORKER = (WorkerState.READY, WorkerState.PARKING, WorkerState.DRAINING)  # a worker that gave a slot still holds it
 
@@ -67,13 +69,17 @@ class _Loss(msgspec.Struct):
 
 
 class RevisionMachine(Generic[W]):
-    """`started`, `ended`, `failed`, `run_seconds` and `gpu_seconds` are counters."""
+    """`started`, `ended`, `failed`, `run_seconds` and `gpu_seconds` are counters. `errors` counts
+    failed attempts, without those that were cancelled or handed back, and `durations` the run times (`bucket_of`)
+    while `counts_durations`, for a split function."""
 
     def __init__(self, revision: Revision) -> None:
         self.revision = revision
         self.capacity: Capacity[W] = Capacity(revision.spec)
-        self.started = self.ended = self.failed = 0
+        self.started = self.ended = self.failed = self.errors = 0
         self.run_seconds = self.gpu_seconds = 0.0
+        self.counts_durations = False
+        self.durations: defaultdict[int, int] = defaultdict(int)
         self._spec = revision.spec
         self._gathers = self._spec.largest_batch is not None
         self._methods = {method.name: method for method in revision.spec.methods}
@@ -458,6 +464,9 @@ class RevisionMachine(Generic[W]):
         if ending is _HAND_BACK:
             self._hand_back(attempt, outcome)
             return
+        self.errors += outcome.kind is not _SUCCEEDED and outcome.kind is not _CANCELLED
+        if self.counts_durations:
+            self.durations[bucket_of(run.run_s)] += 1
         charged_s = run.run_s if result.charged_s is None else _within(result.charged_s, run.elapsed_s, run.run_s)
         gpu_s = attempt.gpu_s
         self.gpu_seconds += gpu_s
@@ -491,8 +500,11 @@ class RevisionMachine(Generic[W]):
         if ending is _HAND_BACK:
             self._hand_back(attempt, outcome)
             return
+        self.errors += outcome.kind is not _CANCELLED
         self._emit(actions.LogFailure(attempt.worker, outcome.error, attempt.message.id))
         run_s = min(self._now.monotonic, run.lost_at) - run.began
+        if self.counts_durations:
+            self.durations[bucket_of(run_s)] += 1
         # For a batch, only the worker knew which calls ran together.
         charged_s = min(run_s, run.busy_s) if self._gathers else run_s
         gpu_s = attempt.gpu_s

@@ -119,12 +119,17 @@ class RevisionQueue:
 
     def traffic(self) -> RevisionTraffic:
         machine = self._machine
+        machine.counts_durations = self.nested.directory.is_split(self.revision.function)
+        if not machine.counts_durations:
+            machine.durations.clear()
         return RevisionTraffic(
             self.revision.function,
             self.revision.number,
             started=machine.started,
             ended=machine.ended,
             failed=machine.failed,
+            errors=machine.errors,
+            durations=dict(machine.durations),
             run_seconds=machine.run_seconds,
             gpu_seconds=machine.gpu_seconds,
             direct=sum(attempt.is_direct and not attempt.is_cancelled for attempt in machine.attempts())

@@ -45,7 +45,7 @@ from gpufn_core.spec.names import home_of
 from gpufn_core.spec.priority import Priority
 from gpufn_platform.bus.connection import Bus
 from gpufn_platform.process.clock import Clock
-from gpufn_platform.queue import call_records, checkpoints
+from gpufn_platform.queue import call_records, checkpoints, wakeups
 from gpufn_platform.queue import large_bodies as bodies
 from gpufn_platform.queue.call_request import CallRequest
 from gpufn_platform.queue.caller import Caller
@@ -264,7 +264,7 @@ class NestedCalls:
             self.bodies.remove(subjects.ARGUMENT_FILES, request.reference)
 
     async def _submit(self, link: WorkerLink, call: frames.Call, body: bytes, parent: Attempt | None) -> _Answer:
-        revision = await self._serving(link, call, parent)
+        revision = await self._called(link, call, parent)
         useful_until = self._useful_until(call, parent)
         while not self.bus.connected:  # after sending, the outcome may be unknown; a second try could run twice
             await self._wait_for_bus(useful_until, BusUnavailable())
@@ -285,7 +285,7 @@ class NestedCalls:
         self, link: WorkerLink, call: frames.Call, body: bytes, parent: Attempt | None
     ) -> CallRequest:
         """Return the request of a call that the function waits for."""
-        revision = await self._serving(link, call, parent)
+        revision = await self._called(link, call, parent)
         deadline = self._deadline(revision, call, parent)
         ttl_s = max(0.0, deadline - self.clock.time()) + bodies.EXPIRES_LATER_S
         owner = bodies.expiring_owner()
@@ -439,12 +439,15 @@ class NestedCalls:
             wait_s = min(wait_s, parent.run.must_end_at - self.clock.monotonic())
         return self.clock.time() + wait_s
 
-    async def _serving(self, link: WorkerLink, call: frames.Call, parent: Attempt | None) -> Revision:
-        """Return the revision to call. Raises Forbidden for a pickle from another app: a function has no API key whose
-        scope could allow it, and the pickle would run code beside the secrets of the called function."""
+    async def _called(self, link: WorkerLink, call: frames.Call, parent: Attempt | None) -> Revision:
+        """Return the revision to call: the same one for all calls of a function that one call makes.
+
+        Raises Forbidden for a pickle from another app: a function has no API key whose scope could allow it, and the
+        pickle would run code beside the secrets of the called function."""
         caller = link.revision.function
+        key = (new_invocation_id() if parent is None else parent.message.id).encode()
         revision = await self._retry_while_bus_away(
-            self._useful_until(call, parent), lambda: self.directory.serving(call.target, caller)
+            self._useful_until(call, parent), lambda: self.directory.called(call.target, caller, key)
         )
         if call.content_type == media.PICKLED and home_of(revision.function) != home_of(caller):
             raise Forbidden(
@@ -489,7 +492,7 @@ class NestedCalls:
 
     def _wake_up_runners(self, revision: Revision) -> None:
         """Send a wakeup. The runner does not know how many workers there are elsewhere; a wakeup is cheap."""
-        self.bus.publish(subjects.wakeup(revision.function), b"")
+        self.bus.publish(subjects.wakeup(revision.function), wakeups.payload(revision.number))
 
 
 def _bounded(timeout_s: float) -> float:

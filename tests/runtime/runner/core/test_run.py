@@ -195,3 +195,14 @@ def test_two_concurrent_calls_share_the_gpu_seconds() -> None:
     bench.wait(1.0)
     bench.result(second, run_s=3.0)
     assert (first.gpu_s, second.gpu_s, bench.machine.gpu_seconds) == (0.5, 1.0, 1.5)
+
+
+def test_errors_are_calls_that_failed_and_durations_are_counted_on_request(bench: Bench) -> None:
+    machine = bench.machine
+    bench.result(bench.start())
+    assert machine.durations == {}
+    machine.counts_durations = True
+    for kind in (OutcomeKind.SUCCEEDED, OutcomeKind.RAISED, OutcomeKind.CANCELLED):
+        bench.result(bench.start(), kind, None if kind is OutcomeKind.SUCCEEDED else RAISED, run_s=0.5)
+    assert (machine.ended, machine.failed, machine.errors) == (4, 2, 1)
+    assert sum(machine.durations.values()) == 3
