@@ -44,6 +44,7 @@ from gpufn_gateway.builds.orphaned_builds import OrphanedBuilds
 from gpufn_gateway.builds.revision_activation import RevisionActivation
 from gpufn_gateway.bus_setup import Storage
 from gpufn_gateway.calls.fast_path import FastPath
+from gpufn_gateway.calls.mirrored_calls import MirroredCalls
 from gpufn_gateway.calls.prepare import Calls
 from gpufn_gateway.calls.shared_bodies import GatewaySharedBodies
 from gpufn_gateway.calls.stored_bodies import StoredBodies
@@ -67,6 +68,8 @@ from gpufn_gateway.data.queues import Queues
 from gpufn_gateway.functions.deploys import Deploys
 from gpufn_gateway.functions.lease_expiry import LeaseExpiry
 from gpufn_gateway.functions.registry import Registry
+from gpufn_gateway.functions.splits import Splits
+from gpufn_gateway.functions.traffic_return import TrafficReturn
 from gpufn_gateway.functions.variant_requests import VariantRequests
 from gpufn_gateway.functions.variants import Variants
 from gpufn_gateway.garbage_collection.collector import GarbageCollector
@@ -107,6 +110,7 @@ from gpufn_gateway.routes.schedules import ScheduleRoutes
 from gpufn_gateway.routes.secrets import SecretRoutes
 from gpufn_gateway.routes.signing import SigningRoutes
 from gpufn_gateway.routes.teams import TeamRoutes
+from gpufn_gateway.routes.traffic import TrafficRoutes
 from gpufn_gateway.routes.usage import UsageRoutes
 from gpufn_gateway.routes.volumes import VolumeRoutes
 from gpufn_gateway.routes.webhooks import WebhookRoutes
@@ -326,6 +330,9 @@ class _Gateway:
             volumes=services.volumes,
             clock=services.clock,
         )
+        self._splits = Splits(registry=registry, deploys=self._deploys, clock=services.clock)
+        self._mirrored = MirroredCalls(registry)
+        self._mirrored.start(bus)
         self._variants = Variants(registry, self._deploys, services.clock)
         VariantRequests(bus, self._variants).start()
         self._calls = Calls(
@@ -405,6 +412,7 @@ class _Gateway:
                 registry=registry,
                 deploys=self._deploys,
                 builds=builds,
+                splits=self._splits,
                 variants=self._variants,
                 submissions=self._submissions,
                 bodies=bodies,
@@ -412,6 +420,7 @@ class _Gateway:
             ).routes(),
             *self._terminals.routes(),
             *ProfileRoutes(bus, registry, bodies).routes(),
+            *TrafficRoutes(registry, self._splits, self._mirrored, bodies).routes(),
             *AppRoutes(registry, self._deploys).routes(),
             *InvocationRoutes(self._submissions, registry).routes(),
             *MapRoutes(Maps(bus, self._calls, self._readers.for_calls, self._addresses), registry).routes(),
@@ -494,6 +503,7 @@ class _Gateway:
             "leases",
             LeaseExpiry(registry, self._deploys, self._audit, clock, leads=leads, in_use=collection.in_use).run(),
         )
+        yield "traffic return", TrafficReturn(registry, self._splits, self._audit, leads=leads).run()
         yield "schedules", ScheduleRuns(services.schedules, registry, clock, self._disk, quotas, leads=leads).run()
         sender = WebhookSender(self._addresses)
         payloads = self._protocols.webhook_payloads()

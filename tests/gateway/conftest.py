@@ -208,6 +208,7 @@ class Gateway:
             registry=self.registry,
             deploys=nothing,
             builds=nothing,
+            splits=nothing,
             variants=variants,
             submissions=submissions,
             bodies=BodyReader(1 << 20, 30, what="this request", budget=BodyBudget(1 << 30)),

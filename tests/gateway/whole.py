@@ -32,6 +32,7 @@ from gpufn_gateway.builds.builds import Builds
 from gpufn_gateway.builds.engines import Engines
 from gpufn_gateway.builds.revision_activation import RevisionActivation
 from gpufn_gateway.calls.call_bodies import CallBodies
+from gpufn_gateway.calls.mirrored_calls import MirroredCalls
 from gpufn_gateway.calls.prepare import Calls
 from gpufn_gateway.calls.shared_bodies import GatewaySharedBodies
 from gpufn_gateway.calls.stored_bodies import StoredBodies
@@ -51,6 +52,7 @@ from gpufn_gateway.data.operations import Operations
 from gpufn_gateway.data.queues import Queues
 from gpufn_gateway.functions.deploys import Deploys
 from gpufn_gateway.functions.registry import Registry
+from gpufn_gateway.functions.splits import Splits
 from gpufn_gateway.functions.variants import Variants
 from gpufn_gateway.history.recorder import Recorder
 from gpufn_gateway.history.sampler import Sampler
@@ -82,6 +84,7 @@ from gpufn_gateway.routes.schedules import ScheduleRoutes
 from gpufn_gateway.routes.secrets import SecretRoutes
 from gpufn_gateway.routes.signing import SigningRoutes
 from gpufn_gateway.routes.teams import TeamRoutes
+from gpufn_gateway.routes.traffic import TrafficRoutes
 from gpufn_gateway.routes.usage import UsageRoutes
 from gpufn_gateway.routes.volumes import VolumeRoutes
 from gpufn_gateway.routes.webhooks import WebhookRoutes
@@ -196,6 +199,9 @@ class Whole:
             volumes=self.volumes,
             clock=clock,
         )
+        self.splits = Splits(registry=self.registry, deploys=self.deploys, clock=clock)
+        mirrored = MirroredCalls(self.registry)
+        mirrored.start(bus)
         self.variants = Variants(self.registry, self.deploys, clock)
         calls = Calls(
             bus=bus,
@@ -226,6 +232,7 @@ class Whole:
                 registry=self.registry,
                 deploys=self.deploys,
                 builds=self.builds,
+                splits=self.splits,
                 variants=self.variants,
                 submissions=submissions,
                 bodies=bodies,
@@ -233,6 +240,7 @@ class Whole:
             ).routes(),
             *self.terminals.routes(),
             *ProfileRoutes(bus, self.registry, bodies).routes(),
+            *TrafficRoutes(self.registry, self.splits, mirrored, bodies).routes(),
             *AppRoutes(self.registry, self.deploys).routes(),
             *InvocationRoutes(submissions, self.registry).routes(),
             *MapRoutes(Maps(bus, calls, call_bodies, addresses), self.registry).routes(),

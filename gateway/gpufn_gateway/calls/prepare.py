@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, Protocol, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
 
@@ -41,10 +41,13 @@ from gpufn_gateway.auth.scopes import HI, PICKLE
 from gpufn_gateway.calls import admission
 from gpufn_gateway.calls.call_bodies import CallBodies, CallBody
 from gpufn_gateway.calls.call_headers import parse_call_options
+from gpufn_gateway.calls.mirrors import Mirrors
+from gpufn_gateway.calls.prepared_call import PreparedCall, Queue
 from gpufn_gateway.calls.shared_bodies import GatewaySharedBodies
 from gpufn_gateway.calls.stored_bodies import StoredBodies
 from gpufn_gateway.calls.wakeup import ColdStartWakeup, Publisher
-from gpufn_gateway.functions.registry import Registry, Target
+from gpufn_gateway.functions.registry import Registry
+from gpufn_gateway.functions.target import Target
 from gpufn_gateway.functions.variants import Variants
 from gpufn_gateway.http import negotiation, sender
 from gpufn_gateway.http.body_reader import Receive
@@ -63,18 +66,6 @@ _FORM_CHUNK_BYTES: Final = 64 << 10
 _NO_BODY: Final = CallBody(b"")
 
 
-class Queue(Protocol):
-    """The part of `gpufn_platform.queue.caller.Caller` that the gateway uses."""
-
-    def invoke(self, request: CallRequest) -> PendingCall: ...
-
-    def open_stream(self, request: CallRequest) -> PendingStream: ...
-
-    def open_session(self, request: CallRequest) -> PendingSession: ...
-
-    def fail(self, function: str, revision: int | None, error: GpufnError) -> None: ...
-
-
 class Arguments(NamedTuple):
     """A call's body as it is queued, and the requested encoding of the result."""
 
@@ -85,52 +76,6 @@ class Arguments(NamedTuple):
 
 # Arguments: the function name in the request, its target, the request's headers, and the ASGI receive for the body.
 ReadArguments = Callable[[str, Target, dict[bytes, bytes], Receive], Awaitable[Arguments]]
-
-
-class PreparedCall(msgspec.Struct, frozen=True):
-    """A call that is ready to be queued. `timeout_s` is the client's timeout, if it sent one."""
-
-    principal: Principal
-    target: Target
-    content_type: str
-    accept: str
-    body: CallBody
-    now: float
-    timeout_s: float | None
-    trace: str
-    priority: Priority
-    reference: BodyReference | None = None  # the stored body
-
-    @property
-    def deadline(self) -> float:
-        """The deadline of a call that a client waits for."""
-        return self.now + (self.target.budget_s if self.timeout_s is None else self.timeout_s)
-
-    @property
-    def submit_deadline(self) -> float:
-        """The deadline of a submitted call: none (0.0) unless the client sets one.
-
-        The function's queue_timeout covers only the wait for the first attempt; as a deadline it would end later
-        attempts as well.
-        """
-        return 0.0 if self.timeout_s is None else self.now + self.timeout_s
-
-    def request(self, deadline: float) -> CallRequest:
-        """Build the request to queue."""
-        target = self.target
-        return CallRequest(
-            target.revision,
-            target.method.name,
-            self.content_type,
-            self.body.data,
-            self.accept,
-            deadline,
-            trace=self.trace,
-            shared_body="" if self.body.shared is None else self.body.shared.name,
-            priority=self.priority,
-            owner=self.principal.owner,
-            reference=self.reference,
-        )
 
 
 @dataclass(kw_only=True, eq=False)
@@ -152,6 +97,13 @@ class Calls:
 
     def __post_init__(self) -> None:
         self._wakeup = ColdStartWakeup(self.bus, self.registry, self.clock)
+        self._mirrors = Mirrors(
+            bus=self.bus,
+            queue=self.queue,
+            wakeup=self._wakeup,
+            clock=self.clock,
+            discard_result=self._discard_copy,
+        )
         self.registry.on_status = self._on_status
         self.registry.on_key_deleted = self.quotas.forget
 
@@ -168,6 +120,8 @@ class Calls:
         query: bytes = b"",
         principal: Principal | None = None,
         target: Target | None = None,
+        key: str = "",
+        revision: str = "",
     ) -> PreparedCall:
         """Run steps 1 to 6. The caller must `discard` the call in the end.
 
@@ -176,6 +130,7 @@ class Calls:
         then stores a body that is too large for its message; for other calls it is stored here. `read` replaces steps 5
         and 6 for another protocol. `query` has the arguments beside a raw body. `principal` replaces step 1, and
         `target` the search for the function.
+        `key` and `revision` choose the revision of a split function (`Target.of`).
         """
         if principal is None:
             principal = self.access.authenticate(headers)
@@ -187,6 +142,7 @@ class Calls:
             if not names_variant(name):
                 raise
             target, is_variant = await self.variants.provide(name, principal), True
+        target = target if target.split is None else target.of(key, headers, revision)
         principal.require_invoke(target.name)
         try:
             self.check_budget(target.name)
@@ -291,7 +247,10 @@ class Calls:
 
     def start(self, call: PreparedCall) -> PendingCall:
         """Queue a call that a client waits for. Raises BusUnavailable, KeyLimitExceeded."""
-        return self._start(call, self.queue.invoke)
+        pending = self._start(call, self.queue.invoke)
+        if call.target.split is not None:
+            self._mirrors.begin(call, pending)
+        return pending
 
     def start_stream(self, call: PreparedCall) -> PendingStream:
         """Queue a call whose items are streamed. Raises BusUnavailable, KeyLimitExceeded."""
@@ -334,6 +293,12 @@ class Calls:
         """Remove a stored result that the client has received."""
         if reply.reference is not None and self.stored_bodies is not None:
             self.stored_bodies.remove_result(reply.reference)
+
+    def _discard_copy(self, reply: ResultReply) -> None:
+        """Remove a large result that nobody receives."""
+        self.discard_result(reply)
+        if reply.shared_body and self.shared_bodies is not None:
+            self.shared_bodies.remove(reply.shared_body)
 
     async def store_body_for(self, call: PreparedCall, invocation: str) -> PreparedCall:
         """Store the body for `invocation` if it is too large for a message. The code that ends the call removes it.

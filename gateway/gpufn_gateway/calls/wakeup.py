@@ -10,8 +10,10 @@ from typing import Final, Protocol
 
 from gpufn_core.errors import BusUnavailable
 from gpufn_core.protocol import subjects
-from gpufn_gateway.functions.registry import Registry, Target
+from gpufn_gateway.functions.registry import Registry
+from gpufn_gateway.functions.target import Target
 from gpufn_platform.process.clock import Clock
+from gpufn_platform.queue import wakeups
 
 _MIN_INTERVAL_S: Final = 0.002  # the controller evaluates the whole function at each wakeup
 
@@ -31,13 +33,15 @@ class ColdStartWakeup:
     def wake_if_cold(self, target: Target) -> None:
         """Wake up the controller after a call was queued, unless a worker is ready. Never raises."""
         status = self._registry.statuses.get(target.name)
-        if status is not None and status.workers.ready and status.serving == target.number:
-            return
+        if status is not None:
+            is_serving = status.serving == target.number
+            if status.workers.ready if is_serving else status.ready_workers(target.number):
+                return
         now = self._clock.monotonic()
         if now - self._published_at.get(target.name, -1.0) >= _MIN_INTERVAL_S:
             self._published_at[target.name] = now
             with contextlib.suppress(BusUnavailable):
-                self._bus.publish(subjects.wakeup(target.name), b"")
+                self._bus.publish(subjects.wakeup(target.name), wakeups.payload(target.number))
 
     def _forget(self, function: str) -> None:
         self._published_at.pop(function, None)

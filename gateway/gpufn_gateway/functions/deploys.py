@@ -21,6 +21,7 @@ import msgspec
 
 from gpufn_core.domain.invocation import OutcomeKind, deleted_error
 from gpufn_core.domain.revision import Check, CheckState, Function, Lease, Revision, RevisionState, Source
+from gpufn_core.domain.traffic import Split
 from gpufn_core.errors import (
     BuildFailed,
     BuildNotFound,
@@ -145,6 +146,10 @@ class Deploys:
         revision = await self._checked(spec, bundle, options)
         return await self._move_active(await self._add_revision(revision))
 
+    async def add(self, spec: FunctionSpec, bundle: str, options: DeployOptions = _DEFAULT_OPTIONS) -> Revision:
+        """Create a revision of a spec without models, and leave the active one as it is. Raises as `deploy`."""
+        return await self._add_revision(await self._checked(spec, bundle, options))
+
     async def build(self, spec: FunctionSpec, bundle: str, options: DeployOptions = _DEFAULT_OPTIONS) -> Revision:
         """Start the builds of a spec with models, and return the BUILDING revision.
 
@@ -193,14 +198,14 @@ class Deploys:
             elif number in usable:
                 wanted = number
             elif number in known and known[number].state is not RevisionState.RETIRED:
-                raise _not_ready(known[number])
+                raise not_ready(known[number])
             else:
                 raise RevisionNotFound(f"{name} has no revision {number}; it has {_listed(usable)}.")
             self.check_rules(known[wanted])
             check(known[wanted])
-            return self._with_active(function, known[wanted])
+            return self.with_active(function, known[wanted])
 
-        return await self._change(name, change)
+        return await self.change(name, change)
 
     def check_rules(self, revision: Revision) -> None:
         """Check an earlier revision by the rules of today. Raises UntrustedDeploy if it lacks the signature that its
@@ -234,9 +239,12 @@ class Deploys:
                 min_workers=spec.min_workers if min_workers is None else min_workers,
                 max_workers=spec.max_workers if max_workers is None else max_workers,
             )
-            return msgspec.structs.replace(function, min_workers=min_workers, max_workers=max_workers)
+            scaled = msgspec.structs.replace(function, min_workers=min_workers, max_workers=max_workers)
+            if scaled.traffic is not None:
+                check_workers(scaled, self.registry.serving(function).spec, scaled.traffic)
+            return scaled
 
-        return await self._change(name, change)
+        return await self.change(name, change)
 
     async def add_variant(self, revision: Revision) -> Function:
         """Make a revision of a variant active, without workers of its own before its first call. Raises Conflict."""
@@ -249,7 +257,7 @@ class Deploys:
             check_lease(function, lease.id)
             return msgspec.structs.replace(function, lease=self._renewed(lease))
 
-        return await self._change(name, change)
+        return await self.change(name, change)
 
     async def delete(self, name: str, check: Callable[[Function], None] = lambda function: None) -> None:
         """Delete a function. Running calls finish; queued calls and builds are cancelled. `check` may refuse what is
@@ -416,29 +424,34 @@ class Deploys:
             if function.latest > number:
                 return function  # a later deploy was faster: it stays active
             kept = None if function.lease is None else lease  # what became permanent meanwhile stays so
-            return msgspec.structs.replace(self._with_active(function, revision), latest=number, lease=kept)
+            return msgspec.structs.replace(self.with_active(function, revision), latest=number, lease=kept)
 
-        return await self._change(name, change, absent=first)
+        return await self.change(name, change, absent=first)
 
     def _renewed(self, lease: Lease) -> Lease:
         return msgspec.structs.replace(lease, renewed_at=self.clock.time())
 
-    def _with_active(self, function: Function, revision: Revision) -> Function:
+    def with_active(self, function: Function, revision: Revision) -> Function:
         """Make a revision active. `serving` moves at once only if no worker is warm and the revision needs no check, or
-        if the old revision cannot serve. Otherwise the controller moves it."""
+        if the old revision cannot serve. Otherwise the controller moves it, which ends a split."""
         old = self.registry.revisions.get(function.name, {}).get(function.serving)
         is_cold = self.registry.ready_workers(function) == 0
         moves = (is_cold and not revision.is_checked_first) or old is None or old.state is RevisionState.FAILED
+        is_settled = moves or revision.number == function.serving
         return msgspec.structs.replace(
             function,
             active=revision.number,
             serving=revision.number if moves else function.serving,
+            traffic=None if is_settled else function.traffic,
             updated_at=self.clock.time(),
         )
 
-    async def _change(
+    async def change(
         self, name: str, change: Callable[[Function], Function], *, absent: Function | None = None
     ) -> Function:
+        """Change the record of a function by compare-and-set. Raises FunctionNotFound unless there is one or
+        `absent`."""
+
         def changed(entry: Entry | None) -> bytes:
             if entry is not None:
                 return encode(change(decode_function(entry.value)))
@@ -487,11 +500,21 @@ def check_lease(function: Function, id_: str) -> None:
         raise LeaseLost(f"Another client took over {function.name}.")
 
 
+def check_workers(function: Function, spec: FunctionSpec, split: Split) -> None:
+    """Raises InvalidSpec if the function may have fewer workers than its split has revisions."""
+    most = spec.scaling.max_workers if function.max_workers is None else function.max_workers
+    if 0 < most < len(split.called):
+        raise InvalidSpec(
+            f"{function.name}: its split has {len(split.called)} revisions, and max_workers={most} allows no worker "
+            f"for each. Set max_workers to {len(split.called)} or more, or end the split."
+        )
+
+
 def _busy(name: str) -> Conflict:
     return Conflict(f"{name} is being changed by too many requests at once; try again.")
 
 
-def _not_ready(revision: Revision) -> RevisionNotReady:
+def not_ready(revision: Revision) -> RevisionNotReady:
     if revision.state is RevisionState.BUILDING:
         return RevisionNotReady(f"{revision} is being built; it becomes active automatically.")
     if revision.check is not None and revision.check.state is CheckState.FAILED:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 from collections.abc import Callable, Iterator
@@ -18,7 +19,7 @@ from gpufn_core.errors import FunctionNotFound, InvalidInput, PlatformError, Rev
 from gpufn_core.protocol import subjects
 from gpufn_core.protocol.report_parts import Statuses
 from gpufn_core.protocol.reports import ControllerReport, FunctionStatus, NodeReport, RunnerReport, without_holders
-from gpufn_core.spec.function_spec import MethodSpec
+from gpufn_core.spec.function_spec import FunctionSpec, MethodSpec
 from gpufn_core.spec.model_spec import ModelSpec
 from gpufn_core.spec.names import Names, canonical, is_function_name, shown
 from gpufn_core.spec.variant_names import function_of, is_variant
@@ -26,6 +27,7 @@ from gpufn_gateway.arguments.signature import Signature
 from gpufn_gateway.auth.access import LOCAL, Access, Principal
 from gpufn_gateway.auth.team_account import TeamAccount, account_of, quota_id
 from gpufn_gateway.buckets import Buckets, decode_function, decode_key, decode_manifest, decode_revision, decode_team
+from gpufn_gateway.functions.target import SplitTargets, Target
 from gpufn_gateway.nodes.device_reports import DeviceReports
 from gpufn_gateway.nodes.latest_reports import LatestReports
 from gpufn_platform.bus.connection import Bus
@@ -44,32 +46,6 @@ _MAX_SPELLINGS: Final = 10_000
 _controller_report = msgspec.msgpack.Decoder(ControllerReport)
 _node_report = msgspec.msgpack.Decoder(NodeReport)
 _runner_report = msgspec.msgpack.Decoder(RunnerReport)
-
-
-class Target:
-    """The target of a call: the serving revision's method, with everything precomputed that a call needs."""
-
-    __slots__ = ("budget_s", "function", "method", "name", "number", "revision", "revision_header", "signature", "team")
-
-    def __init__(
-        self, function: Function, revision: Revision, method: MethodSpec, signature: Signature, team: TeamAccount | None
-    ) -> None:
-        spec = revision.spec
-        queue_s = spec.startup_timeout_s if spec.queue_timeout_s is None else spec.queue_timeout_s
-        self.name = function.name
-        self.number = revision.number
-        self.function = function
-        self.revision = revision
-        self.method = method
-        self.signature = signature
-        self.team = team  # whose limits it counts against
-        self.budget_s = queue_s + spec.timeout_s  # from submission to the deadline
-        self.revision_header = str(revision).encode()
-
-    @property
-    def path(self) -> str:
-        """The name with which a client calls it: `predict`, or `counter.add` for a method."""
-        return f"{self.name}.{self.method.name}" if self.method.name else self.name
 
 
 class Registry:
@@ -244,19 +220,27 @@ class Registry:
     def target(self, name: str, method_name: str) -> Target:
         """Return the target of a call to a function by its full name. Raises FunctionNotFound."""
         function = self.function(name)
-        revision = self.serving(function)
-        spec = revision.spec
-        method = spec.method(method_name)
-        if method is None:
-            names = [f"{function.name}.{each.name}" for each in spec.methods if each.name]
-            callable_as = " or ".join(names) or function.name
-            wrong = f"{name}.{method_name}" if method_name else name
-            raise FunctionNotFound(f"{shown(wrong)} cannot be called; call {callable_as}.")
+        target = self._target(function, self.serving(function), method_name)
+        if function.traffic is not None:
+            targets = [target]
+            for number in function.traffic.called:
+                revision = self.revisions.get(name, {}).get(number)
+                if revision is None or number == target.number or not is_usable(revision):
+                    continue
+                if revision.is_checked_first:  # its calls stay with the serving revision until a worker is READY
+                    continue
+                with contextlib.suppress(FunctionNotFound):  # it lacks the method
+                    targets.append(self._target(function, revision, method_name))
+            target.split = SplitTargets(function.traffic, targets)
+        return target
+
+    def _target(self, function: Function, revision: Revision, method_name: str) -> Target:
+        method = _method(function.name, revision.spec, method_name)
         key = (function.name, revision.number, method.name)
         signature = self._signatures.get(key)
         if signature is None:
             signature = self._signatures[key] = Signature.of(method)
-        return Target(function, revision, method, signature, self._account_of(name))
+        return Target(function, revision, method, signature, self._account_of(function.name))
 
     def serving(self, function: Function) -> Revision:
         """Return the serving revision. Raises PlatformError if it may still arrive, RevisionNotFound if it is lost."""
@@ -351,3 +335,13 @@ class Registry:
 
 def is_usable(revision: Revision) -> bool:
     return revision.state is RevisionState.READY
+
+
+def _method(name: str, spec: FunctionSpec, method_name: str) -> MethodSpec:
+    """Raises FunctionNotFound."""
+    method = spec.method(method_name)
+    if method is None:
+        callable_as = " or ".join(f"{name}.{each.name}" for each in spec.methods if each.name) or name
+        wrong = f"{name}.{method_name}" if method_name else name
+        raise FunctionNotFound(f"{shown(wrong)} cannot be called; call {callable_as}.")
+    return method

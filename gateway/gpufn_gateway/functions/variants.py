@@ -25,7 +25,8 @@ from gpufn_gateway.arguments.selector import read
 from gpufn_gateway.auth.access import Principal
 from gpufn_gateway.auth.scopes import DEPLOY
 from gpufn_gateway.functions.deploys import Deploys
-from gpufn_gateway.functions.registry import Registry, Target
+from gpufn_gateway.functions.registry import Registry
+from gpufn_gateway.functions.target import Target
 from gpufn_platform.process.clock import Clock
 
 TTL_S: Final = 300.0

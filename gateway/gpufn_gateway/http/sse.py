@@ -20,7 +20,8 @@ from gpufn_core.encoding.media import RecordKind
 from gpufn_core.errors import GpufnError, InvocationCancelled
 from gpufn_core.protocol.messages import ResultReply
 from gpufn_gateway import problems
-from gpufn_gateway.calls.prepare import Calls, PreparedCall, cancel_unless_ended
+from gpufn_gateway.calls.prepare import Calls, cancel_unless_ended
+from gpufn_gateway.calls.prepared_call import PreparedCall
 from gpufn_gateway.http import negotiation
 from gpufn_gateway.http.body_reader import Receive, Send, wait_for_disconnect
 from gpufn_gateway.http.responses import call_headers

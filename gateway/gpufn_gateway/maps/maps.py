@@ -15,8 +15,9 @@ from gpufn_core.protocol import subjects
 from gpufn_core.protocol.records import CallRecord, MapEntry, unpack_record
 from gpufn_gateway.auth.access import Principal
 from gpufn_gateway.calls.call_bodies import CallBodies
-from gpufn_gateway.calls.prepare import Arguments, Calls, PreparedCall
-from gpufn_gateway.functions.registry import Target
+from gpufn_gateway.calls.prepare import Arguments, Calls
+from gpufn_gateway.calls.prepared_call import PreparedCall
+from gpufn_gateway.functions.target import Target
 from gpufn_gateway.http import negotiation
 from gpufn_gateway.http.body_reader import Receive
 from gpufn_gateway.maps import chunks, map_views
@@ -73,7 +74,7 @@ class Maps:
                 raise
             return Arguments(encoding, negotiation.result_encoding(headers.get(b"accept")), body)
 
-        call = await self._calls.prepare(name, headers, receive, waiting=False, read=read)
+        call = await self._calls.prepare(name, headers, receive, waiting=False, read=read, key=map_id)
         try:
             return await self._accept(call, map_id, first, headers, is_last=is_last)
         finally:

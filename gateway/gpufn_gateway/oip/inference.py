@@ -1,8 +1,8 @@
 """Open Inference Protocol V2: inference with models, and with functions that take arrays. The hot path is invoke's.
 
 The body is passed to the worker unchanged, and so is the response; neither is decoded here. The gateway reads only the
-header that says where the JSON ends and the tensors start. The version of a model is the number of its serving
-revision; other revisions cannot be called.
+header that says where the JSON ends and the tensors start. The version of a model is the number of a revision
+that gets calls: the serving one, or a revision of a split (`gpufn traffic`). Other revisions cannot be called.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from gpufn_gateway.auth.access import Principal
 from gpufn_gateway.calls.admission import too_large
 from gpufn_gateway.calls.call_bodies import CallBodies
 from gpufn_gateway.calls.prepare import Arguments, Calls
-from gpufn_gateway.functions.registry import Registry, Target
+from gpufn_gateway.functions.registry import Registry
+from gpufn_gateway.functions.target import Target
 from gpufn_gateway.http.body_reader import Receive, Scope, Send
 from gpufn_gateway.http.responses import GPUFN_FORMAT
 from gpufn_gateway.problems import Headers, Problem
@@ -112,7 +113,7 @@ class Inference:
         headers: dict[bytes, bytes] = dict(scope["headers"])
         read = functools.partial(self._read, version)
         try:
-            call = await self._calls.prepare(name, headers, receive, read=read)
+            call = await self._calls.prepare(name, headers, receive, read=read, revision=version)
         except FunctionNotFound as error:
             principal = self._calls.access.authenticate(headers)
             raise model_error(error, name, self._calls.registry, principal) from None

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from gpufn_core import ids
+from gpufn_core.domain import traffic
 from gpufn_core.encoding import urls
 from gpufn_core.protocol.limits import LARGEST_INTEGER
 from gpufn_core.protocol.profiles import LONGEST_PROFILE_S
@@ -118,6 +119,14 @@ _FIELDS: Final[Mapping[str, Mapping[str, Schema]]] = {
     "Deploy": {"spec": {"$ref": "#/components/schemas/FunctionSpec"}, "bundle": DIGEST},
     "Profile": {"seconds": {"minimum": 1, "maximum": LONGEST_PROFILE_S}},
     "Scale": {name: _number(function_spec.ScalingPolicy.bounds[name]) for name in ("min_workers", "max_workers")},
+    "Traffic": {
+        "weights": {
+            "propertyNames": {"pattern": "^[1-9][0-9]{0,8}$"},
+            "additionalProperties": {"type": "integer", "minimum": 0, "maximum": traffic.WHOLE},
+        },
+        "return_if": {"items": _text(traffic.RETURN_RULE)},
+    },
+    "HeaderRule": {"name": _text(traffic.HEADER_NAME), "value": _text(traffic.HEADER_VALUE)},
     "NewSchedule": {
         "cron": _CRON,
         "in_s": {"minimum": request_bodies.MIN_DELAY_S, "maximum": request_bodies.MAX_DELAY_S},

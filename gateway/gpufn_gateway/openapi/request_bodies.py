@@ -9,6 +9,16 @@ import msgspec
 from gpufn_core.domain.engine import CPU_KIND
 from gpufn_core.domain.revision import Lease, Source
 from gpufn_core.domain.team import TeamLimits
+from gpufn_core.domain.traffic import (
+    MAX_HEADER_RULES,
+    MAX_MIN_CALLS,
+    MAX_RETURN_RULES,
+    MAX_WINDOW_S,
+    MIN_WINDOW_S,
+    WHOLE,
+    HeaderRule,
+    Mirror,
+)
 from gpufn_core.errors import InvalidInput
 from gpufn_core.protocol.profiles import LONGEST_PROFILE_S
 from gpufn_core.protocol.records import KeyLimits
@@ -54,10 +64,23 @@ class Deploy(msgspec.Struct, forbid_unknown_fields=True):
     deploy_id: Annotated[str, msgspec.Meta(max_length=26)] = ""
     signature: DeploySignature | None = None
     lease: LeaseRequest | None = None
+    traffic: Annotated[int, msgspec.Meta(ge=1, le=WHOLE - 1)] | None = None
 
 
 class Rollback(msgspec.Struct, forbid_unknown_fields=True):
     revision: int | None = None
+
+
+class Traffic(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A split of a function's calls. `weights` are in percent, by revision; without them the serving revision has all.
+    `return_if` has rules such as ``errors>2%`` and ``p99>1.5x``."""
+
+    weights: dict[int, int] = {}
+    headers: Annotated[tuple[HeaderRule, ...], msgspec.Meta(max_length=MAX_HEADER_RULES)] = ()
+    mirror: Mirror | None = None
+    return_if: Annotated[tuple[str, ...], msgspec.Meta(max_length=MAX_RETURN_RULES)] = ()
+    window_s: Annotated[float, msgspec.Meta(ge=MIN_WINDOW_S, le=MAX_WINDOW_S)] = 60.0
+    min_calls: Annotated[int, msgspec.Meta(ge=1, le=MAX_MIN_CALLS)] = 50
 
 
 class Scale(msgspec.Struct, forbid_unknown_fields=True):

@@ -15,13 +15,15 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gpufn_core.domain.invocation import InvocationState, OutcomeKind
 from gpufn_core.domain.revision import Revision
+from gpufn_core.domain.traffic import is_routing
 from gpufn_core.encoding import media
 from gpufn_core.errors import InvocationNotFound
 from gpufn_core.ids import new_invocation_id
 from gpufn_core.protocol.records import CallRecord
 from gpufn_core.spec import variant_names
-from gpufn_gateway.calls.prepare import Arguments, Calls, PreparedCall, ReadArguments
-from gpufn_gateway.functions.registry import Target
+from gpufn_gateway.calls.prepare import Arguments, Calls, ReadArguments
+from gpufn_gateway.calls.prepared_call import PreparedCall
+from gpufn_gateway.functions.target import Target
 from gpufn_gateway.http.body_reader import Receive as ReceiveBody
 from gpufn_gateway.http.sse import CallStream, StreamEncoding
 from gpufn_gateway.openapi.request_bounds import MAX_LISTED
@@ -285,10 +287,10 @@ class Platform:
 
 
 def _call_headers(request: Request, options: CallOptions) -> dict[bytes, bytes]:
-    """Return the credential of a request, its trace, and the options of its call."""
+    """Return the credential of a request, its trace, the fields that a split may use, and the options of its call."""
     given = headers_of(request)
     kept = (b"authorization", b"host", b"origin", b"sec-fetch-site", b"sec-fetch-mode", b"traceparent")
-    return {name: given[name] for name in kept if name in given} | options.headers()
+    return {name: value for name, value in given.items() if name in kept or is_routing(name)} | options.headers()
 
 
 def json_of(outcome: Outcome) -> msgspec.Raw:

@@ -31,6 +31,7 @@ from gpufn_gateway.builds.builds import Builds
 from gpufn_gateway.functions.deploys import DeployOptions, Deploys, check_lease
 from gpufn_gateway.functions.registry import Registry
 from gpufn_gateway.functions.secret_use import check_secret_use
+from gpufn_gateway.functions.splits import Splits
 from gpufn_gateway.functions.variants import Variants
 from gpufn_gateway.http.body_reader import BodyReader
 from gpufn_gateway.openapi.request_bodies import Deploy, LeaseRequest, Rollback, Scale
@@ -67,6 +68,7 @@ class FunctionRoutes:
     registry: Registry
     deploys: Deploys
     builds: Builds
+    splits: Splits
     variants: Variants
     submissions: Submissions
     bodies: BodyReader
@@ -113,7 +115,8 @@ class FunctionRoutes:
         if Priority.HI in (spec.priority, spec.schedule and spec.schedule.priority):
             principal.require(HI)
         bundle = checked_digest(body.bundle, "the bundle")
-        add_details(request.scope, function=spec.name, bundle=bundle, signed_by=body.signature and body.signature.key)
+        signed_by = body.signature and body.signature.key
+        add_details(request.scope, function=spec.name, bundle=bundle, signed_by=signed_by, traffic=body.traffic)
         source = body.source and msgspec.structs.replace(body.source, key=principal.id)
         deploy_id = body.deploy_id or new_ulid()
         options = DeployOptions(
@@ -127,12 +130,23 @@ class FunctionRoutes:
             lease=None if body.lease is None else body.lease.lease(),
         )
         if spec.models:
+            if body.traffic is not None:
+                raise InvalidSpec(f"{spec.name}: a model is active once it is built: deploy it, then `gpufn traffic`.")
             revision = await self.deploys.build(spec, bundle, options)
             url = f"/v1/functions/{revision.function}/revisions/{revision.number}"
             view = {"function": revision.function, "revision": revision.number, "state": revision.state}
             return json_response(view | {"builds": revision.builds}, 202, {"Location": url})
+        if body.traffic is not None and spec.name in self.registry.functions:
+            return await self._deploy_canary(spec, bundle, options, body.traffic)
         function = await self.deploys.deploy(spec, bundle, options)
         return json_response(self._view(function, principal), 201, {"Location": f"/v1/functions/{function.name}"})
+
+    async def _deploy_canary(self, spec: FunctionSpec, bundle: str, options: DeployOptions, percent: int) -> Response:
+        await self.splits.check_canary(spec.name)
+        revision = await self.deploys.add(spec, bundle, options)
+        function = await self.splits.add_canary(revision, percent)
+        view = self._view(function, options.principal) | {"canary": revision.number}
+        return json_response(view, 201, {"Location": f"/v1/functions/{function.name}"})
 
     async def show(self, request: Request) -> Response:
         function, include_env = self._function(request, READ), _wants_env_values(request)

@@ -13,7 +13,8 @@ from gpufn_core.domain.invocation import OutcomeKind
 from gpufn_core.errors import GpufnError, InvalidInput
 from gpufn_core.protocol.messages import ResultReply
 from gpufn_gateway import problems
-from gpufn_gateway.calls.prepare import Calls, PreparedCall, cancel_unless_ended
+from gpufn_gateway.calls.prepare import Calls, cancel_unless_ended
+from gpufn_gateway.calls.prepared_call import PreparedCall
 from gpufn_gateway.http.body_reader import Receive, Scope, Send, wait_for_disconnect
 from gpufn_gateway.http.responses import (
     GPUFN_FORMAT,

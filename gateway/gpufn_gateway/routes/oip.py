@@ -20,7 +20,8 @@ from gpufn_gateway.auth.access import Principal
 from gpufn_gateway.auth.scopes import DEPLOY
 from gpufn_gateway.calls import admission
 from gpufn_gateway.functions.deploys import Deploys
-from gpufn_gateway.functions.registry import Registry, Target
+from gpufn_gateway.functions.registry import Registry
+from gpufn_gateway.functions.target import Target
 from gpufn_gateway.http.body_reader import BodyReader
 from gpufn_gateway.oip import views
 from gpufn_gateway.oip.inference import ModelNotReady, check_is_model, is_model, model_error
@@ -190,7 +191,9 @@ class OipRoutes:
             raise model_error(error, name, self._registry, principal) from None
         if not principal.may_read(target.name):
             principal.require_invoke(target.name)
-        check_is_model(target, request.path_params.get("version", ""))
+        version = request.path_params.get("version", "")
+        target = target.of("", revision=version or str(target.number))
+        check_is_model(target, version)
         return target
 
     def _manifest(self, revision: Revision) -> EngineManifest:

@@ -13,7 +13,8 @@ from gpufn_core.ids import invocation_id_for, new_invocation_id, new_ulid
 from gpufn_core.protocol import subjects
 from gpufn_core.protocol.records import CallRecord, ScheduleRecord
 from gpufn_core.spec.schedule import Schedule, next_time
-from gpufn_gateway.functions.registry import Registry, Target
+from gpufn_gateway.functions.registry import Registry
+from gpufn_gateway.functions.target import Target
 from gpufn_platform.bus.connection import Bus
 from gpufn_platform.bus.storage.key_value import Entry, KeyValue, Watch
 from gpufn_platform.process.clock import Clock
@@ -137,11 +138,11 @@ class Schedules:
         """Submit the call for the time `at`: always the same invocation, however often it is submitted. Without `at`,
         submit a new one. `owner` is the id of the API key that requests it, if any."""
         schedule = record.schedule
-        target = self._registry.target(record.function, schedule.method)
         now = self._clock.time()
         invocation = new_invocation_id()
         if at is not None:
             invocation = invocation_id_for(record.function, f"schedule {record.id}", f"{at:.0f}")
+        target = self._registry.target(record.function, schedule.method).of(invocation)
         request = CallRequest(
             target.revision,
             target.method.name,

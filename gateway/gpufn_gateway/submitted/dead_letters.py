@@ -55,17 +55,17 @@ class DeadLetters:
     async def replay(
         self, function: str, invocation: str, principal: Principal, *, is_counted: bool = True
     ) -> CallRecord:
-        """Submit the call again with its priority to the serving revision, and drop the letter.
+        """Submit the call again with its priority to the revision for new calls, and drop the letter.
 
         A repeated replay returns the same new call. The call belongs to `principal`. It counts against the rate of the
         key if `is_counted`. Raises Forbidden, KeyLimitExceeded, QueueFull.
         """
         letter, payload = await self.read(function, invocation)
-        target = self._registry.target(function, letter.method)
+        new_id = invocation_id_for(function, "dead letter", f"{letter.id} {letter.died_at}")
+        target = self._registry.target(function, letter.method).of(new_id)
         await self._calls.variants.hold(function)
         if letter.content_type == media.PICKLED:
             check_pickles(target, principal)
-        new_id = invocation_id_for(function, "dead letter", f"{letter.id} {letter.died_at}")
         async with self._calls.admitting(principal, target, letter.priority, is_counted=is_counted):
             reference = letter.reference
             if reference is not None:  # the original is removed together with the letter

@@ -17,7 +17,8 @@ from gpufn_core.protocol.messages import CallLocation
 from gpufn_core.protocol.records import CallRecord, Webhook
 from gpufn_gateway import problems
 from gpufn_gateway.auth.access import LOCAL, Principal
-from gpufn_gateway.calls.prepare import Calls, PreparedCall, ReadArguments
+from gpufn_gateway.calls.prepare import Calls, ReadArguments
+from gpufn_gateway.calls.prepared_call import PreparedCall
 from gpufn_gateway.http.body_reader import Receive, Send, wait_for_disconnect
 from gpufn_gateway.http.responses import (
     GPUFN_FORMAT,
@@ -93,7 +94,9 @@ class Submissions:
     ) -> tuple[PreparedCall, CallRecord]:
         """Store a call. Respond to the client after `StoreSync.sync_calls`. `webhook_form` is as in `Webhook`;
         `is_live` as in `CallRequest`."""
-        call = await self._calls.prepare(name, headers, receive, waiting=False, is_queued=True, query=query, read=read)
+        call = await self._calls.prepare(
+            name, headers, receive, waiting=False, is_queued=True, query=query, read=read, key=invocation or ""
+        )
         try:
             key = headers.get(b"idempotency-key")
             client_id = invocation or id_of_key(call.target.name, call.principal, key)

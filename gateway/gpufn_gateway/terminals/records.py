@@ -18,7 +18,8 @@ from gpufn_core.ids import new_ulid
 from gpufn_core.spec.terminal_spec import terminal_spec
 from gpufn_core.spec.variant_names import variant_name
 from gpufn_gateway.functions.deploys import Deploys
-from gpufn_gateway.functions.registry import Registry, Target
+from gpufn_gateway.functions.registry import Registry
+from gpufn_gateway.functions.target import Target
 from gpufn_gateway.functions.variants import is_terminal
 from gpufn_platform.process.clock import Clock
 

@@ -27,9 +27,10 @@ from gpufn_gateway.audit.request_audit import REFUSALS, RequestAudit, add_detail
 from gpufn_gateway.auth.access import Principal
 from gpufn_gateway.auth.scopes import EXEC, INVOKE
 from gpufn_gateway.calls.call_bodies import CallBody
-from gpufn_gateway.calls.prepare import Arguments, Calls, PreparedCall
-from gpufn_gateway.functions.registry import Target
+from gpufn_gateway.calls.prepare import Arguments, Calls
+from gpufn_gateway.calls.prepared_call import PreparedCall
 from gpufn_gateway.functions.secret_use import check_secret_view
+from gpufn_gateway.functions.target import Target
 from gpufn_gateway.http.body_reader import ClientDisconnected, Receive, Scope, Send
 from gpufn_gateway.problems import Problem, RouteError
 from gpufn_gateway.routes.requests import principal_of, route

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from gpufn_core.spec.web_spec import WebSpec
 from gpufn_gateway.auth.access import Principal
-from gpufn_gateway.functions.registry import Target
+from gpufn_gateway.functions.target import Target
 from gpufn_gateway.web.address import Address
 
 

@@ -14,10 +14,11 @@ from gpufn_core.protocol.codec import pack
 from gpufn_core.protocol.web_session import ABNORMAL_CLOSE, PART_BYTES, BodyPart, Disconnect, Down, ResponseStart
 from gpufn_gateway.calls.prepare import Calls
 from gpufn_gateway.http.body_reader import ClientDisconnected, Receive, Scope, Send, iter_body, wait_for_disconnect
-from gpufn_gateway.problems import CallFailed
+from gpufn_gateway.problems import CallFailed, Headers
 from gpufn_gateway.web import session
 from gpufn_gateway.web.headers import to_client
 from gpufn_gateway.web.match import Match
+from gpufn_gateway.web.visitor import new_visitor, set_cookie, visitor_in
 from gpufn_platform.web.pending_session import PendingSession
 
 _FIRST_STATUS: Final = 200  # the server sends the informational ones itself
@@ -27,9 +28,13 @@ _LAST_STATUS: Final = 599
 async def serve_request(calls: Calls, match: Match, scope: Scope, receive: Receive, send: Send) -> None:
     """Raises GpufnError, before or after the response has started."""
     first, has_more = await _first_part(dict(scope["headers"]), receive)
-    call = await session.prepare(calls, match, scope, receive, first, has_more=has_more)
+    visitor, cookies = visitor_in(scope["headers"]), list[tuple[bytes, bytes]]()
+    if match.target.split is not None and not visitor:
+        visitor = new_visitor()
+        cookies.append(set_cookie(visitor, match, scope["scheme"]))
+    call = await session.prepare(calls, match, scope, receive, first, has_more=has_more, visitor=visitor)
     async with session.running(calls, call) as pending:
-        response = _Response(send, pending.id)
+        response = _Response(send, [*cookies, (b"x-gpufn-invocation", pending.id.encode())])
         async with session.alongside(pending, _follow_client(pending, response, receive, has_body=has_more)):
             async for payload in pending.payloads():
                 await response.take(*web_session.unpack_down(payload))
@@ -78,11 +83,11 @@ async def _send_body(pending: PendingSession, receive: Receive) -> None:
 
 
 class _Response:
-    """`is_unread`: the client is gone."""
+    """`own_headers` are added to those of the application. `is_unread`: the client is gone."""
 
-    def __init__(self, send: Send, invocation: str) -> None:
+    def __init__(self, send: Send, own_headers: Headers) -> None:
         self._send = send
-        self._invocation = invocation
+        self._own_headers = own_headers
         self._has_started = False
         self.is_complete = False
         self.is_unread = False
@@ -93,7 +98,7 @@ class _Response:
             if not _FIRST_STATUS <= event.status <= _LAST_STATUS:
                 raise FunctionRaised(f"The application sent the status {event.status}.")
             self._has_started = True
-            headers = [*to_client(event.headers), (b"x-gpufn-invocation", self._invocation.encode())]
+            headers = [*to_client(event.headers), *self._own_headers]
             await self._pass_on({"type": "http.response.start", "status": event.status, "headers": headers})
         elif not (isinstance(event, BodyPart) and self._has_started and not self.is_complete):
             raise FunctionRaised("The application sent a part of a response where none is allowed.")

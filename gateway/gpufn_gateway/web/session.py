@@ -18,8 +18,9 @@ from gpufn_core.protocol.messages import ResultReply
 from gpufn_core.protocol.web_session import WebRequest
 from gpufn_gateway import problems
 from gpufn_gateway.calls.call_bodies import CallBody
-from gpufn_gateway.calls.prepare import Arguments, Calls, PreparedCall, cancel_unless_ended
-from gpufn_gateway.functions.registry import Target
+from gpufn_gateway.calls.prepare import Arguments, Calls, cancel_unless_ended
+from gpufn_gateway.calls.prepared_call import PreparedCall
+from gpufn_gateway.functions.target import Target
 from gpufn_gateway.http.body_reader import Receive, Scope
 from gpufn_gateway.problems import Problem
 from gpufn_gateway.web import headers as fields
@@ -34,16 +35,16 @@ _RAISED = "The application failed. The log of its function has the reason."
 
 
 async def prepare(
-    calls: Calls, match: Match, scope: Scope, receive: Receive, first: bytes, *, has_more: bool
+    calls: Calls, match: Match, scope: Scope, receive: Receive, first: bytes, *, has_more: bool, visitor: str
 ) -> PreparedCall:
-    """Prepare the session of a request. Raises GpufnError."""
+    """Prepare the session of a request by a `visitor` (`gpufn_gateway.web.visitor`). Raises GpufnError."""
     request = _request_of(match, scope, has_more=has_more)
 
     async def read(name: str, target: Target, headers: dict[bytes, bytes], receive: Receive) -> Arguments:
         return Arguments(web_session.CONTENT_TYPE, media.MSGPACK, CallBody(pack(request, first)))
 
     headers = dict(scope["headers"])
-    return await calls.prepare(match.address.name, headers, receive, read=read, principal=match.principal)
+    return await calls.prepare(match.address.name, headers, receive, read=read, principal=match.principal, key=visitor)
 
 
 def _request_of(match: Match, scope: Scope, *, has_more: bool) -> WebRequest:

@@ -21,6 +21,7 @@ from gpufn_gateway.problems import Headers, Problem
 from gpufn_gateway.web import session
 from gpufn_gateway.web.headers import NOT_STORED, to_client
 from gpufn_gateway.web.match import Match
+from gpufn_gateway.web.visitor import visitor_in
 from gpufn_platform.web.pending_session import PendingSession
 
 _LONGEST_REASON: Final = 123  # bytes, in a close frame
@@ -32,7 +33,9 @@ async def serve_socket(
     """`check` raises Unauthorized if the client may no longer use the function: the next message in either direction is
     the last one. Raises GpufnError before the session has begun."""
     await receive()  # websocket.connect
-    call = await session.prepare(calls, match, scope, receive, b"", has_more=False)
+    call = await session.prepare(
+        calls, match, scope, receive, b"", has_more=False, visitor=visitor_in(scope["headers"])
+    )
     async with session.running(calls, call) as pending:
         socket = _Socket(send)
         problem: Problem | None

@@ -54,6 +54,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
     "why": ("gpufn.cli.functions.why:why", "Explain a function's number of workers, and why its calls wait."),
     "scale": ("gpufn.cli.functions.manage:scale", "Set the minimum and maximum number of a function's workers."),
+    "traffic": (
+        "gpufn.cli.functions.traffic:traffic",
+        "Show or set how calls are divided between a function's revisions.",
+    ),
     "apps": ("gpufn.cli.functions.apps:app", "List the apps, and roll one back."),
     "rollback": ("gpufn.cli.functions.manage:rollback", "Make an earlier revision active."),
     "rm": ("gpufn.cli.functions.manage:rm", "Delete a function. Queued calls are cancelled; running calls finish."),

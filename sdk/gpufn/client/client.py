@@ -24,6 +24,7 @@ from gpufn.client.http_data import DataRequests
 from gpufn.client.http_history import HistoryRequests
 from gpufn.client.http_models import ModelRequests
 from gpufn.client.http_terminals import TerminalRequests
+from gpufn.client.http_traffic import TrafficRequests
 from gpufn.client.http_volumes import VolumeRequests
 from gpufn.client.views import (
     AuditPage,
@@ -66,7 +67,7 @@ class _Provider(msgspec.Struct):
     provider: ProviderView | None = None
 
 
-class Client(CallApi, ModelRequests, TerminalRequests, VolumeRequests, DataRequests, HistoryRequests):
+class Client(CallApi, ModelRequests, TerminalRequests, VolumeRequests, DataRequests, HistoryRequests, TrafficRequests):
     """Client of one gateway.
 
     The defaults are GPUFN_URL and GPUFN_API_KEY, else the platform on this machine and the token of `gpufn login`.

@@ -63,9 +63,11 @@ class FunctionRequests(Requests):
         deploy_id: str = "",
         signature: DeploySignature | None = None,
         lease: Lease | None = None,
+        traffic: int | None = None,
     ) -> FunctionView | BuildingRevision:
         """Create a revision from a spec whose bundle and models are uploaded. `deploy` does all steps.
 
+        `traffic` is the percentage of the calls for it; the serving revision stays active.
         Return BuildingRevision if the gateway builds engines for its models first.
         """
         options: dict[str, Any] = {"check": check, "source": source, "replace": replace, "code": code}
@@ -74,6 +76,8 @@ class FunctionRequests(Requests):
             options["signature"] = signature
         if lease is not None:
             options["lease"] = {"id": lease.id, "ttl_s": lease.ttl_s}
+        if traffic is not None:
+            options["traffic"] = traffic
         body = msgspec.json.encode({"spec": spec, "bundle": bundle, **options})
         response = self._request("POST", "/v1/functions", content=body, headers=JSON_BODY)
         if response.status_code == 202:

@@ -54,6 +54,7 @@ class FunctionView(msgspec.Struct, frozen=True, kw_only=True):
     deployed_at: float | None = None  # of the active revision
     lease: Lease | None = None  # of a temporary function or a variant
     variant: Variant | None = None  # what the active revision of a variant copies
+    canary: int | None = None  # the revision that a deploy gave a part of the calls
 
     @property
     def note(self) -> str:

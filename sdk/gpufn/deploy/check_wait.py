@@ -56,7 +56,8 @@ def wait_until_checked(
         if revision is not None and (revision.check is None or revision.check.state is not CheckState.PENDING):
             return revision.check
         waited_s = clock() - started
-        if waited_s >= _VIEW_LAG_S and (revision is None or not revision.active):
+        is_wanted = revision is not None and (revision.active or number == view.canary)
+        if waited_s >= _VIEW_LAG_S and not is_wanted:
             raise Conflict(f"{name}@{number} was replaced before it was checked")
         if waited_s >= limit_s:
             raise TimeoutError(f"no worker of {name}@{number} is ready after {limit_s:g} s; see `gpufn why {name}`")

@@ -118,6 +118,7 @@ class Api(Protocol):
         deploy_id: str,
         signature: DeploySignature | None,
         lease: Lease | None,
+        traffic: int | None = None,
     ) -> FunctionView | BuildingRevision: ...
 
 
@@ -223,6 +224,7 @@ def deploy(
     deploy_id: str = "",
     signer: Signer | None = None,
     lease: Lease | None = None,
+    traffic: int | None = None,
     on_progress: Callable[[str], None] = lambda progress: None,
 ) -> Deployment:
     """Run steps 1 to 3. `on_progress` receives the progress of the uploads.
@@ -230,6 +232,7 @@ def deploy(
     `force` creates a new revision even if nothing changed. `replace` allows replacing a function of another file or
     project. `deploy_id` is shared by the functions that are deployed together. `signer` signs the deploy; a function
     that did not change, but that this key did not sign, is deployed again. `lease` makes the function temporary.
+    `traffic` is the percentage of the calls for the revision; the serving one gets the rest.
     """
     spec, digest = deployable.spec, deployable.bundle
     name, timeout_s = spec.name, spec.startup_timeout_s
@@ -261,11 +264,13 @@ def deploy(
         deploy_id=deploy_id,
         signature=None if signer is None else _signature(signer, spec, digest),
         lease=lease,
+        **({} if traffic is None else {"traffic": traffic}),
     )
     arguments, crowded = _changed_arguments(before, spec), parallelism_warning(spec)
     if isinstance(created, BuildingRevision):
         return Deployment(name, created.revision, None, True, timeout_s, lacking, created.builds, arguments, crowded)
-    return Deployment(name, created.active, created, True, timeout_s, lacking, arguments=arguments, crowded=crowded)
+    number = created.active if created.canary is None else created.canary
+    return Deployment(name, number, created, True, timeout_s, lacking, arguments=arguments, crowded=crowded)
 
 
 def _signature(signer: Signer, spec: FunctionSpec, bundle: Digest) -> DeploySignature:

@@ -284,6 +284,8 @@ def history(resolution: str) -> str:
 def history_part(gateway: str) -> str:
     """Subject on which a gateway reports its part of ten seconds."""
     return f"{PREFIX}.hb.history.{gateway}"
+
+
 def mirrored_call(function: str) -> str:
     """Subject of the comparison of a call with its copy, for all gateways (core NATS)."""
     return f"{PREFIX}.hb.mirror.{function}"

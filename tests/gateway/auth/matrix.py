@@ -354,6 +354,7 @@ def _body(route: str, side: Objects) -> tuple[bytes, dict[str, str]]:
         "POST /v1/functions/{fn}/lease": {"id": "matrix", "ttl_s": 60},
         "POST /v1/functions/{fn}/rollback": {"revision": 1},
         "POST /v1/functions/{fn}/scale": {"min_workers": 0},
+        "PUT /v1/functions/{fn}/traffic": {"weights": {"1": 100}},
         "POST /v1/schedules": {"function": side.function, "cron": "0 6 * * *"},
         "POST /v1/builds": {"model": _NET},
         "POST /v1/engines/gc": {"dry_run": True},

@@ -2,9 +2,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
-from gpufn_core.domain.revision import Function
+from gpufn_core.domain.revision import Check, CheckState, Function, RevisionState
+from gpufn_core.domain.traffic import Split
 from gpufn_core.errors import ErrorInfo, FunctionNotFound, PlatformError, RevisionNotFound
 from gpufn_core.protocol.codec import encode
 from gpufn_gateway.functions.registry import ARRIVES_WITHIN_S, CONTROLLER_FRESH_S
@@ -135,3 +137,19 @@ def test_readiness_names_what_is_missing(make: Any) -> None:
     assert reasons.pop(3) is None, "a node reports"
     missing = ("functions", "controller", "agent", "controller")
     assert all(name in (reason or "") for name, reason in zip(missing, reasons, strict=True))
+
+
+def test_a_revision_gets_its_part_of_the_calls_once_its_check_has_passed(gateway: Any, make: Any) -> None:
+    split = Split(weights={1: 50, 2: 50}, set_at=1.0)
+    for number in (2, 1):
+        gateway.deploy(make.spec(), number, traffic=split)
+    assert {gateway.registry.resolve("embed").of(f"{key}").number for key in range(20)} == {1, 2}
+    revision = gateway.registry.revision("embed", 2)
+    for change, called in (
+        ({"check": Check(CheckState.PENDING)}, {1}),
+        ({"check": Check(CheckState.PASSED)}, {1, 2}),
+        ({"state": RevisionState.FAILED}, {1}),
+    ):
+        record = msgspec.structs.replace(revision, **change)
+        gateway.registry.on_revision("embed.2", Entry("embed.2", encode(record), 9))
+        assert {gateway.registry.resolve("embed").of(f"{key}").number for key in range(20)} == called

@@ -16,6 +16,7 @@ from typing import Any, Final
 import schemathesis
 from schemathesis.core.parameters import ParameterLocation
 
+from gpufn_core.domain.traffic import RETURN_RULE
 from gpufn_core.encoding import media
 from gpufn_core.ids import digest_of, is_digest
 from gpufn_core.protocol import subjects
@@ -30,6 +31,8 @@ BUNDLE_VARIABLE: Final = "GPUFN_TEST_BUNDLE"  # the digest of a bundle that was 
 KEY_VARIABLE: Final = "GPUFN_TEST_KEY"  # the id of an API key that authenticates no request
 _MODEL_DIGEST: Final = digest_of(MODEL)
 _IN_AN_HOUR: Final = 3600.0
+_WHOLE: Final = 100
+_REVISION: Final = re.compile(r"[1-9][0-9]{0,8}")
 _WEBHOOK: Final = "https://example.org/done"  # an address in a private network is not allowed
 _CRON: Final = re.compile(r"\s*\S+(\s+\S+){4}\s*")
 _ULID: Final = re.compile(r"0{26}")  # as generated
@@ -143,6 +146,8 @@ def _mend_body(operation: str, body: dict[str, Any]) -> None:
             _mend_deploy(body)
         case "post /v1/functions/{fn}/scale":
             _order(body, "min_workers", "max_workers")
+        case "put /v1/functions/{fn}/traffic":
+            _mend_traffic(body)
         case "put /v1/signing/keys/{name}":
             if isinstance(body.get("public_key"), str):
                 body["public_key"] = _PUBLIC_KEY
@@ -159,6 +164,22 @@ def _mend_body(operation: str, body: dict[str, Any]) -> None:
                 body["arguments"] = {"text": "a"}
             if isinstance(body.get("at"), (int, float)) and not isinstance(body["at"], bool):
                 body["at"] = time.time() + _IN_AN_HOUR
+
+
+def _mend_traffic(body: dict[str, Any]) -> None:
+    weights = body.get("weights")
+    if isinstance(weights, dict) and all(
+        _matches(_REVISION, number)
+        and isinstance(weight, int)
+        and not isinstance(weight, bool)
+        and 0 <= weight <= _WHOLE
+        for number, weight in weights.items()
+    ):
+        body["weights"] = {"1": _WHOLE}  # they add up
+    rules = body.get("return_if")
+    if isinstance(rules, list) and all(_matches(RETURN_RULE, rule) for rule in rules):
+        body["return_if"] = []  # a rule needs a second revision
+    _differ(_objects(body.get("headers")), "value")
 
 
 def _mend_commit(body: dict[str, Any]) -> None:

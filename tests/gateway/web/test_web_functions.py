@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from gpufn_core.domain.traffic import Split
 from gpufn_core.errors import BusUnavailable, FunctionRaised
 from gpufn_core.protocol import web_session
 from gpufn_core.protocol.codec import pack
@@ -115,6 +116,28 @@ async def test_what_an_application_receives(gateway: Any, deploy: Any, answers: 
     assert (request.root_path, request.path, request.query) == ("/web/-/-/site", "/web/-/-/site/a b", b"q=1")
     assert dict(request.headers)[b"range"] == b"bytes=0-9"
     assert b"te" not in dict(request.headers)
+
+
+async def test_a_browser_stays_with_its_revision_while_an_application_is_split(
+    gateway: Any, deploy: Any, answers: Any, make: Any
+) -> None:
+    deploy("site", WebKind.ASGI)
+    answers(OK)
+    assert "set-cookie" not in (await gateway.get("/web/-/-/site/")).headers
+    split = Split(weights={1: 50, 2: 50}, set_at=1.0)
+    spec = make.spec("site", SESSIONS[0], web=WebSpec(WebKind.ASGI, False, ()))
+    for number in (2, 1):
+        gateway.deploy(spec, number, traffic=split)
+    seen: dict[str, set[int]] = {}
+    for _ in range(20):
+        cookie = (await gateway.get("/web/-/-/site/")).headers["set-cookie"]
+        assert cookie.endswith("; Path=/web/-/-/site/; HttpOnly; SameSite=Lax")
+        visitor, _, _ = cookie.partition(";")
+        for _ in range(3):
+            seen.setdefault(visitor, set()).add(gateway.queue.calls[-1].fields["revision"].number)
+            assert "set-cookie" not in (await gateway.get("/web/-/-/site/", cookie=f"a=b; {visitor}")).headers
+    assert {len(revisions) for revisions in seen.values()} == {1}
+    assert set.union(*seen.values()) == {1, 2}
 
 
 async def test_without_keys_pages_use_web_functions_only(gateway: Any, deploy: Any, answers: Any) -> None:

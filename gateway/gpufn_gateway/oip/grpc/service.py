@@ -14,6 +14,7 @@ import grpc
 from google.protobuf.message import DecodeError, Message
 from starlette.types import ASGIApp
 
+from gpufn_core.domain.traffic import is_routing
 from gpufn_core.errors import FunctionNotFound, GpufnError, InvalidInput, RateLimited, RevisionNotFound
 from gpufn_core.spec import names
 from gpufn_gateway import problems
@@ -284,7 +285,9 @@ def _headers(context: Context) -> Headers:
 
     No web page can send gRPC, so there is no Origin, and the Host is of no concern.
     """
-    given = {name: value for name, value in context.invocation_metadata() or () if name in _SENT}
+    given = {
+        name: value for name, value in context.invocation_metadata() or () if name in _SENT or is_routing(name.encode())
+    }
     remaining_s = context.time_remaining()
     if remaining_s is not None and "x-gpufn-timeout" not in given:
         given["x-gpufn-timeout"] = f"{max(remaining_s, 0.001):.3f}"

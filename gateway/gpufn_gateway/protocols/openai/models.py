@@ -7,7 +7,7 @@ from starlette.requests import Request
 from gpufn_core.errors import FunctionNotFound
 from gpufn_core.spec.function_spec import Serves
 from gpufn_core.spec.names import shown
-from gpufn_gateway.functions.registry import Target
+from gpufn_gateway.functions.target import Target
 from gpufn_gateway.protocols.platform import Platform
 
 

@@ -17,7 +17,7 @@ from gpufn_core.domain.invocation import InvocationState
 from gpufn_core.errors import PayloadTooLarge
 from gpufn_core.protocol.records import CallRecord
 from gpufn_gateway import problems
-from gpufn_gateway.functions.registry import Target
+from gpufn_gateway.functions.target import Target
 from gpufn_gateway.http import negotiation
 from gpufn_gateway.http.responses import GPUFN_FORMAT, USER_CONTENT
 from gpufn_gateway.problems import Headers, Problem

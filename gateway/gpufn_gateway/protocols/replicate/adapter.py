@@ -14,7 +14,7 @@ from starlette.types import ASGIApp
 
 from gpufn_core.errors import FunctionNotFound, InvalidInput, RevisionNotFound
 from gpufn_gateway.auth.scopes import READ
-from gpufn_gateway.functions.registry import Target
+from gpufn_gateway.functions.target import Target
 from gpufn_gateway.http.responses import GPUFN_FORMAT
 from gpufn_gateway.http.sse import EVENT_HEADERS, Events
 from gpufn_gateway.openapi.request_bounds import MAX_LISTED

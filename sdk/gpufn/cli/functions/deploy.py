@@ -74,6 +74,7 @@ if TYPE_CHECKING:
 @click.option("--app", help="App of the functions that declare none. Default: `default`.")
 @click.option("--env", help="Environment to deploy to. Default: GPUFN_ENV, else `default`.")
 @click.option("--prune", is_flag=True, help="Remove the functions of the app that the file no longer has.")
+@click.option("--traffic", help="Percentage of the calls for the new revision, such as 10%. Default: all of them.")
 @click.option("--replace", is_flag=True, help="Replace a function that came from another file or project.")
 @click.option(
     "--sign",
@@ -97,6 +98,7 @@ def deploy(
     env: str | None,
     prune: bool,
     sign: Path | None,
+    traffic: str | None,
     **options: Any,
 ) -> None:
     """Deploy the functions of a file, or a model.
@@ -140,7 +142,9 @@ def deploy(
     home = home_of_deploy(app, env)
     selection = _Selection(file, list(name), list(include), home)
     with read(selection, for_model, WorkerOptions(**options)) as deployables, connect() as client:
-        deploy_options = {"force": force, "check": check, "replace": replace, "signer": signer}
+        deploy_options: dict[str, Any] = {"force": force, "check": check, "replace": replace, "signer": signer}
+        if (percent := _percent(traffic)) is not None:
+            deploy_options["traffic"] = percent
         _deploy(client, deployables, wait=wait, timeout_s=timeout, json=json, **deploy_options)
         if not name and form is None:
             _prune(client, deployables, file, is_wanted=prune)
@@ -324,6 +328,8 @@ def wait_until_served(client: Client, deployment: Deployment, timeout_s: float |
             view = _deployment.wait_until_built(
                 client, deployment.function, deployment.revision, timeout_s, on_builds=show
             )
+    if view.canary is not None:
+        return _wait_until_checked(client, view, deployment.startup_timeout_s, timeout_s)
     if is_pending(view):
         with step(f"Starting {view.name}@{view.active}") as update:
             view = _deployment.finish_check(client, view, deployment.startup_timeout_s, timeout_s, on_reason=update)
@@ -337,6 +343,30 @@ def wait_until_served(client: Client, deployment: Deployment, timeout_s: float |
     return view
 
 
+def _wait_until_checked(
+    client: Client, view: FunctionView, startup_timeout_s: float, timeout_s: float | None
+) -> FunctionView:
+    """Wait until a worker of a revision with a part of the calls has started."""
+    from gpufn.deploy import check_wait  # noqa: PLC0415
+    from gpufn_core.domain.revision import Check, CheckState  # noqa: PLC0415
+
+    assert view.canary is not None
+    pending = msgspec.structs.replace(view, active=view.canary, check=Check(CheckState.PENDING))
+    with step(f"Starting {view.name}@{view.canary}"):
+        check_wait.wait_until_checked(client, pending, startup_timeout_s, timeout_s)
+    return view
+
+
+def _percent(text: str | None) -> int | None:
+    """Parse a part of the calls, such as 10%."""
+    if text is None:
+        return None
+    number = text.strip().removesuffix("%")
+    if not (number.isascii() and number.isdigit() and len(number) < 3 and int(number)):
+        raise click.BadParameter("--traffic is 1% to 99% of the calls")
+    return int(number)
+
+
 def _single(names: list[str]) -> str:
     if len(names) > 1:
         raise click.BadParameter("a model has only one --name, and so has code for --as")
@@ -347,8 +377,11 @@ def _print_addresses(spec: FunctionSpec, view: FunctionView, url: str, *, is_new
     notes = "" if is_new else "  unchanged"
     if view.serving != view.active:
         notes += f"  {spec.name}@{view.serving} serves until it is ready"
+    number = view.active
+    if view.canary is not None:
+        number, notes = view.canary, f"  gets a part of the calls: `gpufn traffic {spec.name}`"
     for path in _paths(spec):
-        say(f"{spec.name}@{view.active}  {url}{path}{notes}")
+        say(f"{spec.name}@{number}  {url}{path}{notes}")
 
 
 def _paths(spec: FunctionSpec) -> Iterator[str]:
