@@ -33,6 +33,7 @@ class EventKind(enum.StrEnum):
     DEPLOY = "deploy"
     ROLLBACK = "rollback"
     DELETE = "delete"
+    TRAFFIC = "traffic"
     SCALE = "scale"
     FAULT = "fault"
     QUARANTINE = "quarantine"

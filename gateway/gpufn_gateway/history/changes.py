@@ -22,6 +22,7 @@ _FORGET_NODE_S = 3600.0
 class Changes:
     def __init__(self) -> None:
         self._functions: dict[str, int] | None = None  # name → serving revision; None before the first look
+        self._splits: dict[str, Function] = {}  # the split functions
         self._wanted: dict[str, int] = {}
         self._scaled: dict[str, tuple[int, FunctionStatus]] = {}  # name → wanted before, and the last status
         self._failing: dict[str, str] = {}
@@ -41,6 +42,7 @@ class Changes:
     def on_functions(self, functions: Mapping[str, Function], now: float) -> None:
         current = {name: function.serving for name, function in functions.items()}
         known, self._functions = self._functions, current
+        self._on_splits(functions, now, is_first=known is None)
         if known is None or known == current:
             return
         for name, revision in current.items():
@@ -52,6 +54,20 @@ class Changes:
             self._add(Event(now, kind, function_subject(name), text, revision))
         for name in known.keys() - current.keys():
             self._add(Event(now, EventKind.DELETE, function_subject(name), "the function was deleted"))
+
+    def _on_splits(self, functions: Mapping[str, Function], now: float, *, is_first: bool) -> None:
+        known, self._splits = self._splits, {name: each for name, each in functions.items() if each.traffic is not None}
+        for name in () if is_first else known.keys() | self._splits.keys():
+            before, after = known.get(name), functions.get(name)
+            if after is None or (before is not None and before.traffic == after.traffic):
+                continue
+            text, revision = "the split ended", after.serving
+            if after.traffic is not None:
+                text = f"calls are split: {after.traffic.describe()}"
+            if (returned := after.returned) is not None and (before is None or before.returned != returned):
+                revision = returned.revision
+                text = f"the split {returned.weights} was undone: revision {revision}, {returned.reason}"
+            self._add(Event(now, EventKind.TRAFFIC, function_subject(name), text[:_MAX_TEXT], revision))
 
     def on_statuses(self, statuses: Iterable[FunctionStatus], now: float) -> None:
         for status in statuses:

@@ -7,6 +7,7 @@ import msgspec
 from gpufn_core.domain.device import Device, DeviceShare, DeviceType, Health
 from gpufn_core.domain.device_metrics import DeviceMetrics
 from gpufn_core.domain.revision import Function
+from gpufn_core.domain.traffic import Returned, Split
 from gpufn_core.domain.worker import ColdStart, Exit, ParkedMemory
 from gpufn_core.errors import ErrorInfo
 from gpufn_core.protocol.reports import (
@@ -111,6 +112,17 @@ def test_deploys_rollbacks_and_deletions_are_marks_and_the_first_look_is_none() 
         ("rollback", "function:f", 1),
         ("delete", "function:g", None),
     }
+
+
+def test_splits_and_their_returns_are_marks() -> None:
+    changes = Changes()
+    split = Split(weights={1: 90, 2: 10}, set_at=1.0)
+    returned = Returned(at=3.0, reason="errors>2%: 5.0% of 120 calls failed", revision=2, weights="1=90, 2=10")
+    plain = function("f", 1)
+    for change in ({}, {"traffic": split}, {"traffic": split}, {"returned": returned}, {}):
+        changes.on_functions({"f": msgspec.structs.replace(plain, **change)}, 5.0)
+    events = [(event.kind.value, event.text.partition(":")[0], event.revision) for event in changes.take()]
+    assert events == [("traffic", "calls are split", 1), ("traffic", "the split 1=90, 2=10 was undone", 2)]
 
 
 def test_scale_decisions_of_ten_seconds_are_one_mark_and_none_if_they_end_where_they_began() -> None:
