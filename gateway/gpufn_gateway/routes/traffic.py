@@ -91,8 +91,8 @@ class TrafficRoutes:
         }
 
     def _revisions(self, function: Function) -> list[RevisionStatus]:
-        """Return the revisions with calls. The controller may not have reported on a new split: then it has no counts,
-        and the workers are those of its last report."""
+        """Return the revisions with calls. A new split has no counts before the controller reports on it, and shows the
+        workers of the last report."""
         status, split = self._registry.statuses.get(function.name), function.traffic
         workers: dict[int, WorkerCounts] = {}
         if status is not None:

@@ -198,6 +198,8 @@ def _mend_commit(body: dict[str, Any]) -> None:
 def _mend_deploy(body: dict[str, Any]) -> None:
     if is_digest(str(body.get("bundle"))):
         body["bundle"] = os.environ[BUNDLE_VARIABLE]
+    if isinstance(body.get("traffic"), int) and not isinstance(body["traffic"], bool) and 0 < body["traffic"] < _WHOLE:
+        body["traffic"] = None  # a canary needs a second worker, and no model
     if isinstance(body.get("replace", True), bool):
         body["replace"] = True  # a function with this name may exist, from another source
     if isinstance(body.get("spec"), dict):
