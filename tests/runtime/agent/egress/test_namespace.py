@@ -126,8 +126,8 @@ def test_a_resolver_on_a_loopback_address_is_reached_by_the_gateway(
     lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(availability, "current_dns", lambda: resolver.read(f"nameserver {ON_LOOPBACK}"))
-    (tmp_path / "run").mkdir()
-    egress = EgressNamespace(Home(tmp_path), trouble="")
+    (own := Home(tmp_path)).ensure()
+    egress = EgressNamespace(own, trouble="")
     (Path("/run/netns") / egress._name).touch()  # what is left of a namespace whose mount is gone
     with living_in(lab.node), lab.resolver(lab.node, ON_LOOPBACK):
         joined = egress._set_up()
@@ -147,8 +147,8 @@ def test_packets_pass_docker_which_drops_what_it_does_not_know(
 ) -> None:
     if shutil.which("iptables") is None:
         missing("the program iptables")
-    (tmp_path / "run").mkdir()
-    egress = EgressNamespace(Home(tmp_path), trouble="")
+    (own := Home(tmp_path)).ensure()
+    egress = EgressNamespace(own, trouble="")
     with living_in(lab.node):
         for rule in ("--policy FORWARD DROP", "--new-chain DOCKER-USER", "--append FORWARD --jump DOCKER-USER"):
             subprocess.run(["iptables", *rule.split()], check=True)
