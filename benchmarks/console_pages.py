@@ -23,7 +23,7 @@ from gpufn_gateway.console.live.function_order import Query, Sort
 from gpufn_gateway.console.live.pages import Pages
 from gpufn_gateway.console.live.window import Window
 from gpufn_gateway.functions.registry import Registry
-from gpufn_gateway.telemetry import Telemetry
+from gpufn_gateway.metrics.telemetry import Telemetry
 
 _APPS = 200
 _REPEATS = 10
@@ -49,14 +49,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--functions", type=int, default=10_000)
     count = parser.parse_args().functions
-    registry, telemetry = _Registry(), Telemetry(lambda: 0, list, list)
+    registry, telemetry = _Registry(), Telemetry(lambda: 0)
     for number in range(count):
         name = f"prod/app-{number % _APPS}/fn-{number}"
         registry.functions[name] = Function(name=name, active=1, serving=1, latest=1, updated_at=0.0)
         workers = WorkerCounts(ready=number % 3)
         registry.statuses[name] = FunctionStatus(function=name, serving=1, workers=workers, queued=0, running=0)
         telemetry.of(name).latency.observe(random.random())
-    window = Window(telemetry)
+    window = Window(telemetry, list)
     window.sample(0.0)
     for name in list(registry.functions)[: count // 5]:
         telemetry.of(name).latency.observe(0.1)

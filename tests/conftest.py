@@ -71,6 +71,7 @@ def missing(what: str) -> NoReturn:
 def pytest_addoption(parser: pytest.Parser) -> None:
     chaos = parser.getgroup("gpufn")
     chaos.addoption("--chaos-seconds", type=float, default=6.0, help="For how long processes are killed and stopped.")
+    chaos.addoption("--full", action="store_true", help="Also make each fault that an alert reports: five minutes.")
     chaos.addoption("--chaos-seed", default="1", help="What befalls whom: a number, the same for all; or `random`.")
 
 

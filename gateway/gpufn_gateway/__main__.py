@@ -84,6 +84,11 @@ from gpufn_gateway.http.connection.certificate import Certificate
 from gpufn_gateway.http.connection.http2_tunnel import Http2, Http2Server
 from gpufn_gateway.http.connection.server import Server, listen
 from gpufn_gateway.maps.maps import Maps
+from gpufn_gateway.metrics.bus_figures import BusFigures
+from gpufn_gateway.metrics.gateway_series import GatewaySeries
+from gpufn_gateway.metrics.gpus import GpuSeries
+from gpufn_gateway.metrics.platform_series import PlatformSeries, ReportSeries
+from gpufn_gateway.metrics.telemetry import Telemetry
 from gpufn_gateway.oip.inference import Inference
 from gpufn_gateway.protocols.client_files import ClientFiles
 from gpufn_gateway.protocols.live_items import LiveItems
@@ -126,7 +131,6 @@ from gpufn_gateway.submitted.submit import Submissions
 from gpufn_gateway.teams.data_use import DataUse
 from gpufn_gateway.teams.storage import TeamStorage
 from gpufn_gateway.teams.team_use import TeamUses
-from gpufn_gateway.telemetry import Telemetry
 from gpufn_gateway.terminals.records import TerminalRecords
 from gpufn_gateway.terminals.terminals import Terminals
 from gpufn_gateway.timers import tick
@@ -188,7 +192,7 @@ async def main(settings: GatewaySettings) -> None:
     certificate = Certificate(settings.tls_cert, settings.tls_key) if settings.tls_cert else None
     async with contextlib.AsyncExitStack() as stack:
         services = await _open_with_retry(settings, stack)
-        gateway = _Gateway(services)
+        gateway = _Gateway(services, certificate)
         listener = listen(settings)
         stack.callback(listener.close)
         shutdown = GracefulShutdown(
@@ -305,11 +309,12 @@ def _fetcher(settings: GatewaySettings) -> Fetcher:
 class _Gateway:
     """The application and the background tasks, built on the open services."""
 
-    def __init__(self, services: _Services) -> None:
+    def __init__(self, services: _Services, certificate: Certificate | None) -> None:
         self._services = services
         bus, registry = services.bus, services.registry
-        self._telemetry = Telemetry(lambda: services.caller.pending, registry.live_runners, registry.live_nodes)
-        registry.on_runner_report.append(self._telemetry.attempts.add_report)
+        limits = Limits(share_across_domains=services.settings.share_across_domains)
+        self._controller = Controller(bus, services.buckets, name=services.name, clock=services.clock, limits=limits)
+        self._telemetry = Telemetry(lambda: services.caller.pending, self._controller.leads)
         self._readers = BodyReaders(services.settings, int(bus.server_info["max_payload"]), services.shared_bodies)
         self._quotas = QuotaSync.connect(
             bus, services.buckets.usage, services.registry.teams, services.name, services.clock
@@ -370,7 +375,7 @@ class _Gateway:
         self._terminals = Terminals(
             self._calls, TerminalRecords(registry, self._deploys, services.clock), self._request_audit
         )
-        self._window = Window(self._telemetry)
+        self._window = Window(self._telemetry, registry.totals.all)
         self._tickets = Tickets(services.access, services.token_store, services.clock)
         self._key_use = KeyUse(services.buckets.key_use, services.access, services.clock)
         sampler = Sampler(bus, registry, self._telemetry, services.clock, services.name)
@@ -379,6 +384,38 @@ class _Gateway:
         self._ledger = Ledger(services.buckets.usage, self._recorder, registry, prices, services.clock)
         self._budgets = Budgets(self._ledger, registry, self._recorder, services.clock)
         self._calls.check_budget = self._budgets.check
+        self._bus_figures = BusFigures(
+            bus,
+            services.clock,
+            leads=self._controller.leads,
+            functions=lambda: registry.functions,
+        )
+        self._add_series(certificate)
+
+    def _add_series(self, certificate: Certificate | None) -> None:
+        services, registry, controller = self._services, self._services.registry, self._controller
+        store = services.settings.nats_store
+        self._telemetry.of_gateway.append(
+            GatewaySeries(
+                controller=controller,
+                audit=self._audit,
+                bus=services.bus,
+                certificate_ends_at=lambda: None if certificate is None else certificate.ends_at,
+                store=Path(store) if store else None,
+            )
+        )
+        self._telemetry.of_platform += [
+            PlatformSeries(
+                controller=controller,
+                registry=registry,
+                builds=services.builds.known.values,
+                limits_used=self._quotas.limits_used,
+                clock=services.clock,
+            ),
+            ReportSeries(registry.live_nodes, registry.live_runners, registry.totals.all),
+            GpuSeries(registry.live_nodes, registry.device_reports.of, registry.trends),
+            self._bus_figures,
+        ]
 
     def app(self) -> App:
         inference = Inference(self._calls, self._invoke, self._readers.for_calls)
@@ -474,8 +511,7 @@ class _Gateway:
         """Name and coroutine of each task that runs until it is cancelled."""
         services = self._services
         bus, registry, builds, clock = services.bus, services.registry, services.builds, services.clock
-        limits = Limits(share_across_domains=services.settings.share_across_domains)
-        controller = Controller(bus, services.buckets, name=services.name, clock=clock, limits=limits)
+        controller = self._controller
         collection = GarbageCollector(
             bus=bus,
             buckets=services.buckets,
@@ -523,6 +559,7 @@ class _Gateway:
         self._recorder.leads = leads
         yield "history", self._recorder.run()
         yield "budgets", self._budgets.run()
+        yield "sizes of the bus", self._bus_figures.run()
         yield "reaper", Reaper(bus, registry, clock, leads=leads).run()
 
 

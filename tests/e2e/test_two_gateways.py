@@ -18,10 +18,13 @@ import pytest
 from gpufn_core.errors import PlatformError
 from gpufn_core.ids import new_invocation_id
 from gpufn_core.protocol import subjects
+from gpufn_gateway.metrics.catalogue import SERIES, Scope
+from gpufn_gateway.monitoring.dashboards import Needs
 from gpufn_platform.bus.connection import Bus
 from gpufn_platform.bus.storage.key_value import KeyValue
 from tests.conftest import Platform, http_client, running_platform
 from tests.e2e.chaos.gateway import Gateway, embedded_bus, name_of
+from tests.e2e.prometheus import Prometheus, queries
 from tests.e2e.test_survival import pids_of
 from tests.waiting import until
 
@@ -176,6 +179,59 @@ def test_a_stream_whose_gateway_is_killed_does_not_keep_its_slot(pair: Pair, tmp
     until(lambda: is_ready(pair.other))
 
 
+def series(client: httpx.Client) -> dict[str, float]:
+    lines = client.get("/metrics").text.splitlines()
+    return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines if line[0] != "#")}
+
+
+def attempts(*clients: httpx.Client) -> list[float]:
+    """The attempts of `picky`, at each gateway that exposes them."""
+    return [
+        value
+        for client in clients
+        for name, value in series(client).items()
+        if name.startswith('gpufn_attempts_total{function="picky"')
+    ]
+
+
+def test_only_the_leader_exposes_figures_of_the_platform(pair: Pair) -> None:
+    until(lambda: is_ready(pair.one) and is_ready(pair.other) and leader(pair))
+    for client in (pair.one, pair.other):
+        assert client.post("/v1/functions/picky/invoke", json={"number": 1}).status_code == 200
+    until(lambda: attempts(pair.one, pair.other) == [2.0], lambda: attempts(pair.one, pair.other))
+    own = 'gpufn_calls_total{function="picky",outcome="succeeded"}'
+    both = [series(client) for client in (pair.one, pair.other)]
+    assert [each[own] for each in both] == [1.0, 1.0]
+    assert sorted(each["gpufn_controller_leading"] for each in both) == [0.0, 1.0]
+    of_platform = {each.exposed_name for each in SERIES.values() if each.scope is Scope.PLATFORM}
+    exposed = [{name.partition("{")[0] for name in each} for each in both]
+    assert exposed[0] & exposed[1] & of_platform == set()
+
+
+def test_prometheus_scrapes_both_and_each_query_has_data(pair: Pair, tmp_path: Path) -> None:
+    """Those that need a GPU, a fault or settings are proven by `test_monitoring.py --full`."""
+    headers = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}
+    with Prometheus(tmp_path, [str(pair.one.base_url), str(pair.other.base_url)]) as prometheus:
+        expected = queries(Needs.CALLS)
+        assert len(expected) > 40
+
+        def lacking() -> list[str]:
+            for client in (pair.one, pair.other):
+                client.post("/v1/functions/picky/invoke", json={"number": 1}, headers=headers).raise_for_status()
+            return prometheus.without_data(expected)
+
+        until(lambda: not lacking(), lacking)
+        assert prometheus.value("sum(up)") == 2
+        assert prometheus.value("sum(gpufn_controller_leading)") == 1
+        assert len(prometheus.query("gpufn_nodes{state='up'}")) == 1
+        exemplars = prometheus.client.get("query_exemplars", params={
+            "query": "gpufn_call_seconds_bucket", "start": 0, "end": 1 << 33,
+        }).json()["data"]  # fmt: skip
+        traces = {each["labels"].get("trace_id") for found in exemplars for each in found["exemplars"]}
+        assert "0af7651916cd43dd8448eb211c80319c" in traces
+        assert prometheus.firing() <= {"GpufnScaleIn", "GpufnErrorBudgetFast", "GpufnErrorBudgetSlow"}
+
+
 def leader(pair: Pair) -> str:
     """Whose lease it is; empty while it is nobody's."""
 
@@ -221,8 +277,13 @@ def kill_the_leader(pair: Pair, tmp_path: Path) -> httpx.Client:
 
 def test_a_killed_leader_is_succeeded_by_the_other_and_nobody_waits_for_it(pair: Pair, tmp_path: Path) -> None:
     """Twice, so that each has led: the other one is there when it dies, with its calls."""
+    [count] = until(lambda: attempts(pair.one, pair.other))
     for cold, arguments in (("large", {"size": 256}), ("picky", {"number": 1})):
         stays = kill_the_leader(pair, tmp_path)
+        until(lambda: is_ready(pair.one) and is_ready(pair.other))
+        [shown] = until(lambda: attempts(pair.one, pair.other))
+        # The last calls before this test may have been reported later.
+        assert count <= shown < 2 * count, "a figure of the platform neither starts anew with its leader nor jumps"
         # A function without workers gets one: there is somebody who leads.
         assert stays.post(f"/v1/functions/{cold}/invoke", json=arguments).status_code == 200
 

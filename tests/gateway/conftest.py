@@ -31,6 +31,9 @@ from gpufn_gateway.functions.registry import Registry
 from gpufn_gateway.functions.variants import Variants
 from gpufn_gateway.http.body_reader import BodyBudget, BodyReader
 from gpufn_gateway.http.connection.address_rate import AddressRate
+from gpufn_gateway.metrics.gpus import GpuSeries
+from gpufn_gateway.metrics.platform_series import ReportSeries
+from gpufn_gateway.metrics.telemetry import Telemetry
 from gpufn_gateway.oip.inference import Inference
 from gpufn_gateway.protocols.platform import Platform
 from gpufn_gateway.protocols.registration import installed
@@ -41,7 +44,6 @@ from gpufn_gateway.routes.oip import OipRoutes
 from gpufn_gateway.routes.operations import OperationRoutes
 from gpufn_gateway.store_sync import StoreSync
 from gpufn_gateway.submitted.submit import Submissions
-from gpufn_gateway.telemetry import Telemetry
 from gpufn_gateway.web.apps import WebApps
 from gpufn_platform.bus.storage.key_value import Entry
 from gpufn_platform.queue.call_request import CallRequest
@@ -178,8 +180,12 @@ class Gateway:
         self.queue = StubQueue(clock)
         self.access = Access(loopback=loopback, now=clock.time)
         self.registry = Registry(clock, self.access)
-        self.telemetry = Telemetry(lambda: self.queue.pending, self.registry.live_runners, self.registry.live_nodes)
-        self.registry.on_runner_report.append(self.telemetry.attempts.add_report)
+        registry = self.registry
+        self.telemetry = Telemetry(lambda: self.queue.pending)
+        self.telemetry.of_platform += [
+            ReportSeries(registry.live_nodes, registry.live_runners, registry.totals.all),
+            GpuSeries(registry.live_nodes, registry.device_reports.of, registry.trends),
+        ]
         self.reason: str | None = None
         self.scaled: list[tuple[str, Any]] = []  # by `load` and `unload`
         self.took: dict[str, dict[str, Usage]] = {}  # by day and key

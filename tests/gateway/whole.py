@@ -58,6 +58,7 @@ from gpufn_gateway.history.recorder import Recorder
 from gpufn_gateway.history.sampler import Sampler
 from gpufn_gateway.http.body_reader import BodyBudget, BodyReader
 from gpufn_gateway.maps.maps import Maps
+from gpufn_gateway.metrics.telemetry import Telemetry
 from gpufn_gateway.oip.inference import Inference
 from gpufn_gateway.protocols.client_files import ClientFiles
 from gpufn_gateway.protocols.live_items import LiveItems
@@ -98,7 +99,6 @@ from gpufn_gateway.submitted.submit import Submissions
 from gpufn_gateway.teams.data_use import DataUse
 from gpufn_gateway.teams.storage import TeamStorage
 from gpufn_gateway.teams.team_use import TeamUses
-from gpufn_gateway.telemetry import Telemetry
 from gpufn_gateway.terminals.records import TerminalRecords
 from gpufn_gateway.terminals.terminals import Terminals
 from gpufn_gateway.volumes.volumes import Volumes
@@ -159,10 +159,7 @@ class Whole:
         self.login = Login(settings or GatewaySettings(), self.access, self.token_store, clock, Fetcher())
         self.registry = Registry(clock, self.access)
         self.caller = Caller(bus, name=name, clock=clock)
-        self.telemetry = telemetry = Telemetry(
-            lambda: self.caller.pending, self.registry.live_runners, self.registry.live_nodes
-        )
-        self.registry.on_runner_report.append(self.telemetry.attempts.add_report)
+        self.telemetry = telemetry = Telemetry(lambda: self.caller.pending)
         bodies = BodyReader(1 << 20, 30, what="a test", budget=BodyBudget(1 << 30))
         large = (
             BodyReader(64 << 20, 30, what="a test", budget=BodyBudget(1 << 30)) if shared_bodies is not None else bodies
@@ -223,7 +220,7 @@ class Whole:
         audit = RequestAudit(self.audit, self.access)
         self.terminal_records = TerminalRecords(self.registry, self.deploys, clock)
         self.terminals = Terminals(calls, self.terminal_records, audit)
-        self.window = Window(telemetry)
+        self.window = Window(telemetry, self.registry.totals.all)
         tickets = Tickets(self.access, self.token_store, clock)
         pages = Pages(registry=self.registry, window=self.window, why_not_ready=self.registry.why_not_ready)
         routes = [

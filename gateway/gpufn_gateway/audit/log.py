@@ -41,7 +41,13 @@ class AuditLog:
         self._has_waiting = asyncio.Event()
         self._last: AuditRecord | None = None
         self._is_failing = False
+        self.failures = 0  # writes that failed
         self._refusals = Refusals()
+
+    @property
+    def waiting(self) -> int:
+        """The number of records that are not stored yet."""
+        return len(self._waiting)
 
     def check_writable(self) -> None:
         """Raises AuditLogUnavailable if records cannot be stored now: what is not recorded must not happen."""
@@ -86,6 +92,7 @@ class AuditLog:
                     if not self._is_failing:
                         log.warning("the audit log cannot be written; retrying: %s", error)
                     self._is_failing = True
+                    self.failures += 1
                     await asyncio.sleep(_RETRY_S)
                     continue
                 self._is_failing = False

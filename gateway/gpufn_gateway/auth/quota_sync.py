@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from typing import Final, Protocol
 
 import msgspec
@@ -184,6 +184,13 @@ class QuotaSync:
     async def usage_today(self) -> Mapping[str, Usage]:
         """Return the usage of each key and team on this UTC day."""
         return await self._usage_today(day_of(self._clock.time()))
+
+    def limits_used(self) -> Iterator[tuple[str, str, float]]:
+        """Yield holder, limit and its used part, of the holders that made calls at this gateway."""
+        now = self._clock.monotonic()
+        for holder, quota in self._quotas.items():
+            for limit, ratio in quota.used(now).items():
+                yield holder, limit, ratio
 
     def headers(self, principal: Principal) -> Headers:
         """Return the RateLimit headers of the key, for the response."""

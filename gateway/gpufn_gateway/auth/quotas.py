@@ -29,6 +29,7 @@ _MAX_RETRY_S: Final = 60.0
 _REPORT_TTL_S: Final = 3.5  # lifetime of another gateway's report; it reports every second
 COUNT_TTL_S: Final = 1.0  # lifetime of a queue count: other gateways submit calls as well
 _RECOUNT_INTERVAL_S: Final = 0.05  # minimum time between counts of a full queue
+_COUNT_SHOWN_S: Final = 60.0  # ended calls are not noticed without a new call, so an older count is not shown
 _MEAN_WEIGHT: Final = 0.1  # weight of the newest call in the mean duration
 _ALMOST_ONE: Final = 1 - 1e-9
 
@@ -234,6 +235,17 @@ class KeyQuota:
         self._remote_running[gateway] = use.running, now
         if self._bucket is not None and use.admitted:
             self._bucket.take_remote(use.admitted, now)
+
+    def used(self, now: float) -> dict[str, float]:
+        """Return the used part of each limit but the rate, as far as it is known at this gateway."""
+        parts: dict[str, float] = {}
+        if (limit := self.limits.concurrency) is not None:
+            parts["concurrency"] = (self._running + self._remote_total(now)) / limit
+        if self.limits.queued is not None and now - self._counted_at < _COUNT_SHOWN_S:
+            parts["queued"] = self._queued / self.limits.queued
+        if now < self._day_ends:
+            parts |= {f"{unit.lower()}_s": used_s / limit_s for unit, limit_s, used_s in self._seconds()}
+        return parts
 
     def headers(self, now: float) -> list[tuple[bytes, bytes]]:
         """Return the RateLimit-Policy and RateLimit headers of draft-ietf-httpapi-ratelimit-headers."""

@@ -51,8 +51,8 @@ from gpufn_gateway.functions.target import Target
 from gpufn_gateway.functions.variants import Variants
 from gpufn_gateway.http import negotiation, sender
 from gpufn_gateway.http.body_reader import Receive
+from gpufn_gateway.metrics.telemetry import Telemetry
 from gpufn_gateway.problems import Headers, KeyLimitExceeded
-from gpufn_gateway.telemetry import Telemetry
 from gpufn_platform.process.clock import Clock
 from gpufn_platform.queue import large_bodies as bodies
 from gpufn_platform.queue.call_request import CallRequest

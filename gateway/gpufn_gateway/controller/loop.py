@@ -30,6 +30,7 @@ from gpufn_gateway.controller.decide.plan import plan
 from gpufn_gateway.controller.decide.status import statuses_without_leader
 from gpufn_gateway.controller.execute import ActionRunner
 from gpufn_gateway.controller.state.world import World
+from gpufn_gateway.metrics.histogram import Histogram
 from gpufn_platform.bus.connection import Bus, Message, NotStored
 from gpufn_platform.bus.leader_lease import LeaderLease
 from gpufn_platform.bus.storage import streams
@@ -68,6 +69,7 @@ class Controller:
         self._lease = LeaderLease(buckets.leases, "controller", name)
         self._reports = Reports(bus, name=name, lease=self._lease, clock=clock)
         self.world = World(clock.monotonic())
+        self.step_seconds = Histogram()
         self._arrival_store = ArrivalStore(buckets.arrivals, self.world.arrivals, self.leads)
         self._versions: dict[str, int] = {}  # of the function records
         self._poked = asyncio.Event()
@@ -91,6 +93,11 @@ class Controller:
     def leads(self) -> bool:
         """Return whether this controller leads. Reliable: the lease expires by our own clock."""
         return self._lease.is_held(self._clock.monotonic())
+
+    @property
+    def epoch(self) -> int:
+        """The number of its last term."""
+        return self._lease.epoch
 
     async def run(self) -> None:
         """Run until cancelled, then release the lease, so that a successor does not wait for it to expire."""
@@ -255,9 +262,11 @@ class Controller:
                 self.step(started_at, None if is_full else names)
             except Exception:
                 log.exception("a controller step failed; the next tick retries", extra={"controller": self._name})
+            took_s = self._clock.monotonic() - started_at
+            if self._was_leading:
+                self.step_seconds.observe(took_s)
             # Coalesce what arrives in the meantime, so that a storm of events costs at most half of a core.
-            took_s = 0.0 if is_full else self._clock.monotonic() - started_at
-            await asyncio.sleep(max(COALESCE_S, took_s))
+            await asyncio.sleep(COALESCE_S if is_full else max(COALESCE_S, took_s))
 
     def step(self, now: float, only: Iterable[str] | None = None) -> None:
         """Decide and start the actions. Does nothing unless this controller leads and is connected to the bus.

@@ -29,7 +29,9 @@ from gpufn_gateway.auth.team_account import TeamAccount, account_of, quota_id
 from gpufn_gateway.buckets import Buckets, decode_function, decode_key, decode_manifest, decode_revision, decode_team
 from gpufn_gateway.functions.target import SplitTargets, Target
 from gpufn_gateway.nodes.device_reports import DeviceReports
+from gpufn_gateway.nodes.health_trends import HealthTrends
 from gpufn_gateway.nodes.latest_reports import LatestReports
+from gpufn_gateway.nodes.totals_reports import TotalsReports
 from gpufn_platform.bus.connection import Bus
 from gpufn_platform.bus.leader_lease import Fence
 from gpufn_platform.bus.storage.key_value import Entry, Watch
@@ -64,7 +66,11 @@ class Registry:
         self.statuses = Statuses()
         self._nodes = LatestReports[NodeReport](clock, NODE_FRESH_S)
         self._runners = LatestReports[RunnerReport](clock, NODE_FRESH_S)
-        self.device_reports = DeviceReports(self.live_nodes, clock)
+        self.device_reports = DeviceReports(clock)
+        self.totals = TotalsReports(clock)
+        self.trends = HealthTrends()
+        self.device_reports.on_report = lambda report: self.trends.add_devices(report, clock.monotonic())
+        self.totals.on_report = lambda report: self.trends.add_totals(report, clock.monotonic())
         self.on_status: Callable[[FunctionStatus], None] = lambda status: None
         self.on_runner_report: list[Callable[[RunnerReport], None]] = []
         self.on_key_deleted: Callable[[str], None] = lambda key: None
@@ -84,6 +90,7 @@ class Registry:
         bus.subscribe(subjects.CONTROLLER_REPORT, decoded(_controller_report, self.receive_controller_report))
         bus.subscribe(subjects.NODE_REPORTS, decoded(_node_report, self.receive_node_report))
         self.device_reports.start(bus)
+        self.totals.start(bus)
         bus.subscribe(subjects.RUNNER_REPORTS, decoded(_runner_report, self.receive_runner_report))
         # Referenced records first: a Function must never point to a revision that is not loaded yet.
         self._watches.append(await buckets.teams.watch(self.on_team))

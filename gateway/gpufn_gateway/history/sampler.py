@@ -23,7 +23,7 @@ from gpufn_gateway.history.blocks import SECONDS_10, Block, Event, decode_block,
 from gpufn_gateway.history.changes import Changes
 from gpufn_gateway.history.collector import Collector
 from gpufn_gateway.history.fields import Points, merge_points
-from gpufn_gateway.telemetry import Telemetry
+from gpufn_gateway.metrics.telemetry import Telemetry
 from gpufn_platform.bus.connection import Bus, Message
 from gpufn_platform.bus.typed_handler import decoded
 from gpufn_platform.process.clock import Clock

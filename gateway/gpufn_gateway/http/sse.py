@@ -162,7 +162,8 @@ class CallStream:
             stats.count_failure(error.code if isinstance(error, GpufnError) else "")
             return
         reply, _ = ended.result()
-        stats.count_end(reply, self._calls.clock.time() - self._call.now)
+        ended_at = self._calls.clock.time()
+        stats.count_end(reply, ended_at - self._call.now, ended_at, self._call.trace)
 
 
 async def pump(

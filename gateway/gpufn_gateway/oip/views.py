@@ -12,7 +12,7 @@ from gpufn_core.domain.revision import Revision
 from gpufn_core.spec.function_spec import MethodSpec
 from gpufn_core.spec.model_spec import TensorSpec
 from gpufn_core.spec.tensor_signature import tensor_inputs
-from gpufn_gateway.telemetry import CallStats
+from gpufn_gateway.metrics.call_stats import CallStats
 
 _PYTHON: Final = "python"  # as Triton names it
 # Backend → Triton's platform and backend.

@@ -140,7 +140,7 @@ class Invoke:
     async def _send_reply(
         self, call: PreparedCall, reply: ResultReply, body: bytes, send: Send, response_format: ResponseFormat
     ) -> None:
-        duration_s = self.calls.clock.time() - call.now
+        ended_at = self.calls.clock.time()
         headers = [
             *call_headers(reply.invocation, call.target.revision_header),
             *timing(reply.queue_s, reply.gather_s, reply.run_s, reply.gpu_s, reply.cold_start),
@@ -155,7 +155,7 @@ class Invoke:
                 result = self.calls.result(reply, body)
                 await send_result(send, response_format, reply.content_type, result, headers)
         finally:  # counted after the response, so that it is not delayed
-            self.calls.telemetry.of(call.target.name).count_end(reply, duration_s)
+            self.calls.telemetry.of(call.target.name).count_end(reply, ended_at - call.now, ended_at, call.trace)
 
     async def _send_stored(
         self, reply: ResultReply, send: Send, response_format: ResponseFormat, headers: Headers

@@ -23,11 +23,11 @@ from gpufn_gateway.functions.deploys import Deploys
 from gpufn_gateway.functions.registry import Registry
 from gpufn_gateway.functions.target import Target
 from gpufn_gateway.http.body_reader import BodyReader
+from gpufn_gateway.metrics.telemetry import Telemetry
 from gpufn_gateway.oip import views
 from gpufn_gateway.oip.inference import ModelNotReady, check_is_model, is_model, model_error
 from gpufn_gateway.problems import RouteError
 from gpufn_gateway.routes.requests import json_response, principal_of, read_json, route
-from gpufn_gateway.telemetry import Telemetry
 
 _LOAD_TIMEOUT_S: Final = 55.0  # below the 60 s after which tritonclient gives up
 _LOAD_POLL_S: Final = 0.05

@@ -11,13 +11,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from gpufn_core.domain.device import DeviceType
 from gpufn_core.domain.device_metrics import DeviceMetrics
 from gpufn_core.domain.revision import Revision
 from gpufn_core.errors import Conflict, InvalidInput
 from gpufn_core.protocol.codec import encode
 from gpufn_core.protocol.records import ApiKey, KeyLimits
 from gpufn_core.protocol.reports import NodeReport
-from gpufn_gateway import telemetry
 from gpufn_gateway.audit.request_audit import add_details
 from gpufn_gateway.auth.access import Access, new_key, rotated
 from gpufn_gateway.auth.key_use import KeyUse
@@ -26,10 +26,11 @@ from gpufn_gateway.auth.scopes import ADMIN, READ
 from gpufn_gateway.buckets import decode_key
 from gpufn_gateway.functions.registry import Registry
 from gpufn_gateway.http.body_reader import BodyReader
+from gpufn_gateway.metrics.telemetry import Telemetry
+from gpufn_gateway.nodes.health_score import Score
 from gpufn_gateway.openapi import document
 from gpufn_gateway.openapi.request_bodies import MAX_KEY_S, MIN_KEY_S, KeyRotation, NewKey
 from gpufn_gateway.routes.requests import json_response, no_such_key, principal_of, read_json, route
-from gpufn_gateway.telemetry import Telemetry
 from gpufn_platform.bus.storage.key_value import Entry, KeyValue
 from gpufn_platform.process.clock import Clock
 
@@ -37,9 +38,11 @@ _LINKS = {"functions": "/v1/functions", "models": "/v2", "openapi": "/openapi.js
 
 
 class _Node(NodeReport, frozen=True):
-    """A NodeReport with the metrics of its GPUs."""
+    """A NodeReport with the metrics of its GPUs, and with the health scores of the node and of its GPUs by uuid."""
 
     metrics: tuple[DeviceMetrics, ...] = ()
+    score: Score | None = None
+    gpu_scores: dict[str, Score] = {}  # noqa: RUF012  msgspec copies it
 
 
 @dataclass(kw_only=True, eq=False)
@@ -84,8 +87,8 @@ class OperationRoutes:
         return json_response({"status": "not ready", "reason": reason}, 503)
 
     async def metrics(self, request: Request) -> Response:
-        text = self.telemetry.exposition() + self.registry.device_reports.exposition()
-        return Response(text, media_type=telemetry.CONTENT_TYPE)
+        body, content_type = await self.telemetry.scrape(request.headers.get("accept", ""))
+        return Response(body, headers={"content-type": content_type})
 
     async def describe(self, request: Request) -> Response:
         revisions, principal = self.registry.revisions, principal_of(request)
@@ -97,7 +100,16 @@ class OperationRoutes:
 
     async def nodes(self, request: Request) -> Response:
         nodes = [
-            _Node(**msgspec.structs.asdict(report), metrics=self.registry.device_reports.of(report.node))
+            _Node(
+                **msgspec.structs.asdict(report),
+                metrics=self.registry.device_reports.of(report.node),
+                score=self.registry.trends.of_node(report),
+                gpu_scores={
+                    device.uuid: self.registry.trends.of_gpu(report.node, device)
+                    for device in report.devices
+                    if device.type is DeviceType.GPU
+                },
+            )
             for report in self.registry.live_nodes()
         ]
         return json_response({"nodes": nodes})

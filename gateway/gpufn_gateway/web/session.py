@@ -124,4 +124,5 @@ def _count(calls: Calls, call: PreparedCall, ended: asyncio.Future[tuple[ResultR
         stats.count_failure(error.code if isinstance(error, GpufnError) else "")
         return
     reply, _ = ended.result()
-    stats.count_end(reply, calls.clock.time() - call.now)
+    ended_at = calls.clock.time()
+    stats.count_end(reply, ended_at - call.now, ended_at, call.trace)

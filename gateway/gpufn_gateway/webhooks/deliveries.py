@@ -20,7 +20,7 @@ from gpufn_core.protocol import subjects
 from gpufn_core.protocol.codec import encode
 from gpufn_core.protocol.messages import LogLine
 from gpufn_core.protocol.records import CallRecord, Webhook
-from gpufn_gateway.telemetry import Telemetry
+from gpufn_gateway.metrics.telemetry import Telemetry
 from gpufn_gateway.webhooks import retry_policy
 from gpufn_gateway.webhooks.concurrency import Receivers
 from gpufn_gateway.webhooks.payload import EncodePayload, Payload, encode_payload

@@ -133,6 +133,11 @@ class Bus:
         """The server's INFO: version, max_payload, cluster, ..."""
         return self._live().info
 
+    @property
+    def certificate_ends_at(self) -> float | None:
+        """When the certificate of the connected server ends, in unix seconds; None without TLS or connection."""
+        return None if self._link is None else self._link.certificate_ends_at
+
     def publish(
         self, subject: str, payload: bytes, *, reply: str = "", headers: Mapping[str, str] | None = None
     ) -> None:

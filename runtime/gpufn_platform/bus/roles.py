@@ -133,6 +133,7 @@ _PERMISSIONS = {
         publish=[
             f"{_P}.>",
             *_inboxes(*ROLES),
+            *(f"{_API}{verb}" for verb in ("INFO", "STREAM.LIST")),  # sizes and limits, for metrics
             *(subject for stream in _STREAMS for subject in _everything_in(stream)),
             *_api(subjects.AUDIT, *_AUDIT, "DIRECT.GET"),
             *(subject for bucket in _BUCKETS for subject in (f"$KV.{bucket}.>", *_everything_in(f"KV_{bucket}"))),
@@ -174,6 +175,7 @@ _PERMISSIONS = {
     "runner": _allow(
         publish=[
             subjects.RUNNER_REPORTS,
+            subjects.TOTALS_REPORTS,
             subjects.WORKER_EVENTS,
             subjects.WAKEUPS,
             subjects.CANCELS,

@@ -28,7 +28,7 @@ from gpufn_core.errors import BusUnavailable
 from gpufn_platform.bus import nats_protocol
 from gpufn_platform.bus.nats_protocol import Message
 from gpufn_platform.bus.nats_py import Client, NatsError
-from gpufn_platform.bus.tls import NOTICE_DAYS, days_left, problem_of
+from gpufn_platform.bus.tls import NOTICE_DAYS, days_left, ends_at, problem_of
 
 log = logging.getLogger(__name__)
 
@@ -72,6 +72,12 @@ class Link(asyncio.Protocol):
     @property
     def is_lost(self) -> bool:
         return self._on_lost is None
+
+    @property
+    def certificate_ends_at(self) -> float | None:
+        """When the server's certificate ends, in unix seconds; None without TLS."""
+        peer = self._transport.get_extra_info("ssl_object")
+        return ends_at(peer.getpeercert()) if peer is not None else None
 
     def write(self, command: bytes) -> None:
         self._out.append(command)

@@ -101,7 +101,13 @@ def problem_of(error: ssl.SSLError) -> str:
     return f"its certificate is not valid ({error.verify_message})"
 
 
+def ends_at(transport_certificate: Mapping[str, object] | None) -> float | None:
+    """Return when a peer's certificate ends, in unix seconds; None without TLS."""
+    end = (transport_certificate or {}).get("notAfter")
+    return ssl.cert_time_to_seconds(str(end)) if end else None
+
+
 def days_left(transport_certificate: Mapping[str, object] | None, now: float) -> float | None:
     """Return the days until a peer's certificate ends; None without TLS. `now` is in unix seconds."""
-    end = (transport_certificate or {}).get("notAfter")
-    return (ssl.cert_time_to_seconds(str(end)) - now) / 86_400 if end else None
+    end = ends_at(transport_certificate)
+    return None if end is None else (end - now) / 86_400

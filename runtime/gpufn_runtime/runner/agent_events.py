@@ -20,6 +20,7 @@ from gpufn_core.protocol.messages import KillOrder
 from gpufn_core.protocol.reports import WorkerEvent, WorkerEventKind
 from gpufn_platform.bus.connection import Bus, Message
 from gpufn_platform.process.clock import Clock
+from gpufn_runtime.runner.totals import Totals
 from gpufn_runtime.runner.workers.worker_link import WorkerLink
 
 log = logging.getLogger(__name__)
@@ -27,15 +28,17 @@ log = logging.getLogger(__name__)
 V = TypeVar("V")
 
 _MAX_STORED = 1000
+_PARKING_PHASES = ("park", "resume")  # a failure in these phases is no failed start
 
 _event = msgspec.msgpack.Decoder(WorkerEvent)
 
 
 class AgentEvents:
-    def __init__(self, bus: Bus, node: str, clock: Clock) -> None:
+    def __init__(self, bus: Bus, node: str, clock: Clock, totals: Totals) -> None:
         self._bus = bus
         self._node = node
         self._clock = clock
+        self._totals = totals
         self._launches: dict[str, ColdStart] = {}
         self.exits: dict[str, Exit] = {}
         self._exit_callbacks: dict[str, Callable[[Exit], None]] = {}
@@ -88,12 +91,27 @@ class AgentEvents:
         event = _event.decode(message.payload)
         if event.node != self._node:
             return
+        self._count_start(event)
         if event.kind is WorkerEventKind.STARTED and event.cold_start is not None:
             _store(self._launches, event.worker, event.cold_start)
         elif event.kind is WorkerEventKind.EXITED and event.exit is not None:
             _store(self.exits, event.worker, event.exit)
             if (callback := self._exit_callbacks.pop(event.worker, None)) is not None:
                 callback(event.exit)
+
+    def _count_start(self, event: WorkerEvent) -> None:
+        """Count a start or a failed start. The bus returns this runner's own events too."""
+        match event.kind:
+            case WorkerEventKind.READY if event.cold_start is not None:
+                self._totals.add_start(event.worker, event.function, event.cold_start)
+            case WorkerEventKind.START_FAILED:
+                if event.failure is not None and event.failure.phase not in _PARKING_PHASES:
+                    self._totals.add_failed_start(event.worker, event.function)
+            case WorkerEventKind.EXITED if event.worker in self._launches and event.exit is not None:
+                if event.exit.has_crashed:
+                    self._totals.add_failed_start(event.worker, event.function)
+            case _:
+                pass
 
     def _publish(self, subject: str, payload: bytes) -> None:
         try:

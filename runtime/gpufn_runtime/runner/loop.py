@@ -22,7 +22,7 @@ from gpufn_core.home import Home
 from gpufn_core.protocol import frames, subjects
 from gpufn_core.protocol.codec import encode
 from gpufn_core.protocol.messages import CallInput, Cancel, StreamCredit, unpack_input
-from gpufn_core.protocol.reports import DeviceReport, RunnerReport, WorkerReport
+from gpufn_core.protocol.reports import DeviceReport, FunctionTotals, RunnerReport, TotalsReport, WorkerReport
 from gpufn_platform.bus.connection import Bus, Message
 from gpufn_platform.bus.storage.key_value import Entry, KeyValue
 from gpufn_platform.process.clock import Clock
@@ -46,6 +46,7 @@ from gpufn_runtime.runner.queues import Queues
 from gpufn_runtime.runner.recovery.abandoned_calls import AbandonedCalls
 from gpufn_runtime.runner.recovery.call_lookup import CallLookup
 from gpufn_runtime.runner.recovery.reconnect_check import ReconnectCheck
+from gpufn_runtime.runner.totals import Totals
 from gpufn_runtime.runner.variants import Variants
 from gpufn_runtime.runner.workers.data_requests import DataRequests
 from gpufn_runtime.runner.workers.memory_profiles import MemoryProfiles
@@ -58,6 +59,7 @@ from gpufn_runtime.runner.workers.worker_link import WorkerLink
 log = logging.getLogger(__name__)
 
 _TICK_S = 1.0
+_TOTALS_INTERVAL_S = 3.0
 
 _assignment = msgspec.msgpack.Decoder(Assignment)
 _cancel = msgspec.msgpack.Decoder(Cancel)
@@ -96,13 +98,14 @@ class Runner:
             Variants(bus, clock),
         )
         self._caller = Caller(bus, name=f"{subjects.RUNNER_CALLERS}.{name}", clock=clock)
-        self._agent_events = AgentEvents(bus, node, clock)
+        self._totals = Totals()
+        self._agent_events = AgentEvents(bus, node, clock, self._totals)
         self._shared_bodies = NodeSharedBodies(home.shared_bodies, f"r-{name}")
         self._bodies = NodeBodies(bus, self._shared_bodies)
         self._removals = Tasks("removal of shared bodies")
         self._meter = Meter(KeyValue(bus, subjects.USAGE), node, clock)
         self._start_log = StartLog(bus, node, clock)
-        self._settler = Settler(bus, clock, self._shared_bodies, self._bodies, self._start_log)
+        self._settler = Settler(bus, clock, self._shared_bodies, self._bodies, self._start_log, totals=self._totals)
         self._circuits = Circuits(bus, self._caller, clock)
         data = DataRequests(bus, self._shared_bodies, volume_files, self._directory.team_of)
         self._nested = NestedCalls(
@@ -121,6 +124,9 @@ class Runner:
             bus, node, self._attempts, self._settler.unsettled, repeat_reply=self._settler.replies.repeat
         )
         self._pauses = PauseDetector(clock.monotonic())
+        self._started_at = clock.time()
+        self._reported_totals: tuple[FunctionTotals, ...] = ()
+        self._totals_due_at = 0.0  # monotonic
         self._is_starting = True  # until the initial assignments are received
         self._initial_workers: set[str] = set()  # workers that were assigned before this runner started
         self._desired: dict[str, Assignment] = {}
@@ -184,6 +190,7 @@ class Runner:
             self._close_if_empty(queue)
         self._fast_path.send_heartbeat()
         self.report()
+        self._report_totals(now)
 
     def _ready_worker(self, worker: str) -> WorkerLink | None:
         links = (queue.workers.links.get(worker) for queue in self._queues.values())
@@ -212,11 +219,24 @@ class Runner:
             for link in queue.workers.links.values()
         )
         traffic = tuple(queue.traffic() for queue in self._queues.values())
+        self._totals.add_traffic(traffic)
         report = RunnerReport(self._node, self._name, sent_at, workers, traffic, self._settler.dropped_outcomes)
         try:
             self._bus.publish(subjects.runner_report(self._node), encode(report))
         except GpufnError as error:
             log.warning("cannot publish the report: %s", error)
+
+    def _report_totals(self, now: float) -> None:
+        """Report the totals if they changed, and otherwise from time to time: a gateway may have just started."""
+        totals = self._totals.report()
+        if totals == self._reported_totals and now < self._totals_due_at:
+            return
+        report = TotalsReport(
+            self._node, self._name, self._started_at, self._clock.time(), totals, self._output.dropped_lines
+        )
+        with contextlib.suppress(GpufnError):  # the next report follows
+            self._bus.publish(subjects.totals_report(self._node), encode(report))
+            self._reported_totals, self._totals_due_at = totals, now + _TOTALS_INTERVAL_S
 
     # --- assignments --------------------------------------------------------------------------------------------------
 

@@ -49,6 +49,9 @@ class DeviceMetrics(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=Tru
     pcie_replays: int | None = None
     pcie_sent_bytes_per_s: int | None = None
     pcie_received_bytes_per_s: int | None = None
+    nvlink_sent_bytes: int | None = None  # counter, over all links
+    nvlink_received_bytes: int | None = None
+    last_xid: int | None = None  # None: none since the agent started
     xids: dict[str, int] = {}  # the driver's error events since the agent started, by number
     processes: tuple[GpuProcess, ...] = ()
     mps_clients: int | None = None

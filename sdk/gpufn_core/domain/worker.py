@@ -162,6 +162,17 @@ class Exit(msgspec.Struct, frozen=True):
     stopping: bool = False  # its agent stopped it because the node stops
     killed_for: str = ""  # why its agent killed it: a worker that closes its socket has not crashed
 
+    @property
+    def has_crashed(self) -> bool:
+        """True if the process ended by itself, with an error.
+
+        >>> Exit(code=1).has_crashed, Exit(code=0).has_crashed, Exit(signal=signals.SIGTERM).has_crashed
+        (True, False, False)
+        """
+        if self.stopping or self.killed_for:
+            return False
+        return bool(self.out_of_memory or self.device_fault or self.code or self.signal not in (None, signals.SIGTERM))
+
     def describe(self) -> str:
         """Return one line, such as ``was killed by SIGSEGV`` or ``exited with code 3``."""
         reason = f" ({self.killed_for})" if self.killed_for and self.signal == signals.SIGKILL else ""

@@ -66,6 +66,36 @@ class RunnerReport(msgspec.Struct, frozen=True):
     dropped_outcomes: int = 0  # outcomes of submitted calls that had already ended
 
 
+class FunctionTotals(msgspec.Struct, frozen=True, array_like=True):
+    """Counters of a function on one runner, of all its revisions. They never decrease while the runner lives.
+
+    `failed` counts the attempts that did not succeed. A start is a cold start that became ready; a resume is none.
+    """
+
+    function: str
+    attempts: int = 0
+    failed: int = 0
+    retries: int = 0
+    run_seconds: float = 0.0
+    gpu_seconds: float = 0.0
+    starts: int = 0
+    resumes: int = 0
+    failed_starts: int = 0
+    phase_seconds: dict[str, float] = {}
+
+
+class TotalsReport(msgspec.Struct, frozen=True):
+    """Counters of a runner, for metrics. Separate from the RunnerReport, which is sent at each change. Every gateway
+    exposes them as they are, so the figure is the same at each and does not depend on when a gateway started."""
+
+    node: str
+    runner: str
+    started_at: float
+    sent_at: float
+    functions: tuple[FunctionTotals, ...] = ()
+    dropped_log_lines: int = 0
+
+
 class ProcessReport(msgspec.Struct, frozen=True):
     """A worker's process as its agent sees it. `parked` is measured: the agent inspected what it still holds of its
     GPUs.

@@ -76,6 +76,7 @@ RESULT_FILES = "gpufn_results"  # results too large for their CallRecord; each b
 NODE_REPORTS = f"{PREFIX}.hb.node.*"
 DEVICE_REPORTS = f"{PREFIX}.hb.device.*"
 RUNNER_REPORTS = f"{PREFIX}.hb.runner.*"
+TOTALS_REPORTS = f"{PREFIX}.hb.totals.*"
 GATEWAY_REPORTS = f"{PREFIX}.hb.gateway.*"
 HISTORY_PARTS = f"{PREFIX}.hb.history.*"
 MIRRORED_CALLS = f"{PREFIX}.hb.mirror.*"
@@ -293,6 +294,10 @@ def mirrored_call(function: str) -> str:
 
 def runner_report(node: str) -> str:
     return f"{PREFIX}.hb.runner.{node}"
+
+
+def totals_report(node: str) -> str:
+    return f"{PREFIX}.hb.totals.{node}"
 
 
 def wakeup(function: str) -> str:

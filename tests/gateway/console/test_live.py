@@ -15,11 +15,11 @@ from gpufn_core.domain.revision import Function
 from gpufn_core.errors import CapacityError, ErrorInfo, FunctionNotFound
 from gpufn_core.protocol.reports import (
     FunctionStatus,
+    FunctionTotals,
     NextRevision,
     NodeReport,
     ProcessReport,
-    RevisionTraffic,
-    RunnerReport,
+    TotalsReport,
     Waiting,
     WaitReason,
     WorkerCounts,
@@ -31,30 +31,34 @@ from gpufn_gateway.console.live.rates import IDLE, Rates
 from gpufn_gateway.console.live.stream import Streams
 from gpufn_gateway.console.live.views import node_view, workers_of
 from gpufn_gateway.console.live.window import STEP_S, WINDOW_S, Window
-from gpufn_gateway.telemetry import Telemetry
+from gpufn_gateway.metrics.telemetry import Telemetry
 
 
-def report(node: str, ended: int, failed: int = 0, *, runner: str = "r") -> RunnerReport:
-    traffic = RevisionTraffic(
-        "f", 1, started=ended, ended=ended, failed=failed, run_seconds=ended * 0.5, gpu_seconds=ended
-    )
-    return RunnerReport(node, runner, 0.0, traffic=(traffic,))
+class Counters:
+    """The calls at this gateway, and the totals of the runners."""
 
+    def __init__(self) -> None:
+        self.telemetry = Telemetry(lambda: 0)
+        self.reports: dict[str, TotalsReport] = {}
+        self.window = Window(self.telemetry, self.reports.values)
 
-def telemetry() -> Telemetry:
-    return Telemetry(lambda: 0, list, list)
+    def report(self, node: str, ended: int, failed: int = 0, *, runner: str = "r") -> None:
+        totals = FunctionTotals("f", ended, failed, run_seconds=ended * 0.5, gpu_seconds=ended)
+        self.reports[node] = TotalsReport(node, runner, 0.0, 0.0, (totals,))
 
 
 def test_rates_are_the_calls_of_the_last_minute_on_all_nodes() -> None:
-    counters = telemetry()
-    window = Window(counters)
-    counters.attempts.add_report(report("a", 100))
+    counters = Counters()
+    window = counters.window
+    counters.report("a", 100)
+    counters.report("b", 50)
     window.sample(0.0)
     assert window.of("f") == IDLE, "what was before the gateway started is not in the window"
-    counters.attempts.add_report(report("a", 106))
-    counters.attempts.add_report(report("b", 4, failed=5))
+    counters.report("a", 106)
+    counters.report("b", 54, failed=5)
+    counters.report("c", 900)  # a runner that was not seen before
     for _ in range(3):
-        counters.of("f").latency.observe(0.2)
+        counters.telemetry.of("f").latency.observe(0.2)
     window.sample(2.0)
     rates = window.of("f")
     assert (rates.seconds, rates.calls_per_s, rates.errors_per_s) == (2.0, 5.0, 2.5)
@@ -65,10 +69,11 @@ def test_rates_are_the_calls_of_the_last_minute_on_all_nodes() -> None:
 
 
 def test_calls_leave_the_window_after_a_minute() -> None:
-    counters = telemetry()
-    window = Window(counters)
+    counters = Counters()
+    window = counters.window
+    counters.report("a", 0)
     window.sample(0.0)
-    counters.attempts.add_report(report("a", 10))
+    counters.report("a", 10)
     now = 0.0
     while now < WINDOW_S:
         now += STEP_S
@@ -79,14 +84,16 @@ def test_calls_leave_the_window_after_a_minute() -> None:
 
 
 def test_a_runner_that_restarts_makes_no_rate_negative() -> None:
-    counters = telemetry()
-    window = Window(counters)
-    counters.attempts.add_report(report("a", 100, 10))
+    counters = Counters()
+    window = counters.window
+    counters.report("a", 100, 10)
     window.sample(0.0)
-    counters.attempts.forget("f")
+    counters.reports.clear()
     window.sample(2.0)
-    counters.attempts.add_report(report("a", 3, runner="s"))
+    counters.report("a", 3, runner="s")
     window.sample(4.0)
+    counters.report("a", 1, runner="s")  # the runner has dropped its counters
+    window.sample(6.0)
     assert window.of("f").calls_per_s >= 0
     assert window.of("f").errors_per_s >= 0
 

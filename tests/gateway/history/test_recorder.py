@@ -24,7 +24,7 @@ from gpufn_gateway.history.fields import Field
 from gpufn_gateway.history.index import Index
 from gpufn_gateway.history.recorder import Recorder
 from gpufn_gateway.history.sampler import Sampler
-from gpufn_gateway.telemetry import Telemetry
+from gpufn_gateway.metrics.telemetry import Telemetry
 from gpufn_platform.bus.connection import Bus
 from gpufn_platform.bus.storage import streams
 from tests.gateway.whole import DIGEST, gateway_on
@@ -53,7 +53,7 @@ class Gateway:
         name = f"{name}-{new_ulid()}"  # the bus of all tests drops messages that it has had
         registry = Registry(clock, Access(loopback=True, now=clock.time))
         self.clock = clock
-        self.telemetry = Telemetry(lambda: 0, registry.live_runners, registry.live_nodes)
+        self.telemetry = Telemetry(lambda: 0)
         self.sampler = Sampler(bus, registry, self.telemetry, clock, name)
         self.recorder = Recorder(bus, self.sampler, clock, name=name, folder=folder)
         self.is_leader = leads
@@ -62,7 +62,7 @@ class Gateway:
 
     def call(self) -> None:
         reply = ResultReply("i", OutcomeKind.SUCCEEDED, None, "", 1, 1, 0.0, 0.01)
-        self.telemetry.of("f").count_end(reply, 0.05)
+        self.telemetry.of("f").count_end(reply, 0.05, self.clock.now)
 
     async def latencies(self, resolution: int) -> dict[int, int]:
         """Return the number of calls by slot, and 0 for those that were recorded without any."""

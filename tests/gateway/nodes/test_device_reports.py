@@ -10,7 +10,7 @@ import pytest
 from gpufn_core.domain.device import Device, DeviceLink, DeviceType, Health, LinkKind, MpsLevel, NodeFacts
 from gpufn_core.domain.device_metrics import DeviceMetrics, GpuProcess
 from gpufn_core.protocol.reports import DeviceReport, NodeReport, ProcessReport
-from gpufn_gateway.nodes.device_reports import _COUNTERS, _GAUGES
+from gpufn_gateway.metrics.gpus import FIELDS
 from gpufn_gateway.settings import GatewaySettings
 from gpufn_platform.process.settings import InvalidSetting
 
@@ -21,13 +21,13 @@ REPORT = NodeReport(
 )
 METRICS = DeviceMetrics(
     uuid="GPU-1", utilisation=0.5, memory_used_bytes=1 << 30, energy_joules=5000.0, rows_pending=False,
-    clock_limits=("power",), recovery_action="none", xids={"13": 2}, processes=(GpuProcess(7, 1 << 20),),
+    clock_limits=("power",), recovery_action="none", xids={"13": 2}, last_xid=13, processes=(GpuProcess(7, 1 << 20),),
 )  # fmt: skip
 
 
 def _told(gateway: Any) -> None:
     gateway.registry.receive_node_report(REPORT)
-    gateway.registry.device_reports.latest.put(DeviceReport("n1", 1.0, (METRICS,)))
+    gateway.registry.device_reports.receive(DeviceReport("n1", 1.0, (METRICS,)))
 
 
 async def _samples(gateway: Any) -> dict[str, float]:
@@ -50,20 +50,28 @@ async def test_nodes_are_told_with_how_their_gpus_are(gateway: Any) -> None:
     assert (await gateway.get("/v1/nodes")).json()["nodes"][0]["metrics"] == []
 
 
-async def test_how_busy_a_worker_kept_its_gpus_is_told_where_the_driver_tells_it(gateway: Any) -> None:
-    busy, unknown = (
-        ProcessReport(worker, "f", 2, 7, 0.0, gpus_busy=measured) for worker, measured in (("w-1", 1.5), ("w-2", None))
+async def test_how_busy_the_workers_of_a_function_kept_its_gpus_is_told_where_the_driver_tells_it(gateway: Any) -> None:
+    processes = tuple(
+        ProcessReport(worker, function, 2, 7, 0.0, gpus_busy=measured)
+        for worker, function, measured in (
+            ("w-1", "f", 1.5),
+            ("w-2", "f", 0.25),
+            ("w-3", "f", None),
+            ("w-4", "g", None),
+        )
     )
-    gateway.registry.receive_node_report(msgspec.structs.replace(REPORT, processes=(busy, unknown)))
+    gateway.registry.receive_node_report(msgspec.structs.replace(REPORT, processes=processes))
     told = {name: value for name, value in (await _samples(gateway)).items() if "gpus_busy" in name}
-    assert told == {'gpufn_worker_gpus_busy{function="f",node="n1",revision="2",worker="w-1"}': 1.5}
+    assert told == {'gpufn_function_gpus_busy{function="f",node="n1"}': 1.75}
 
 
-async def test_what_a_worker_holds_of_each_gpu_is_told(gateway: Any) -> None:
-    process = ProcessReport("w-1", "f", 2, 7, 0.0, gpu_bytes={"GPU-1": 9})
-    gateway.registry.receive_node_report(msgspec.structs.replace(REPORT, processes=(process,)))
-    told = {name: value for name, value in (await _samples(gateway)).items() if "gpu_bytes" in name}
-    assert told == {'gpufn_worker_gpu_bytes{function="f",gpu="GPU-1",node="n1",revision="2",worker="w-1"}': 9}
+async def test_what_the_workers_of_a_function_hold_of_each_gpu_is_added_up(gateway: Any) -> None:
+    processes = tuple(
+        ProcessReport(worker, "f", 2, 7, 0.0, gpu_bytes={"GPU-1": 9, "GPU-elsewhere": 1}) for worker in ("w-1", "w-2")
+    )
+    gateway.registry.receive_node_report(msgspec.structs.replace(REPORT, processes=processes))
+    told = {name: value for name, value in (await _samples(gateway)).items() if "function_gpu_memory" in name}
+    assert told == {'gpufn_function_gpu_memory_bytes{function="f",gpu="GPU-1",node="n1"}': 18}
 
 
 async def test_gpus_are_told_to_prometheus(gateway: Any) -> None:
@@ -71,25 +79,30 @@ async def test_gpus_are_told_to_prometheus(gateway: Any) -> None:
     samples = await _samples(gateway)
     labels = 'gpu="GPU-1",kind="NVIDIA L4",node="n1"'
     told = {
-        f"gpufn_gpu_utilisation{{{labels}}}": 0.5,
+        f"gpufn_gpu_utilisation_ratio{{{labels}}}": 0.5,
         f"gpufn_gpu_memory_used_bytes{{{labels}}}": 2.0**30,
         f"gpufn_gpu_energy_joules_total{{{labels}}}": 5000.0,
         f"gpufn_gpu_rows_pending{{{labels}}}": 0.0,
         f'gpufn_gpu_clock_limited{{by="power",{labels}}}': 1.0,
         f'gpufn_gpu_recovery_action{{action="none",{labels}}}': 1.0,
-        f'gpufn_gpu_xids_total{{{labels},xid="13"}}': 2.0,
+        f'gpufn_gpu_xid_errors_total{{{labels},xid="13"}}': 2.0,
         f'gpufn_gpu_health{{{labels},state="healthy"}}': 1.0,
         f'gpufn_gpu_health{{{labels},state="degraded"}}': 0.0,
+        'DCGM_FI_DEV_GPU_UTIL{Hostname="n1",UUID="GPU-1",gpu="0",modelName="NVIDIA L4"}': 50.0,
+        'DCGM_FI_DEV_FB_USED{Hostname="n1",UUID="GPU-1",gpu="0",modelName="NVIDIA L4"}': 1024.0,
+        'DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION{Hostname="n1",UUID="GPU-1",gpu="0",modelName="NVIDIA L4"}': 5e6,
+        'DCGM_FI_DEV_XID_ERRORS{Hostname="n1",UUID="GPU-1",gpu="0",modelName="NVIDIA L4"}': 13.0,
         'gpufn_gpu_health{gpu="GPU-2",kind="NVIDIA L4",node="n1",state="degraded"}': 1.0,
     }
     assert {name: samples.get(name) for name in told} == told
-    assert not [name for name in samples if name.startswith("gpufn_gpu_power_w")]  # unknown is not zero
+    assert not [
+        name for name in samples if name.startswith(("gpufn_gpu_power", "DCGM_FI_DEV_POWER"))
+    ]  # unknown is not zero
 
 
 def test_there_is_a_metric_for_everything_that_a_gpu_says() -> None:
-    told_otherwise = {"uuid", "clock_limits", "recovery_action", "xids", "processes"}
-    assert set(_GAUGES) | set(_COUNTERS) == set(DeviceMetrics.__struct_fields__) - told_otherwise
-    assert len(_GAUGES) + len(_COUNTERS) + 3 > 20
+    told_otherwise = {"uuid", "clock_limits", "recovery_action", "xids", "last_xid", "processes"}
+    assert set(FIELDS) == set(DeviceMetrics.__struct_fields__) - told_otherwise
 
 
 @pytest.mark.parametrize(("text", "means"), [("yes", True), ("1", True), ("False", False), ("", False)])

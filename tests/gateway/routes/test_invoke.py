@@ -396,10 +396,10 @@ async def test_calls_are_counted(gateway: Any, problem: Any) -> None:
     assert 'gpufn_calls_total{function="embed",outcome="succeeded"} 1.0' in text
     assert 'gpufn_calls_total{function="embed",outcome="lost"} 1.0' in text
     assert 'gpufn_refusals_total{code="invalid_input",function="embed"} 1.0' in text
-    assert 'gpufn_call_seconds_count{function="embed"} 2.0' in text
-    assert 'gpufn_run_seconds_count{function="embed"} 2.0' in text
-    assert 'gpufn_run_seconds_bucket{function="embed",le="0.0025"} 0.0' in text
-    assert 'gpufn_run_seconds_bucket{function="embed",le="0.005"} 2.0' in text
+    assert 'gpufn_call_seconds_count{function="embed"} 2' in text
+    assert 'gpufn_run_seconds_count{function="embed"} 2' in text
+    assert 'gpufn_run_seconds_bucket{function="embed",le="0.0025"} 0' in text
+    assert 'gpufn_run_seconds_bucket{function="embed",le="0.005"} 2' in text
     assert "gpufn_calls_in_flight 0.0" in text
 
 

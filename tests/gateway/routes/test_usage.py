@@ -8,7 +8,7 @@ import pytest
 
 from gpufn_core.domain.usage import Usage, UsageKey, days
 from gpufn_core.protocol.codec import encode
-from gpufn_core.protocol.reports import RevisionTraffic, RunnerReport
+from gpufn_core.protocol.reports import FunctionTotals, TotalsReport
 from tests.gateway.whole import DIGEST, gateway_on
 
 _ROWS = {
@@ -100,22 +100,25 @@ def test_the_days_of_millennia_are_not_made_before_they_are_counted() -> None:
     assert list(days("9999-12-30", "9999-12-31")) == ["9999-12-30", "9999-12-31"]
 
 
-async def test_attempts_of_every_call_are_counted_by_node_and_function(gateway: Any) -> None:
-    for each in (
-        (RevisionTraffic("f", 3, 2, 2, 1, 4.0, 1.5), RevisionTraffic("cpu", 1, 2, 2, 0, 4.0)),
-        (RevisionTraffic("f", 3, 3, 3, 1, 5.0, 2.0),),
-        (),
-        (RevisionTraffic("f", 4, 1, 1, 0, 1.0, 0.5),),
-    ):
-        gateway.registry.receive_runner_report(RunnerReport("a", "r", gateway.clock.time(), traffic=each))
+async def test_attempts_of_every_call_are_exposed_as_the_runner_counted_them(gateway: Any) -> None:
+    for count in (2, 4):
+        totals = FunctionTotals("f", count, 1, 0, 6.0, 2.5), FunctionTotals("cpu", count)
+        gateway.registry.totals.receive(TotalsReport("a", "r", 1.0, gateway.clock.time(), totals))
     text = (await gateway.get("/metrics")).text
     told = dict(line.rsplit(" ", 1) for line in text.splitlines() if '{function="f",node="a"}' in line)
     assert told == {
         'gpufn_attempts_total{function="f",node="a"}': "4.0",
         'gpufn_attempts_failed_total{function="f",node="a"}': "1.0",
         'gpufn_attempts_seconds_total{function="f",node="a"}': "6.0",
+        'gpufn_retries_total{function="f",node="a"}': "0.0",
         'gpufn_gpu_seconds_total{function="f",node="a"}': "2.5",
     }
-    assert 'gpufn_attempts_total{function="cpu",node="a"} 2.0' in text
-    gateway.telemetry.forget("f")
-    assert 'function="f"' not in (await gateway.get("/metrics")).text
+    assert 'gpufn_attempts_total{function="cpu",node="a"} 4.0' in text
+    assert 'gpufn_gpu_seconds_total{function="cpu"' not in text
+
+
+async def test_a_runner_that_still_reports_beside_its_successor_is_ignored(gateway: Any) -> None:
+    for runner, started_at, count in (("old", 1.0, 900), ("new", 2.0, 5), ("old", 1.0, 901)):
+        report = TotalsReport("a", runner, started_at, gateway.clock.time(), (FunctionTotals("f", count),))
+        gateway.registry.totals.receive(report)
+    assert 'gpufn_attempts_total{function="f",node="a"} 5.0' in (await gateway.get("/metrics")).text

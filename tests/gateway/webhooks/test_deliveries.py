@@ -248,7 +248,8 @@ async def test_what_was_told_and_what_was_given_up_is_counted(nats: Any, make: A
             await receiver.requests.get()
         while await waiting(gateway):
             pass
-        lines = gateway.telemetry.exposition().decode().splitlines()
+        body, _ = await gateway.telemetry.scrape("")
+        lines = body.decode().splitlines()
         assert [line for line in lines if line.startswith("gpufn_webhooks_total{")] == [
             'gpufn_webhooks_total{function="counted",outcome="delivered"} 2.0',
             'gpufn_webhooks_total{function="counted",outcome="given_up"} 1.0',

@@ -59,3 +59,13 @@ def test_nodes_show_the_power_of_a_gpu(gateway: StubGateway, metrics: dict[str, 
     gateway.on("GET /v1/nodes", {"nodes": [node(0.0) | {"devices": [gpu], "metrics": measured}]})
     head, row = command("nodes").stdout.splitlines()
     assert row[head.index("POWER") :].startswith(power)
+
+
+def test_nodes_show_health_scores_and_the_advice_to_drain(gateway: StubGateway) -> None:
+    gpu = {"uuid": "GPU-1", "type": "gpu", "kind": "NVIDIA L4", "memory_bytes": 24 << 30}
+    scores = {"GPU-1": {"value": 0.3, "drain": True, "reasons": ["2 Xid errors", "it is hot"]}}
+    scored = {"devices": [gpu], "score": {"value": 0.7, "drain": False, "reasons": ["x"]}, "gpu_scores": scores}
+    gateway.on("GET /v1/nodes", {"nodes": [node(0.0) | scored]})
+    head, row, *advice = command("nodes").stdout.splitlines()
+    assert row[head.index("SCORE") :].startswith("0.30")
+    assert advice == ["drain GPU-1 of node n1: 2 Xid errors, it is hot"]

@@ -7,19 +7,19 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from gpufn_gateway.console.live.latency import quantile
-from gpufn_gateway.telemetry import BUCKETS
+from gpufn_gateway.metrics.histogram import BOUNDS
 
 
 @dataclass(slots=True)
 class Totals:
     """Counters of a function, or their change: ended and failed attempts of all nodes, and the number of calls at this
-    gateway by latency (`BUCKETS`)."""
+    gateway by latency (`BOUNDS`)."""
 
     ended: int = 0
     failed: int = 0
     run_s: float = 0.0
     gpu_s: float = 0.0
-    latencies: list[int] = field(default_factory=lambda: [0] * (len(BUCKETS) + 1))
+    latencies: list[int] = field(default_factory=lambda: [0] * (len(BOUNDS) + 1))
 
     def add(self, other: Totals, sign: int = 1) -> None:
         self.ended += sign * other.ended
@@ -62,8 +62,8 @@ def rates_of(total: Totals, seconds: float) -> Rates:
         calls_per_s=total.ended * per_s,
         errors_per_s=total.failed * per_s,
         error_share=total.failed / total.ended if total.ended else None,
-        p50_s=quantile(0.5, BUCKETS, total.latencies),
-        p99_s=quantile(0.99, BUCKETS, total.latencies),
+        p50_s=quantile(0.5, BOUNDS, total.latencies),
+        p99_s=quantile(0.99, BOUNDS, total.latencies),
         run_s=total.run_s / total.ended if total.ended else None,
         gpus=total.gpu_s * per_s,
     )

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Final
 
+from gpufn_core.protocol.reports import FunctionTotals, TotalsReport
 from gpufn_gateway.background_loop import log_failures
-from gpufn_gateway.calls.attempt_counts import AttemptCounts
 from gpufn_gateway.console.live.rates import IDLE, Rates, Totals, rates_of
-from gpufn_gateway.telemetry import Telemetry
+from gpufn_gateway.metrics.telemetry import Telemetry
 from gpufn_platform.process.clock import Clock
 
 WINDOW_S: Final = 60.0
@@ -24,9 +24,12 @@ _Changes = dict[str, Totals]
 
 
 class Window:
-    def __init__(self, telemetry: Telemetry) -> None:
+    """`totals` returns the latest totals of each node's runner."""
+
+    def __init__(self, telemetry: Telemetry, totals: Callable[[], Iterable[TotalsReport]]) -> None:
         self._telemetry = telemetry
-        self._attempts: dict[tuple[str, str], tuple[int, int, float, float]] = {}  # by node and function
+        self._totals = totals
+        self._attempts: dict[str, tuple[str, dict[str, FunctionTotals]]] = {}  # by node: the runner, and by function
         self._latencies: dict[str, tuple[float, list[int]]] = {}  # total seconds, and counts
         self._steps: deque[tuple[float, _Changes]] = deque()
         self._sums: _Changes = {}
@@ -79,17 +82,20 @@ class Window:
         return self._steps[-1][0] - self._since if self._steps and self._since is not None else 0.0
 
     def _read_attempts(self, changes: _Changes) -> None:
-        for node, name, counts in self._telemetry.attempts:
-            before = self._attempts.get((node, name), (0, 0, 0.0, 0.0))
-            if counts.ended == before[0]:
+        for report in self._totals():
+            runner, before = self._attempts.get(report.node, ("", {}))
+            current = {each.function: each for each in report.functions}
+            self._attempts[report.node] = report.runner, current
+            if runner != report.runner:  # its counters began before they were seen here
                 continue
-            self._attempts[node, name] = _values(counts)
-            if counts.ended > before[0]:  # else the counters were reset
-                change = changes.setdefault(name, Totals())
-                change.ended += counts.ended - before[0]
-                change.failed += counts.failed - before[1]
-                change.run_s += counts.run_s - before[2]
-                change.gpu_s += counts.gpu_s - before[3]
+            for name, now in current.items():
+                old = before.get(name, FunctionTotals(name))
+                if now.attempts > old.attempts:  # else none ended, or the counters were reset
+                    change = changes.setdefault(name, Totals())
+                    change.ended += now.attempts - old.attempts
+                    change.failed += now.failed - old.failed
+                    change.run_s += now.run_seconds - old.run_seconds
+                    change.gpu_s += now.gpu_seconds - old.gpu_seconds
 
     def _read_latencies(self, changes: _Changes) -> None:
         for name, latency in self._telemetry.latencies():
@@ -101,7 +107,3 @@ class Window:
                 change = changes.setdefault(name, Totals())
                 change.add_latencies(latency.counts)
                 change.add_latencies(counts, -1)
-
-
-def _values(counts: AttemptCounts) -> tuple[int, int, float, float]:
-    return counts.ended, counts.failed, counts.run_s, counts.gpu_s

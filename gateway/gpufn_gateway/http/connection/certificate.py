@@ -10,6 +10,8 @@ import os
 import ssl
 from typing import Any
 
+from cryptography import x509
+
 from gpufn_platform.process.settings import InvalidSetting
 
 log = logging.getLogger(__name__)
@@ -18,13 +20,15 @@ _Versions = tuple[tuple[int, ...], ...]
 
 
 class Certificate:
-    """A certificate chain and its private key, from two PEM files. `context` belongs to the listening socket."""
+    """A certificate chain and its private key, from two PEM files. `context` belongs to the listening socket.
+    `ends_at` is the end of the certificate, in unix seconds; None if it cannot be read."""
 
     def __init__(self, chain: str, key: str) -> None:
         """Load the files. Raises InvalidSetting."""
         self._chain, self._key = chain, key
         self._seen = self._loaded = self._versions()
         self.context = self._latest = server_context(chain, key)
+        self.ends_at = _end_of(chain)
         self.context.sni_callback = self._use_latest  # OpenSSL calls it for clients without SNI too
 
     def reload_if_changed(self) -> None:
@@ -41,6 +45,7 @@ class Certificate:
         except InvalidSetting as error:
             log.error("the gateway keeps its old TLS certificate: %s", error.message)
         else:
+            self.ends_at = _end_of(self._chain)
             log.info("the gateway loaded the new TLS certificate %s", self._chain)
 
     def _use_latest(self, connection: Any, _name: str | None, _context: ssl.SSLContext) -> None:
@@ -48,6 +53,15 @@ class Certificate:
 
     def _versions(self) -> _Versions:
         return _version(self._chain), _version(self._key)
+
+
+def _end_of(chain: str) -> float | None:
+    try:
+        with open(chain, "rb") as file:
+            return x509.load_pem_x509_certificates(file.read())[0].not_valid_after_utc.timestamp()
+    except (OSError, ValueError, IndexError) as error:
+        log.warning("the end of the TLS certificate %s is unknown: %s", chain, error)
+        return None
 
 
 def _version(path: str) -> tuple[int, ...]:

@@ -78,6 +78,7 @@ class HealthRecord:
 
     def __init__(self, failure: str = "") -> None:
         self.xids: dict[str, int] = {}
+        self.last_xid: int | None = None
         self.failure = failure
         self._passing = ""
         self._passing_at = 0.0
@@ -89,6 +90,7 @@ class HealthRecord:
 
     def on_xid(self, xid: int, now: float) -> None:
         self.xids[str(xid)] = self.xids.get(str(xid), 0) + 1
+        self.last_xid = xid
         match kind_of(xid):
             case XidKind.FINAL:
                 self.failure = self.failure or describe(xid)

@@ -11,6 +11,7 @@ from gpufn_core.domain.device_metrics import DeviceMetrics, GpuProcess
 
 _SLOW_INTERVAL = 10  # rounds between two reads of a device's slow metrics
 _MAX_PROCESSES = 64
+_ALL_LINKS = 0xFFFFFFFF  # the scope of a field of NVLinks: UINT_MAX is the sum of all
 CLOCK_LIMITS = {  # suffixes of NVML's nvmlClocksEventReason constants
     "GpuIdle": "idle",
     "SwPowerCap": "power",
@@ -115,7 +116,20 @@ class Sampler:
             pcie_replays=query(nvml, nvml.nvmlDeviceGetPcieReplayCounter, handle),
             pcie_sent_bytes_per_s=None if sent is None else sent * 1000,  # NVML's unit is KB/s
             pcie_received_bytes_per_s=None if received is None else received * 1000,
+            nvlink_sent_bytes=self._nvlink_bytes(handle, "NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX"),
+            nvlink_received_bytes=self._nvlink_bytes(handle, "NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX"),
         )
+
+    def _nvlink_bytes(self, handle: Any, name: str) -> int | None:
+        """Return the bytes that went over all NVLinks of a GPU. A GPU without links does not report any."""
+        nvml = self._nvml
+        field = getattr(nvml, name, None)
+        if field is None:
+            return None
+        values = query(nvml, nvml.nvmlDeviceGetFieldValues, handle, [(field, _ALL_LINKS)])
+        if not values or values[0].nvmlReturn != nvml.NVML_SUCCESS:
+            return None
+        return int(values[0].value.ullVal) * 1024
 
     def _busy(self, uuid: str, handle: Any) -> dict[int, float] | None:
         """Return by pid the share of time in which the GPU ran the process's kernels. Return None until the driver has

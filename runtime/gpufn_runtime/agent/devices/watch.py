@@ -160,7 +160,9 @@ class DeviceWatch:
         self._update_failures(metrics)
         if metrics:
             with_xids = (
-                msgspec.structs.replace(item, xids=dict(record.xids)) if (record := self._records[uuid]).xids else item
+                msgspec.structs.replace(item, xids=dict(record.xids), last_xid=record.last_xid)
+                if (record := self._records[uuid]).xids
+                else item
                 for uuid, item in metrics.items()
             )
             self._on_metrics(tuple(with_xids))

@@ -45,6 +45,7 @@ from gpufn_runtime.runner.core.start_numbers import next_start
 from gpufn_runtime.runner.core.views import DeliveryView
 from gpufn_runtime.runner.dispatch.fast_path import DirectDelivery, too_large
 from gpufn_runtime.runner.dispatch.large_bodies import NodeBodies
+from gpufn_runtime.runner.totals import Totals
 from gpufn_runtime.runner.workers.shared_bodies import NodeSharedBodies
 
 log = logging.getLogger(__name__)
@@ -59,13 +60,21 @@ _BLOB_EXTRA_S = 600.0  # a blob must outlive its record, which is stored later
 
 class Settler:
     def __init__(
-        self, bus: Bus, clock: Clock, shared_bodies: NodeSharedBodies, bodies: NodeBodies, start_log: StartLog
+        self,
+        bus: Bus,
+        clock: Clock,
+        shared_bodies: NodeSharedBodies,
+        bodies: NodeBodies,
+        start_log: StartLog,
+        *,
+        totals: Totals,
     ) -> None:
         self._bus = bus
         self._clock = clock
         self._shared_bodies = shared_bodies
         self._bodies = bodies
         self._start_log = start_log
+        self._totals = totals
         self.replies = UnacknowledgedReplies(bus)
         self._tasks = Tasks("settle")
         self._touched_at: dict[DeliveryView, float] = {}  # deliveries being settled; monotonic
@@ -78,6 +87,7 @@ class Settler:
         if is_submitted:
             self.unsettled[attempt.message.id] = attempt
         if end.settlement is _RETRY:
+            self._totals.add_retry(attempt.message.function)
             self._retry(attempt, end.outcome, self._clock.time())
         elif is_submitted:
             record = _record_of(end, self._clock.time(), self._start_log.node)

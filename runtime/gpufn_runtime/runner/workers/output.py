@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-
 import msgspec
 
 from gpufn_core.errors import BusUnavailable
@@ -30,6 +28,7 @@ class Output:
         self._bus = bus
         self._clock = clock
         self._allowances: dict[str, _Allowance] = {}
+        self.dropped_lines = 0  # beyond the rate, or while the bus was away
 
     def publish(self, link: WorkerLink, invocation: str, stream: str, text: bytes) -> None:
         now = self._clock.monotonic()
@@ -39,6 +38,7 @@ class Output:
         allowance.remaining_bytes, allowance.at = remaining_bytes - cost, now
         if remaining_bytes < cost:
             allowance.remaining_bytes = remaining_bytes
+            self.dropped_lines += 1
             return
         line = LogLine(
             at=self._clock.time(),
@@ -49,8 +49,10 @@ class Output:
             text=text[:_MAX_TEXT_BYTES].decode(errors="replace"),
             invocation=invocation,
         )
-        with contextlib.suppress(BusUnavailable):
+        try:
             self._bus.publish(subjects.logs(line.function), encode(line))
+        except BusUnavailable:
+            self.dropped_lines += 1
 
     def forget(self, worker: str) -> None:
         self._allowances.pop(worker, None)

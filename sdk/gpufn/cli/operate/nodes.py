@@ -23,7 +23,7 @@ def nodes(json: bool) -> None:
         print_json(reports)
         return
     print_table(
-        ("node", "device", "memory", "in use", "power", "workers", "reported", "state"),
+        ("node", "device", "memory", "in use", "power", "workers", "reported", "score", "state"),
         [_row(node, device) for node in reports for device in node.get("devices", [])],
         empty="no node has reported: is an agent running?",
     )
@@ -31,6 +31,8 @@ def nodes(json: bool) -> None:
         skew_s = node.get("clock_skew_s")
         if clock_skew.is_skewed(skew_s):
             say(f"the clock of node {node['node']} is {clock_skew.describe(skew_s)}: {clock_skew.REMEDY}")
+        for advice in drain_advice(node):
+            say(advice)
         for notice in (node.get("facts") or {}).get("power_limit_notices", ()):
             say(f"node {node['node']}: {notice}")
 
@@ -46,8 +48,32 @@ def _row(node: dict[str, Any], device: dict[str, Any]) -> tuple[Any, ...]:
         power_of(metrics) or "-",
         len(workers_on(node, device)),
         ago(node["sent_at"]),
+        score_of(node, device),
         state_of(device),
     )
+
+
+def score_of(node: dict[str, Any], device: dict[str, Any]) -> str:
+    """Format the health score of a GPU, or of the node for its CPU pool. Older gateways send none.
+
+    >>> score_of({"score": {"value": 0.75}}, {"type": "cpu", "uuid": "c"}), score_of({}, {"type": "gpu", "uuid": "g"})
+    ('0.75', '-')
+    """
+    score = (node.get("gpu_scores") or {}).get(device["uuid"]) if device.get("type") == "gpu" else node.get("score")
+    return "-" if score is None else f"{score['value']:.2f}"
+
+
+def drain_advice(node: dict[str, Any]) -> list[str]:
+    """Return the advice to drain the node or some of its GPUs, with the reasons.
+
+    >>> drain_advice({"node": "n1", "score": {"value": 0.3, "drain": True, "reasons": ["5 of 5 starts failed"]}})
+    ['drain node n1: 5 of 5 starts failed']
+    """
+    scores = [(f"node {node['node']}", node.get("score") or {})]
+    scores += [
+        (f"{uuid[:_UUID_LENGTH]} of node {node['node']}", each) for uuid, each in (node.get("gpu_scores") or {}).items()
+    ]
+    return [f"drain {name}: {', '.join(score['reasons'])}" for name, score in scores if score.get("drain")]
 
 
 def metrics_of(node: dict[str, Any], device: dict[str, Any]) -> dict[str, Any]:

@@ -152,11 +152,21 @@ class FakeNvml:
         assert threshold == pynvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN
         return self._of(gpu, "nvmlDeviceGetTemperatureThreshold", 92)
 
-    def nvmlDeviceGetFieldValues(self, gpu: FakeGpu, fieldIds: list[int]) -> Any:  # noqa: N803
+    def nvmlDeviceGetFieldValues(self, gpu: FakeGpu, fieldIds: list[Any]) -> Any:  # noqa: N803
+        if isinstance(fieldIds[0], tuple):
+            return self._nvlink_bytes(gpu, *fieldIds[0])
         assert fieldIds == [pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION]
         assert not gpu.uuid.startswith("MIG"), "instances do not report it"
         value = SimpleNamespace(uiVal=gpu.recovery_action)
         code = pynvml.NVML_ERROR_NOT_SUPPORTED if "recovery_action" in gpu.lacks else pynvml.NVML_SUCCESS
+        return self._of(gpu, "nvmlDeviceGetFieldValues", [SimpleNamespace(nvmlReturn=code, value=value)])
+
+    def _nvlink_bytes(self, gpu: FakeGpu, field: int, scope: int) -> Any:
+        """Return the KiB that went over all links."""
+        assert scope == 0xFFFFFFFF
+        kib = {pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX: 3, pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX: 4}[field]
+        code = pynvml.NVML_ERROR_NOT_SUPPORTED if "nvlink" in gpu.lacks else pynvml.NVML_SUCCESS
+        value = SimpleNamespace(ullVal=kib)
         return self._of(gpu, "nvmlDeviceGetFieldValues", [SimpleNamespace(nvmlReturn=code, value=value)])
 
     def nvmlDeviceGetPowerUsage(self, gpu: FakeGpu) -> int:

@@ -123,6 +123,7 @@ def test_a_sample_has_what_the_device_tells() -> None:
         clock_limits=("idle", "power"), performance_state=0, ecc_corrected=3, ecc_uncorrected=0,
         rows_remapped_corrected=1, rows_remapped_uncorrected=2, rows_pending=False, rows_failed=False,
         pcie_generation=4, pcie_width=16, pcie_replays=0, pcie_sent_bytes_per_s=7000, pcie_received_bytes_per_s=9000,
+            nvlink_sent_bytes=3072, nvlink_received_bytes=4096,
         processes=(GpuProcess(10, 1 << 30, 0.3), GpuProcess(11, 2 << 30)), mps_clients=1,
     )  # fmt: skip
 

@@ -1,0 +1,36 @@
+"""Functions with faults that a test switches on."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from gpufn import enter, gpu_function, method
+
+
+@gpu_function(max_workers=1, idle_timeout=60)
+def raises(fail: bool) -> str:
+    if fail:
+        raise RuntimeError("as requested")
+    return "fine"
+
+
+@gpu_function(max_workers=1, idle_timeout=60)
+def slow(seconds: float) -> float:
+    time.sleep(seconds)
+    return seconds
+
+
+@gpu_function(max_workers=1, idle_timeout=1)
+class Starts:
+    """Does not start while there is the file, which the test makes."""
+
+    @enter
+    def load(self) -> None:
+        flag = Path("{flag}")
+        if flag.exists():
+            raise RuntimeError(f"{flag} exists")
+
+    @method
+    def ping(self) -> str:
+        return "pong"
