@@ -239,6 +239,7 @@ def test_each_alert_fires_on_its_fault_and_ends_after_it(scene: Scene) -> None:
     # The certificate of the second gateway is short from the start.
     until(lambda: "GpufnCertificateEnds" in prometheus.received(), within_s=WITHIN_S)
     scene.proven["GpufnCertificateEnds"] = 0.0, 0.0
+    scene.prove(lambda: scene.attribute("functions", 25_000), "GpufnSeriesDropped")
     scene.prove(scene.waiting_build, "GpufnBuildsWait")
     scene.prove(scene.errors, "GpufnErrorBudgetFast", "GpufnErrorBudgetSlow")
     scene.prove(scene.killed_node, "GpufnNodeSilent")
@@ -249,7 +250,6 @@ def test_each_alert_fires_on_its_fault_and_ends_after_it(scene: Scene) -> None:
     scene.prove(lambda: scene.gpu(utilisation=0.1), "GpufnScaleIn")
     scene.prove(scene.failed_gpu, "GpufnGpuQuarantined", "GpufnDrain")
     scene.prove(lambda: scene.attribute("has_small_share", True), "GpufnFragmented")
-    scene.prove(lambda: scene.attribute("functions", 25_000), "GpufnSeriesDropped")
     scene.prove(lambda: scene.attribute("dropped_lines_per_s", 5), "GpufnLogsDropped")
     scene.prove(scene.full_disk, "GpufnBusDiskFull")
     scene.prove(scene.failing_starts, "GpufnStartsFail")

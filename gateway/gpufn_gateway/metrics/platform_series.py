@@ -53,8 +53,9 @@ def _add_reports(
         add("gpufn_dropped_outcomes", runner.dropped_outcomes, runner.node)
     for report in totals:
         add("gpufn_log_dropped_lines", report.dropped_log_lines, report.node)
-        for each in report.functions:
+        for each in report.functions[:_MAX_FUNCTIONS]:
             _add_totals(families, report.node, each)
+        families.dropped += max(0, len(report.functions) - _MAX_FUNCTIONS)
     for node in nodes:
         weights = node.weights
         add("gpufn_weights_starts", weights.hits, node.node, "hit")
