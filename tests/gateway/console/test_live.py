@@ -230,8 +230,9 @@ async def test_a_stream_of_a_function_that_is_deleted_ends_with_the_error() -> N
 def test_a_node_shows_its_gpus_and_who_holds_them() -> None:
     gpu = Device("GPU-1", DeviceType.GPU, "NVIDIA L4", 24 << 30, health=Health.DEGRADED, health_reason="hot")
     cpu = Device("cpu", DeviceType.CPU, "EPYC", 64 << 30, cores=8.0)
-    share = DeviceShare("cpu", 2.0, 1 << 30, gpus=("GPU-1",), mode=Share.MPS)
-    workers = tuple(ProcessReport(f"w-{number}", "f", 1, 7, 0.0, share=share) for number in range(2))
+    share = DeviceShare("cpu", 2.0, 1 << 30, gpus=("GPU-1",), mode=Share.MPS, sm_percent=25, gpu_part=0.25)
+    held = {"GPU-1": 3 << 30}
+    workers = tuple(ProcessReport(f"w-{number}", "f", 1, 7, 0.0, share=share, gpu_bytes=held) for number in range(2))
     node = NodeReport("n", 0.0, (gpu, cpu), processes=workers, container_trouble="no Docker")
     view = node_view(node, [DeviceMetrics(uuid="GPU-1", utilisation=0.5, temperature_c=80)])
     assert (view["cores"], view["cores_reserved"], view["functions"]) == (8.0, 4.0, {"f": 2})
@@ -239,5 +240,8 @@ def test_a_node_shows_its_gpus_and_who_holds_them() -> None:
     assert view["trouble"] == {"containers": "no Docker"}
     shown = view["gpus"]["GPU-1"]
     assert (shown["health"], shown["mode"], shown["utilisation"], shown["power_w"]) == ("degraded", "mps", 0.5, None)
-    assert shown["workers"] == {"w-0": "f", "w-1": "f"}
+    assert list(shown["workers"]) == ["w-0", "w-1"]
+    of_worker = shown["workers"]["w-1"]
+    assert (of_worker["function"], of_worker["sm_percent"], of_worker["charged"]) == ("f", 25, 0.25)
+    assert (of_worker["memory_bytes"], of_worker["busy"]) == (3 << 30, None)
     assert workers_of("f", [], [node]) == {}, "a runner reports workers"

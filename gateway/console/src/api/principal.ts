@@ -2,7 +2,7 @@
 
 import { createContext } from "preact";
 import { useContext } from "preact/hooks";
-import { covers } from "../core/scopes";
+import { covers, coversEverything } from "../core/scopes";
 
 export interface Principal {
   /** "" if the gateway has no keys, and serves everybody on this machine. */
@@ -17,4 +17,9 @@ export const PrincipalContext = createContext<Principal>({ id: "", name: "", sco
 /** Whether the signed-in principal has a verb for a function, or with no function for some. */
 export function useMay(verb: "read" | "deploy" | "invoke" | "admin", functionName?: string): boolean {
   return covers(useContext(PrincipalContext).scopes, verb, functionName);
+}
+
+/** Whether the signed-in principal has a verb for what belongs to no function. */
+export function useMayEverything(verb: "read" | "deploy" | "admin"): boolean {
+  return coversEverything(useContext(PrincipalContext).scopes, verb);
 }

@@ -196,16 +196,32 @@ export interface Call {
   readonly eta_s: number | null;
 }
 
+export interface GpuShare {
+  readonly function: string;
+  readonly sm_percent: number;
+  readonly vram_bytes: number;
+  /** The part of the GPU that the worker is charged for. */
+  readonly charged: number;
+  readonly memory_bytes: number | null;
+  readonly busy: number | null;
+  readonly parked: boolean;
+}
+
 export interface Gpu {
   readonly kind: string;
   readonly memory_bytes: number;
   readonly health: "healthy" | "degraded" | "failed";
   readonly health_reason: string;
-  readonly workers: Readonly<Record<string, string>>;
+  /** The uuid of the GPU of a MIG instance. */
+  readonly parent: string;
+  /** Held by processes that are not the platform's. */
+  readonly foreign_bytes: number;
+  readonly workers: Readonly<Record<string, GpuShare>>;
   readonly mode: string | null;
   readonly utilisation: number | null;
   readonly memory_used_bytes: number | null;
   readonly temperature_c: number | null;
+  readonly temperature_limit_c: number | null;
   readonly power_w: number | null;
   readonly power_limit_w: number | null;
 }
@@ -214,6 +230,8 @@ export interface NodeView {
   readonly address: string;
   readonly platform: string;
   readonly driver: string;
+  readonly cuda: string;
+  readonly mps: string;
   readonly clock_skew_s: number | null;
   readonly cores: number;
   readonly cores_reserved: number;

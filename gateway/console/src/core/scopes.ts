@@ -34,3 +34,17 @@ export function isNamedBy(pattern: string, functionName: string): boolean {
   const padded = wanted.length === 2 && wanted[1] === "*" ? [wanted[0], "*", "*"] : wanted;
   return padded.length === parts.length && padded.every((each, index) => each === "*" || each === parts[index]);
 }
+
+/** Whether the scopes give a verb for what belongs to no function, such as a node. */
+export function coversEverything(scopes: readonly string[], verb: Verb): boolean {
+  return scopes.includes("admin") || (GIVEN_BY[verb] as readonly string[]).some((given) => scopes.includes(given));
+}
+
+/** Whether the scopes give a verb for all functions that a pattern such as `prod/*` names. */
+export function coversPattern(scopes: readonly string[], verb: Verb, pattern: string): boolean {
+  const [environment, app = "*"] = pattern.split("/");
+  const isOfAll = pattern === "*" || environment === "*";
+  return coversEverything(scopes, verb) || (!isOfAll && covers(scopes, verb, `${environment ?? ""}/${app === "*" ? ANY : app}/${ANY}`));
+}
+
+const ANY = "?"; // a name that only `*` matches

@@ -18,12 +18,13 @@ export interface HistoryChart {
 
 interface HistoryPanelProps {
   readonly subject: string;
+  readonly title?: string;
   readonly charts: readonly HistoryChart[];
   /** What is shown instead by a gateway without a history. */
   readonly children: ComponentChildren;
 }
 
-export function HistoryPanel({ subject, charts, children }: HistoryPanelProps) {
+export function HistoryPanel({ subject, title = "History", charts, children }: HistoryPanelProps) {
   const [range, setRange] = useState<keyof typeof RANGES>("1 h");
   const names = charts.flatMap((chart) => chart.series.map((each) => each.name));
   const now = useRounded(REFRESH_MS);
@@ -34,7 +35,7 @@ export function HistoryPanel({ subject, charts, children }: HistoryPanelProps) {
   }
   return (
     <Panel
-      title="History"
+      title={title}
       note={`a point is ${data.step < 60 ? `${data.step} s` : `${data.step / 60} min`}`}
       actions={
         <label>

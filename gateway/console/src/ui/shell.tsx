@@ -1,18 +1,19 @@
 /** The frame around each page: navigation, who is signed in, theme. `?kiosk` leaves it out, for a screen on a wall. */
 
 import type { ComponentChildren } from "preact";
-import { useContext, useState } from "preact/hooks";
+import { useContext, useEffect, useRef, useState } from "preact/hooks";
 import { PrincipalContext } from "../api/principal";
 import { signOut } from "../api/request";
-import { covers } from "../core/scopes";
 import type { Address } from "../core/route";
-import { PAGES } from "../pages";
+import { isFor, PAGES } from "../pages";
 import { Link } from "./router";
 import { setTheme, theme, type Theme } from "./theme";
 
 export function Shell({ address, children }: { address: Address; children: ComponentChildren }) {
   const principal = useContext(PrincipalContext);
-  const pages = PAGES.filter((page) => page.label && (!page.needs || covers(principal.scopes, page.needs)));
+  const pages = PAGES.filter((page) => page.label && isFor(page, principal.scopes));
+  const nav = useRef<HTMLUListElement>(null);
+  useEffect(() => nav.current?.querySelector("[aria-current]")?.scrollIntoView({ block: "nearest", inline: "center" }), [address.path]);
   if ("kiosk" in address.query) {
     return (
       <main class="kiosk" id="content">
@@ -29,9 +30,10 @@ export function Shell({ address, children }: { address: Address; children: Compo
         <Link to="/" class="brand">
           gpufn
         </Link>
-        <ul>
-          {pages.map((page) => (
+        <ul ref={nav}>
+          {pages.map((page, index) => (
             <li key={page.pattern}>
+              {page.section && page.section !== pages[index - 1]?.section ? <span class="section">{page.section}</span> : null}
               <Link to={page.pattern} current={isWithin(page.pattern, address.path)}>
                 {page.label}
               </Link>

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import msgspec
 
-from gpufn_core.domain.device import Device, DeviceType
+from gpufn_core.domain.device import Device, DeviceShare, DeviceType
 from gpufn_core.domain.device_metrics import DeviceMetrics
 from gpufn_core.domain.revision import Function, Revision
 from gpufn_core.protocol.reports import FunctionStatus, NodeReport, ProcessReport, RunnerReport, WorkerCounts
@@ -17,7 +17,14 @@ from gpufn_gateway.console.live.findings import Finding
 from gpufn_gateway.console.live.rates import Rates
 
 View = dict[str, Any]
-_GPU_METRICS: Final = ("utilisation", "memory_used_bytes", "temperature_c", "power_w", "power_limit_w")
+_GPU_METRICS: Final = (
+    "utilisation",
+    "memory_used_bytes",
+    "temperature_c",
+    "temperature_limit_c",
+    "power_w",
+    "power_limit_w",
+)
 _NO_WORKERS: Final = WorkerCounts()
 
 
@@ -118,6 +125,8 @@ def node_view(node: NodeReport, metrics: Iterable[DeviceMetrics]) -> View:
         "address": node.address,
         "platform": node.platform,
         "driver": node.facts.driver,
+        "cuda": node.facts.cuda,
+        "mps": node.facts.mps,
         "clock_skew_s": _rounded(node.clock_skew_s),
         "cores": cores,
         "cores_reserved": _rounded(sum(share.cores for share in shares)),
@@ -150,9 +159,24 @@ def gpu_view(device: Device, metrics: DeviceMetrics | None, node: NodeReport) ->
         "memory_bytes": device.memory_bytes,
         "health": device.health,
         "health_reason": device.health_reason,
-        "workers": {process.worker: process.function for process in held},
+        "parent": device.parent,
+        "foreign_bytes": device.foreign_bytes,
+        "workers": {process.worker: _share_view(process, process.share, device) for process in held if process.share},
         "mode": None if not held or held[0].share is None else held[0].share.mode,
         **measured,
+    }
+
+
+def _share_view(process: ProcessReport, share: DeviceShare, device: Device) -> View:
+    """Return what a worker has of a GPU: its limits, and what it uses if that is known."""
+    return {
+        "function": process.function,
+        "sm_percent": share.sm_percent,
+        "vram_bytes": share.vram_bytes,
+        "charged": _rounded(share.gpu_part),
+        "memory_bytes": process.gpu_bytes.get(device.uuid),
+        "busy": _rounded(process.gpus_busy) if len(share.gpus) == 1 else None,
+        "parked": process.parked is not None,
     }
 
 
