@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -9,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import ROOT, missing, running_platform
+from gpufn_core.ids import digest_of
+from tests.builder.models import mlp
+from tests.conftest import ROOT, Platform, missing, running_platform
 
 pytestmark = pytest.mark.e2e
 
@@ -35,6 +38,10 @@ def slow(seconds: float) -> float:
         time.sleep(0.1)
     return seconds
 
+@gpu_function(schedule="0 6 1 1 *")
+def nightly() -> int:
+    return 1
+
 @gpu_function(memory="900TiB")
 def huge() -> int:
     return 1
@@ -49,6 +56,17 @@ def site():
         await send({{"type": "http.response.body", "body": b"<!doctype html><title>site</title>a page"}})
     return app
 """
+GPUS = [
+    {"uuid": "GPU-0a1b2c3d", "type": "gpu", "kind": "NVIDIA L4", "memory_bytes": 24 << 30},
+    {
+        "uuid": "GPU-1b2c3d4e",
+        "type": "gpu",
+        "kind": "NVIDIA L4",
+        "memory_bytes": 24 << 30,
+        "health": "degraded",
+        "health_reason": "a row of its memory is being remapped",
+    },
+]
 
 
 def test_the_console_in_a_browser(tmp_path: Path) -> None:
@@ -58,7 +76,8 @@ def test_the_console_in_a_browser(tmp_path: Path) -> None:
     if not BUILT.is_file():
         missing("the console is not built: run scripts/console")
     screenshots = os.environ.get("GPUFN_TEST_SCREENSHOTS", "")
-    with running_platform(tmp_path / "home") as platform:
+    with running_platform(tmp_path / "home", environ={"GPUFN_DEVICES": json.dumps(GPUS)}) as platform:
+        _build_a_model(platform)
         for max_workers in (2, 3):
             (tmp_path / "app.py").write_text(APP.format(max_workers=max_workers))
             platform.gpufn("deploy", tmp_path / "app.py")
@@ -76,12 +95,22 @@ def test_the_console_in_a_browser(tmp_path: Path) -> None:
             },
             capture_output=True,
             text=True,
-            timeout=180,
+            timeout=300,
             check=False,
         )
     assert ended.returncode == 0, ended.stdout + ended.stderr
     if screenshots:
         _shrink(Path(screenshots))
+
+
+def _build_a_model(platform: Platform) -> None:
+    """Start a build that succeeds, and one that waits: no builder has such a GPU."""
+    content = mlp().SerializeToString()
+    file = {"name": "mlp.onnx", "digest": digest_of(content), "size": len(content)}
+    platform.client.put(f"/v1/artifacts/{file['digest']}", content=content).raise_for_status()
+    for device in ("cpu", "NVIDIA A100"):
+        body = {"model": {"parameter": "model", "files": [file]}, "device": device}
+        platform.client.post("/v1/builds", json=body).raise_for_status()
 
 
 def _shrink(folder: Path) -> None:

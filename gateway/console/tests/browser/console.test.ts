@@ -1,8 +1,7 @@
 import type { Browser, Page } from "playwright-core";
 import { afterAll, beforeAll, expect, test } from "vitest";
 import { api, checkAccessibility, launch, newPage, open, pidOf, screenshot, takesScreenshots, URL } from "./browser";
-
-const HOSTILE = '<script>document.title = "taken"</script><img src=x onerror="document.title=\'taken\'">';
+import { HOSTILE, testPages } from "./pages";
 
 let browser: Browser;
 let page: Page;
@@ -130,6 +129,8 @@ test("text of users is text: markup, turns of the direction and escape sequences
   expect(await page.title()).not.toBe("taken");
 });
 
+testPages(() => page);
+
 test("a page of a web function cannot use the console", async () => {
   await open(page, "");
   const stranger = await newPage(browser);
@@ -169,7 +170,7 @@ test("pages fit a phone, a wall screen and the dark", async () => {
   const phone = await newPage(browser, { width: 360, height: 740, colorScheme: "dark" });
   for (const path of ["", "/functions", "/functions/greet", "/calls", "/nodes"]) {
     await open(phone, path);
-    await phone.locator(path === "/nodes" ? ".pairs" : "table").first().waitFor();
+    await phone.locator("table").first().waitFor();
     await checkAccessibility(phone);
     if (path === "/functions/greet") {
       await screenshot(phone, "phone");

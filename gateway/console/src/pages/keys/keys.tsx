@@ -1,7 +1,7 @@
 import { useContext, useState } from "preact/hooks";
 import { PrincipalContext } from "../../api/principal";
 import type { Key } from "../../api/records";
-import { post, send } from "../../api/request";
+import { post, send, signOut } from "../../api/request";
 import { useResource } from "../../api/resource";
 import { secondsOf, textOf } from "../../core/form";
 import { time, visible } from "../../core/format";
@@ -158,7 +158,7 @@ function Actions({ of: key, own, onChange, onSecret }: ActionsProps) {
         isDangerous
         onSubmit={async () => {
           await send(`/v1/keys/${key.id}`, { method: "DELETE" });
-          onChange();
+          await (key.id === own ? signOut() : onChange());
         }}
       >
         <p>

@@ -1,0 +1,438 @@
+/** Tests of the pages for operators: each page, and each change that it offers. console.test.ts runs them on its platform. */
+
+import { createHash } from "node:crypto";
+import type { Browser, Page } from "playwright-core";
+import { expect, test } from "vitest";
+import { api, checkAccessibility, newPage, open, screenshot, URL } from "./browser";
+
+export const HOSTILE = '<script>document.title = "taken"</script><img src=x onerror="document.title=\'taken\'">';
+
+/** Press a button, and confirm in the dialog that asks. */
+async function change(page: Page, button: string, action: string): Promise<void> {
+  await page.getByRole("button", { name: button, exact: true }).first().click();
+  await page.getByRole("dialog").getByRole("button", { name: action, exact: true }).click();
+  await page.getByRole("dialog").waitFor({ state: "detached" });
+}
+
+async function fill(page: Page, fields: Readonly<Record<string, string>>): Promise<void> {
+  for (const [label, value] of Object.entries(fields)) {
+    await page.getByRole("dialog").getByLabel(label, { exact: true }).fill(value);
+  }
+}
+
+async function raw(method: string, path: string, body: string | Uint8Array<ArrayBuffer>, type: string): Promise<void> {
+  const response = await fetch(URL + path, { method, body, headers: { "content-type": type } });
+  if (!response.ok) {
+    throw new Error(`${method} ${path}: HTTP ${response.status} ${await response.text()}`);
+  }
+}
+
+function browserOf(page: Page): Browser {
+  const browser = page.context().browser();
+  if (browser === null) {
+    throw new Error("the page has no browser");
+  }
+  return browser;
+}
+
+async function fits(page: Page): Promise<void> {
+  const size = page.viewportSize();
+  await page.setViewportSize({ width: 360, height: 740 });
+  const overflow = await page.evaluate(() => document.documentElement.scrollWidth - document.documentElement.clientWidth);
+  expect(overflow, page.url()).toBeLessThanOrEqual(0);
+  await page.setViewportSize(size ?? { width: 1280, height: 800 });
+}
+
+async function check(page: Page): Promise<void> {
+  await checkAccessibility(page);
+  await fits(page);
+  expect(await page.title()).not.toBe("taken");
+}
+
+export function testPages(shared: () => Page): void {
+  test("nodes show the state of their GPUs, and who holds them", async () => {
+    const page = shared();
+    await open(page, "/nodes");
+    await page.locator(".heat-cell", { hasText: "degraded" }).waitFor();
+    await page.getByRole("link", { name: /L4/ }).first().click();
+    await page.getByText("a row of its memory is being remapped").first().waitFor();
+    await page.getByRole("heading", { name: "History of NVIDIA L4" }).or(page.getByText("This gateway keeps no history.")).first().waitFor();
+    await check(page);
+    await open(page, "/nodes/gone");
+    await page.getByText("This node does not report.").waitFor();
+  });
+
+  test("a GPU has its metrics in a heat map, and the shares of its workers", async () => {
+    const page = await newPage(browserOf(shared()));
+    await page.addInitScript(standIn, JSON.stringify(NODES)); // the GPUs of this machine, if it has any, report other values
+    await open(page, "/nodes");
+    await page.locator(".heat-cell.heat-9").first().waitFor();
+    await check(page);
+    await screenshot(page, "nodes");
+    await page.getByLabel("Metric").selectOption("temperature");
+    await page.getByText("71 °C").waitFor();
+    await open(page, `/nodes/gpu-a`);
+    await page.getByText("at most 25 % of compute").first().waitFor();
+    await page.getByText("MIG instance of").first().waitFor();
+    await check(page);
+    await screenshot(page, "node");
+    await page.context().close();
+  });
+
+  test("a map shows its progress and the items that failed, and is cancelled", async () => {
+    const page = shared();
+    const id = "01m8ebv0c9ewm1r9pgz32f3x0p";
+    const items = [{ name: "a" }, { name: HOSTILE, times: -1 }, { name: "c" }].map((item) => JSON.stringify(item)).join("\n");
+    await raw("PUT", `/v1/functions/greet/maps/${id}/items/0?last=true`, items, "application/x-ndjson");
+    await open(page, "/maps?function=greet");
+    await page.getByText("ended", { exact: true }).waitFor();
+    await check(page);
+    await page.getByRole("link", { name: id }).click();
+    await page.getByText("ValueError: times is negative").waitFor();
+    expect(await page.locator(".stat", { hasText: "succeeded" }).locator("dd").textContent()).toBe("2");
+    await check(page);
+    const other = "01m8ebv0c9ewm1r9pgz32f3x0q";
+    await raw("PUT", `/v1/functions/slow/maps/${other}/items/0`, '{"seconds": 600}', "application/x-ndjson");
+    await open(page, `/maps/${other}`);
+    await change(page, "Cancel the map", "Cancel the map");
+    await page.getByText("cancelled", { exact: true }).first().waitFor();
+  });
+
+  test("dead letters are replayed and deleted, alone and all of a function", async () => {
+    const page = shared();
+    for (const name of [HOSTILE, "b", "c"]) {
+      await api("POST", "/v1/functions/greet/submit", { name, times: -1 });
+    }
+    await open(page, "/dead-letters");
+    await page.getByText("onerror").first().waitFor();
+    await check(page);
+    await page.getByRole("button", { name: /^only its letters/ }).first().click();
+    await page.getByRole("button", { name: "Replay all" }).waitFor();
+    await page.getByRole("button", { name: /^Replay 0/ }).first().click();
+    await page.getByRole("dialog").getByRole("button", { name: "Replay", exact: true }).click();
+    await page.waitForURL(/\/calls\//);
+    await open(page, "/dead-letters?function=greet");
+    const count = async (): Promise<number> => ((await api("GET", "/v1/dlq/greet")) as { letters: unknown[] }).letters.length;
+    await page.getByRole("button", { name: /^Delete 0/ }).last().click();
+    await checkAccessibility(page);
+    await page.getByRole("dialog").getByRole("button", { name: "Delete", exact: true }).click();
+    await page.getByRole("dialog").waitFor({ state: "detached" });
+    await change(page, "Replay all", "Replay all");
+    await page.getByText("There is no dead letter.").waitFor();
+    await page.getByRole("button", { name: "Delete all" }).waitFor(); // those that were replayed fail again
+    await change(page, "Delete all", "Delete all");
+    expect(await count()).toBeLessThan(3);
+  });
+
+  test("a schedule is added, run, paused, resumed and removed", async () => {
+    const page = shared();
+    await open(page, "/schedules");
+    await page.getByText("declared", { exact: true }).waitFor();
+    await page.getByRole("button", { name: "Add a schedule" }).click();
+    await fill(page, { Function: "greet", "Cron line": "0 6 * * MON-FRI", "Time zone": "Europe/Berlin", Arguments: "{" });
+    await checkAccessibility(page);
+    await page.getByRole("dialog").getByRole("button", { name: "Add" }).click();
+    await page.getByText("The arguments are not valid JSON").waitFor();
+    await fill(page, { Arguments: '{"name": "six o\'clock"}' });
+    await page.getByRole("dialog").getByRole("button", { name: "Add" }).click();
+    const id = (await page.getByRole("cell", { name: /^greet\./ }).textContent())?.trim() ?? "";
+    await check(page);
+    await change(page, `Run now ${id}`, "Run now");
+    await page.waitForURL(/\/calls\//);
+    await open(page, "/schedules?function=greet");
+    await change(page, `Pause ${id}`, "Pause");
+    await page.getByText("paused", { exact: true }).waitFor();
+    await change(page, `Resume ${id}`, "Resume");
+    await page.getByRole("button", { name: `Pause ${id}` }).waitFor();
+    await change(page, `Remove ${id}`, "Remove");
+    await page.getByText("No schedule is here.").waitFor();
+    await open(page, "/schedules");
+    expect(await page.getByRole("button", { name: /^Remove/ }).count(), "a declared schedule stays").toBe(0);
+    await page.getByRole("button", { name: "Add a schedule" }).click();
+    await page.getByRole("radio", { name: "once" }).check();
+    await fill(page, { Function: "greet", Delay: "2h", Arguments: '{"name": "once"}' });
+    await page.getByRole("dialog").getByRole("button", { name: "Add" }).click();
+    await page.getByText("once", { exact: true }).waitFor();
+  });
+
+  test("a build shows its stages, candidates and errors; one that waits is cancelled", async () => {
+    const page = shared();
+    await open(page, "/builds");
+    await page.getByText("succeeded", { exact: true }).waitFor();
+    await check(page);
+    await page.getByRole("row", { name: /succeeded/ }).getByRole("link").first().click();
+    await page.getByText("onnxruntime-cpu").first().waitFor();
+    await page.locator(".plot .curve").waitFor();
+    expect(await page.locator(".stages .done").count()).toBe(8);
+    await check(page);
+    await screenshot(page, "build");
+    const [downloaded] = await Promise.all([page.waitForEvent("download"), page.getByRole("button", { name: "Download the report" }).click()]);
+    expect(downloaded.suggestedFilename()).toMatch(/\.html$/);
+    await open(page, "/builds");
+    await page.getByRole("row", { name: /pending/ }).getByRole("link").first().click();
+    await change(page, "Cancel the build", "Cancel the build");
+    await page.getByText("cancelled", { exact: true }).first().waitFor();
+  });
+
+  test("events are a time line, filtered by subject and kind", async () => {
+    const page = shared();
+    await open(page, "/events");
+    await page.locator(".events li.info").first().waitFor();
+    await check(page);
+    await page.getByLabel("Kind").selectOption("quarantine");
+    await page.getByText("is degraded").first().waitFor();
+    expect(await page.locator(".events .info").count()).toBe(0);
+    await page.getByLabel("Kind").selectOption("");
+    await page.getByRole("searchbox").fill("greet");
+    await page.keyboard.press("Enter");
+    await page.waitForURL(/subject=greet/);
+    await page.locator(".events li").first().waitFor();
+    await screenshot(page, "events");
+  });
+
+  test("a secret is set, changed and deleted, and its value is never shown", async () => {
+    const page = shared();
+    await open(page, "/secrets");
+    await page.getByRole("button", { name: "Set a secret" }).click();
+    await fill(page, { Name: "DB_URL", Environment: "prod", App: "search", Value: "hunter2" });
+    await checkAccessibility(page);
+    await page.getByRole("dialog").getByRole("button", { name: "Set" }).click();
+    await page.getByRole("cell", { name: "prod/search/*", exact: true }).waitFor();
+    await check(page);
+    const name = "DB_URL of prod/search/*";
+    await page.getByRole("button", { name: `Change ${name}` }).click();
+    await fill(page, { Value: "hunter3" });
+    await page.getByRole("dialog").getByRole("button", { name: "Set" }).click();
+    await page.getByRole("cell", { name: "2", exact: true }).waitFor();
+    await change(page, "Rotate the master key", "Rotate");
+    expect(await page.content()).not.toContain("hunter");
+    await change(page, `Delete ${name}`, "Delete");
+    await page.getByText("No secret is here.").waitFor();
+  });
+
+  test("a volume shows its versions and files, which are downloaded", async () => {
+    const page = shared();
+    const content = new TextEncoder().encode(HOSTILE);
+    const digest = createHash("sha256").update(content).digest("hex");
+    const files = ["readme.html", `models/a/${HOSTILE.replaceAll("/", "")}`].map((path) => ({ path, size: content.length, digest }));
+    await raw("PUT", `/v1/volumes/weights/blobs/${digest}`, content, "application/octet-stream");
+    await api("POST", "/v1/volumes/weights/commits", { put: files });
+    await api("POST", "/v1/volumes/weights/commits", { remove: ["readme.html"] });
+    await open(page, "/volumes");
+    await page.getByRole("link", { name: "weights" }).click();
+    await page.getByRole("button", { name: "models/" }).click();
+    await page.getByRole("button", { name: "a/" }).click();
+    await page.getByText("onerror").waitFor();
+    await check(page);
+    await page.getByRole("button", { name: "Files of version 1" }).click();
+    const [downloaded] = await Promise.all([page.waitForEvent("download"), page.getByRole("button", { name: "Download readme.html" }).click()]);
+    expect(downloaded.suggestedFilename()).toBe("readme.html");
+    await change(page, "Delete the volume", "Delete the volume");
+    await page.getByText("There is no volume.").waitFor();
+    await check(page);
+  });
+
+  test("queues and dicts are listed and deleted", async () => {
+    const page = shared();
+    await raw("POST", "/v1/queues/jobs/items", "1", "application/json");
+    await raw("PUT", `/v1/dicts/cache/entry?key=${encodeURIComponent(HOSTILE)}`, "1", "application/json");
+    await open(page, "/queues");
+    await page.getByRole("button", { name: "Keys of cache" }).click();
+    await page.getByText("onerror").waitFor();
+    await check(page);
+    await change(page, "Delete jobs", "Delete");
+    await page.getByText("There is no queue.").waitFor();
+    await change(page, "Delete cache", "Delete");
+    await page.getByText("There is no dict.").waitFor();
+  });
+
+  test("a team is created, changed and removed", async () => {
+    const page = shared();
+    await open(page, "/teams");
+    await page.getByRole("button", { name: "Create a team" }).click();
+    await fill(page, { Name: "ads", Owns: "prod/ads/*", Weight: "2" });
+    await page.getByRole("dialog").getByText("Limits", { exact: true }).click();
+    await fill(page, { "Workers at the same time": "10" });
+    await checkAccessibility(page);
+    await page.getByRole("dialog").getByRole("button", { name: "Create" }).click();
+    await page.getByText("0 of 10").waitFor();
+    await page.getByRole("button", { name: "Edit ads" }).click();
+    await fill(page, { Owns: "prod/ads/*\nprod/bids/*" });
+    await page.getByRole("dialog").getByRole("button", { name: "Set" }).click();
+    await page.getByText("prod/ads/*, prod/bids/*").waitFor();
+    await page.getByText("weight 2").waitFor();
+    await check(page);
+    await change(page, "Remove ads", "Remove");
+    await page.getByText("There is no team").waitFor();
+  });
+
+  test("usage is summed by function, key and day", async () => {
+    const page = shared();
+    await open(page, "/usage");
+    await page.getByRole("heading", { name: "Usage by function" }).waitFor();
+    await page.getByRole("combobox", { name: "Time" }).selectOption("30");
+    await page.waitForURL(/days=30/);
+    await page.getByLabel("Order").selectOption("key");
+    await page.getByRole("heading", { name: "Usage by API key" }).waitFor();
+    await check(page);
+  });
+
+  test("the audit log is searched and verified in the browser", async () => {
+    const page = shared();
+    await open(page, "/audit");
+    await page.getByRole("searchbox").fill("DB_URL delete");
+    await page.getByRole("cell", { name: "DELETE /v1/secrets/{name}" }).waitFor();
+    expect(await page.locator("tbody tr").count()).toBe(1);
+    await page.getByRole("button", { name: "Verify the log" }).click();
+    await page.getByText("intact", { exact: true }).waitFor();
+    const hash = (await page.locator("code.hash").textContent()) ?? "";
+    const { head } = (await api("GET", "/v1/audit?limit=1")) as { head: { hash: string } };
+    expect(hash).toBe(head.hash);
+    await check(page);
+    await screenshot(page, "audit");
+    await page.getByLabel(/Hash that you noted/).fill("0".repeat(64));
+    await page.getByRole("button", { name: "Verify the log" }).click();
+    await page.getByText("broken", { exact: true }).waitFor();
+  });
+
+  test("keys are created, limited, rotated and deleted, and a session shows only what its key may do", async () => {
+    const page = shared();
+    await open(page, "/users");
+    await page.getByText("No user has logged in.").waitFor();
+    await check(page);
+    await change(page, "End all tokens", "End all tokens");
+    await open(page, "/keys");
+    await page.getByRole("button", { name: "Create a key" }).click();
+    await fill(page, { Purpose: "first" });
+    await page.getByRole("dialog").getByRole("button", { name: "Create" }).click();
+    const secret = page.getByRole("textbox", { name: "The key" });
+    expect(await secret.textContent()).toMatch(/^gpufn_/);
+    await page.keyboard.press("Escape");
+    await page.keyboard.press("Escape");
+    await checkAccessibility(page);
+    await page.getByRole("button", { name: /sign in with it/ }).click();
+    await page.getByText("yours", { exact: true }).waitFor();
+    await page.getByRole("button", { name: "Create a key" }).click();
+    await fill(page, { Purpose: HOSTILE, Scopes: "read:greet", "Expires in": "30d" });
+    await page.getByRole("dialog").getByRole("button", { name: "Create" }).click();
+    const reader = (await secret.textContent()) ?? "";
+    await page.getByRole("button", { name: "I have stored it" }).click();
+    await page.getByRole("button", { name: `Limits ${HOSTILE}` }).click();
+    await fill(page, { Calls: "50/s", "Calls at once": "100" });
+    await page.getByRole("dialog").getByRole("button", { name: "Set the limits" }).click();
+    await page.getByText("50/s (burst 100)").waitFor();
+    await check(page);
+    await screenshot(page, "keys");
+    await page.getByRole("button", { name: `Rotate ${HOSTILE}` }).click();
+    await fill(page, { "The old secret stays valid for": "1h" });
+    await page.getByRole("dialog").getByRole("button", { name: "Rotate" }).click();
+    expect(await secret.textContent()).not.toBe(reader);
+    await page.getByRole("button", { name: "I have stored it" }).click();
+    await page.getByText("old secret until").waitFor();
+
+    const visitor = await newPage(browserOf(page));
+    await visitor.goto(`${URL}/console/dead-letters?function=greet`);
+    await visitor.getByLabel("API key or token").fill(reader);
+    await visitor.getByRole("button", { name: "Sign in" }).click();
+    await visitor.getByText(/newest first/).waitFor();
+    expect(await visitor.getByRole("button", { name: /Replay|Delete/ }).count()).toBe(0);
+    const shown = await visitor.getByRole("navigation", { name: "Pages" }).getByRole("link").allTextContents();
+    expect(shown).toContain("Schedules");
+    expect(shown.filter((label) => ["Nodes", "API keys", "Users", "Audit log"].includes(label))).toEqual([]);
+    await visitor.goto(`${URL}/console/keys`);
+    await visitor.getByText("forbidden").waitFor();
+    expect(await visitor.getByRole("button", { name: "Create a key" }).count()).toBe(0);
+    await visitor.context().close();
+
+    await change(page, `Delete ${HOSTILE}`, "Delete");
+    await change(page, "Delete first", "Delete");
+    await page.getByText("this machine, no keys").waitFor();
+  });
+}
+
+/** Runs in the page: the live page of nodes shows made-up GPUs. */
+function standIn(nodes: string): void {
+  const original = window.fetch;
+  window.fetch = (input, init) => {
+    if (!String(input).includes("/v1/console/nodes")) {
+      return original(input, init);
+    }
+    const body = new ReadableStream({
+      start: (controller) => controller.enqueue(new TextEncoder().encode(`event: snapshot\ndata: ${nodes}\n\n`)),
+    });
+    return Promise.resolve(new Response(body, { headers: { "content-type": "text/event-stream" } }));
+  };
+}
+
+function gpu(kind: string, gib: number, busy: number, more: Readonly<Record<string, unknown>> = {}): unknown {
+  return {
+    kind,
+    memory_bytes: gib * 2 ** 30,
+    health: "healthy",
+    health_reason: "",
+    parent: "",
+    foreign_bytes: 0,
+    workers: {},
+    mode: null,
+    utilisation: busy,
+    memory_used_bytes: Math.round(gib * 2 ** 30 * (0.1 + 0.8 * busy)),
+    temperature_c: Math.round(34 + 40 * busy),
+    temperature_limit_c: 87,
+    power_w: Math.round(70 + 600 * busy),
+    power_limit_w: 700,
+    ...more,
+  };
+}
+
+function held(name: string, percent: number, gib: number): unknown {
+  return { function: name, sm_percent: percent, vram_bytes: gib * 2 ** 30, charged: percent / 100, memory_bytes: gib * 2 ** 29, busy: null, parked: false };
+}
+
+function whole(name: string, busy: number): Readonly<Record<string, unknown>> {
+  return { mode: "exclusive", workers: { [`w-${name}`]: { ...(held(name, 100, 0) as object), memory_bytes: 62 * 2 ** 30, busy } } };
+}
+
+const H100 = "NVIDIA H100 80GB HBM3";
+const MIG = { parent: "GPU-5b1f03c2-2", temperature_c: null, power_w: null, power_limit_w: null, utilisation: null };
+const shares = { "w-1": held("prod/search/rank", 25, 16), "w-2": held("prod/search/embed", 25, 16), "w-3": held("prod/ads/bid", 50, 32) };
+
+const COMMON = { platform: "Linux x86_64", driver: "575.57.08", cuda: "12.9", clock_skew_s: 0.0004, trouble: {} };
+const NODES = {
+  findings: [{ severity: "critical", kind: "node", subject: "gpu-b", code: "device", title: "NVIDIA H100 80GB HBM3 is failed", text: "XID 79: the GPU has fallen off the bus" }],
+  nodes: {
+    "gpu-a": {
+      ...COMMON,
+      address: "10.0.0.11",
+      mps: "v3",
+      cores: 96,
+      cores_reserved: 44,
+      memory_bytes: 2 ** 40,
+      memory_reserved_bytes: 412 * 2 ** 30,
+      functions: { "prod/chat/answer": 2, "prod/search/rank": 1, "prod/search/embed": 1, "prod/ads/bid": 1 },
+      gpus: {
+        "GPU-1f6c9a40-1": gpu(H100, 80, 0.93, whole("prod/chat/answer", 0.93)),
+        "GPU-2a70be11-1": gpu(H100, 80, 0.88, whole("prod/chat/answer", 0.88)),
+        "GPU-3cd4f5e0-1": gpu(H100, 80, 0.61, { mode: "mps", workers: shares }),
+        "GPU-4e982d77-1": gpu(H100, 80, 0.02, { foreign_bytes: 2 ** 31 }),
+        "MIG-0aa1c3d2-1": gpu(`${H100} MIG 3g.40gb`, 40, 0.4, MIG),
+        "MIG-1bb2d4e3-1": gpu(`${H100} MIG 3g.40gb`, 40, 0.1, MIG),
+      },
+    },
+    "gpu-b": {
+      ...COMMON,
+      address: "10.0.0.12",
+      mps: "none",
+      cores: 96,
+      cores_reserved: 12,
+      memory_bytes: 2 ** 40,
+      memory_reserved_bytes: 96 * 2 ** 30,
+      functions: { "prod/train/step": 3 },
+      gpus: {
+        "GPU-6a22c410-1": gpu(H100, 80, 0.99, whole("prod/train/step", 0.99)),
+        "GPU-7b33d521-1": gpu(H100, 80, 0.97, whole("prod/train/step", 0.97)),
+        "GPU-8c44e632-1": gpu(H100, 80, 0.98, whole("prod/train/step", 0.98)),
+        "GPU-9d55f743-1": gpu(H100, 80, 0, { health: "failed", health_reason: "XID 79: the GPU has fallen off the bus", utilisation: null, memory_used_bytes: null, temperature_c: null, power_w: null }),
+      },
+    },
+  },
+};
