@@ -2,7 +2,7 @@ import { duration } from "../../core/format";
 import { Scroll } from "../../ui/scroll";
 import { latencyPlot, type Candidate } from "../../core/report";
 
-const WIDTH = 720;
+const WIDTH = 900;
 const HEIGHT = 240;
 const LEFT = 70;
 const RIGHT = 16;

@@ -59,6 +59,7 @@ interface TableProps {
 
 function Table({ keys, own, onChange, onSecret }: TableProps) {
   const { shown, more } = useBounded(keys);
+  const withTeams = keys.some((each) => each.team);
   const now = useNow(5_000);
   if (keys.length === 0) {
     return <Empty title="There is no key: the gateway serves this machine only, and everybody on it has every right." />;
@@ -70,8 +71,7 @@ function Table({ keys, own, onChange, onSecret }: TableProps) {
           <thead>
             <tr>
               <th>Key</th>
-              <th>Label</th>
-              <th>Team</th>
+              {withTeams ? <th>Team</th> : null}
               <th>Scopes</th>
               <th>Limits</th>
               <th>Created</th>
@@ -83,11 +83,11 @@ function Table({ keys, own, onChange, onSecret }: TableProps) {
           <tbody>
             {shown.map((key) => (
               <tr key={key.id}>
-                <td class="mono">
-                  {key.id} {key.id === own ? <Badge tone="info">yours</Badge> : null}
+                <td class="reason">
+                  {key.label ? visible(key.label) : <span class="dim">no label</span>} {key.id === own ? <Badge tone="info">yours</Badge> : null}
+                  <span class="dim mono block">{key.id}</span>
                 </td>
-                <td>{visible(key.label)}</td>
-                <td>{key.team}</td>
+                {withTeams ? <td>{key.team}</td> : null}
                 <td class="mono reason">{key.scopes.join(", ")}</td>
                 <td>{limitsText(key.limits)}</td>
                 <td>

@@ -45,7 +45,7 @@ export function Gpus({ node, gpus, chosen }: { node: string; gpus: Readonly<Reco
                   {gpu.parent ? <span class="dim block">MIG instance of {shortUuid(gpu.parent)}</span> : null}
                   {gpu.foreign_bytes ? <span class="dim block">{bytes(gpu.foreign_bytes)} held by other programs</span> : null}
                 </td>
-                <td class="reason">
+                <td class={gpu.health_reason ? "reason" : ""}>
                   <Badge tone={TONES[gpu.health]}>{gpu.health}</Badge>
                   {gpu.health_reason ? <span class="block">{visible(gpu.health_reason)}</span> : null}
                 </td>
@@ -53,7 +53,7 @@ export function Gpus({ node, gpus, chosen }: { node: string; gpus: Readonly<Reco
                   <Cell key={metric} metric={metric} gpu={gpu} />
                 ))}
                 <td>{gpu.mode === null ? <span class="dim">free</span> : (MODES[gpu.mode] ?? gpu.mode)}</td>
-                <td>
+                <td class="reason">
                   {Object.entries(gpu.workers).map(([worker, held]) => (
                     <Held key={worker} held={held} mode={gpu.mode} />
                   ))}
@@ -70,8 +70,8 @@ export function Gpus({ node, gpus, chosen }: { node: string; gpus: Readonly<Reco
 const LIMITS: Readonly<Record<Metric, (gpu: Gpu) => string>> = {
   compute: () => "",
   memory: (gpu) => `of ${bytes(gpu.memory_bytes)}`,
-  temperature: (gpu) => (gpu.temperature_limit_c === null ? "" : `of ${gpu.temperature_limit_c} °C`),
-  power: (gpu) => (gpu.power_limit_w === null ? "" : `of ${number(gpu.power_limit_w)} W`),
+  temperature: (gpu) => (gpu.temperature_c === null || gpu.temperature_limit_c === null ? "" : `of ${gpu.temperature_limit_c} °C`),
+  power: (gpu) => (gpu.power_w === null || gpu.power_limit_w === null ? "" : `of ${number(gpu.power_limit_w)} W`),
 };
 
 function Cell({ metric, gpu }: { metric: Metric; gpu: Gpu }) {
@@ -86,11 +86,10 @@ function Cell({ metric, gpu }: { metric: Metric; gpu: Gpu }) {
 
 function Held({ held, mode }: { held: GpuShare; mode: string | null }) {
   const parts = [
-    mode === "mps" && held.sm_percent < 100 ? `at most ${held.sm_percent} % of compute` : "",
-    held.vram_bytes ? `at most ${bytes(held.vram_bytes)}` : "",
-    held.memory_bytes === null ? "" : `holds ${bytes(held.memory_bytes)}`,
+    mode === "mps" ? `at most ${held.sm_percent} % of compute` : "",
+    memoryOf(held),
     held.busy === null ? "" : `${percent(held.busy)} busy`,
-    held.charged < 1 ? `charged ${percent(held.charged)}` : "",
+    held.charged < 1 && Math.abs(held.charged - held.sm_percent / 100) > 0.001 ? `charged ${percent(held.charged)}` : "",
     held.parked ? "parked" : "",
   ].filter(Boolean);
   return (
@@ -99,4 +98,11 @@ function Held({ held, mode }: { held: GpuShare; mode: string | null }) {
       {parts.length ? <span class="dim">: {parts.join(", ")}</span> : null}
     </span>
   );
+}
+
+function memoryOf(held: GpuShare): string {
+  if (held.memory_bytes === null) {
+    return held.vram_bytes ? `at most ${bytes(held.vram_bytes)}` : "";
+  }
+  return held.vram_bytes ? `${bytes(held.memory_bytes)} of ${bytes(held.vram_bytes)}` : bytes(held.memory_bytes);
 }

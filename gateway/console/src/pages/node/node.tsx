@@ -90,7 +90,7 @@ function Present({ name, node, gpu }: { name: string; node: NodeView; gpu: strin
 function NoHistory() {
   return (
     <Panel title="History">
-      <Empty title="This gateway keeps no history." />
+      <Empty title="No history is kept about it, or none yet." />
     </Panel>
   );
 }

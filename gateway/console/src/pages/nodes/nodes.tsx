@@ -75,7 +75,7 @@ function NodeTable({ nodes }: { nodes: readonly [string, NodeView][] }) {
                 {bytes(node.memory_reserved_bytes)} of {bytes(node.memory_bytes)}
               </td>
               <td class="mono">{visible(node.address)}</td>
-              <td>
+              <td class="reason">
                 <FunctionCounts functions={node.functions} />
               </td>
             </tr>
