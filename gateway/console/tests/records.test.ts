@@ -1,15 +1,15 @@
 import { expect, test } from "vitest";
 import type { Gpu } from "../src/api/views";
-import { EMPTY_CHAIN, START, withRecord, writtenElements, type AuditRecord } from "../src/core/audit";
+import { EMPTY_CHAIN, START, withRecord, writtenElements, type AuditRecord } from "../src/core/operate/audit";
 import { linesOf, numbersOf, secondsOf } from "../src/core/form";
-import { heatClass, heatOf } from "../src/core/heat";
-import { limitsText, rateOf, rateText } from "../src/core/limits";
-import { endedOf, NO_OUTCOMES, withLines } from "../src/core/outcomes";
-import { latencyPlot, partOfLimit, worstOutputs, type Candidate, type OutputRow, type Report } from "../src/core/report";
+import { heatClass, heatOf } from "../src/core/operate/heat";
+import { limitsText, rateOf, rateText } from "../src/core/operate/limits";
+import { endedOf, NO_OUTCOMES, withLines } from "../src/core/data/outcomes";
+import { latencyPlot, partOfLimit, worstOutputs, type Candidate, type OutputRow, type Report } from "../src/core/operate/report";
 import { coversEverything, coversPattern } from "../src/core/scopes";
-import { subjectOf } from "../src/core/time-line";
-import { ancestors, folderOf } from "../src/core/tree";
-import { daysFrom, totals } from "../src/core/usage";
+import { subjectOf } from "../src/core/operate/time-line";
+import { ancestors, folderOf } from "../src/core/data/tree";
+import { daysFrom, totals } from "../src/core/operate/usage";
 
 test("records of the audit log are taken as they are written", () => {
   const records = ['{"seq":1,"a":"} ] , \\" {"}', '{"seq":2,"details":{"x":[1,2]},"at":1.0}'];

@@ -1,6 +1,6 @@
 /** The audit log: its last records, and the check of its hash chain. */
 
-import { EMPTY_CHAIN, withRecord, writtenElements, type AuditRecord, type Chain } from "../core/audit";
+import { EMPTY_CHAIN, withRecord, writtenElements, type AuditRecord, type Chain } from "../core/operate/audit";
 import { send } from "./request";
 
 export interface AuditPage {

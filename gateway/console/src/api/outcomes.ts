@@ -1,7 +1,7 @@
 /** The outcomes of a map: those that exist, then new ones as items end. */
 
 import { useEffect, useState } from "preact/hooks";
-import { NO_OUTCOMES, withLines, type Outcomes } from "../core/outcomes";
+import { NO_OUTCOMES, withLines, type Outcomes } from "../core/data/outcomes";
 import { send } from "./request";
 
 const MOST_CHARACTERS = 16 << 20; // the lines contain the results

@@ -2,7 +2,7 @@ import { useState } from "preact/hooks";
 import type { AuditPage } from "../../api/audit";
 import { get } from "../../api/request";
 import { useResource } from "../../api/resource";
-import type { AuditRecord } from "../../core/audit";
+import type { AuditRecord } from "../../core/operate/audit";
 import { number, plural, time, visible } from "../../core/format";
 import { Badge, Empty, ErrorBox, Loading, Panel, type Tone } from "../../ui/parts";
 import { setQuery } from "../../ui/router";

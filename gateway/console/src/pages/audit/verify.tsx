@@ -1,6 +1,6 @@
 import { useEffect, useRef, useState } from "preact/hooks";
 import { verifyLog } from "../../api/audit";
-import type { Chain } from "../../core/audit";
+import type { Chain } from "../../core/operate/audit";
 import { number, plural } from "../../core/format";
 import { Badge, ErrorBox, Panel } from "../../ui/parts";
 import { Bar } from "../../ui/progress";

@@ -1,6 +1,6 @@
 import { duration } from "../../core/format";
 import { Scroll } from "../../ui/scroll";
-import { latencyPlot, type Candidate } from "../../core/report";
+import { latencyPlot, type Candidate } from "../../core/operate/report";
 
 const WIDTH = 900;
 const HEIGHT = 240;

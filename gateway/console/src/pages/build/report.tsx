@@ -1,6 +1,6 @@
 import { bytes, duration, number, percent, plural, visible } from "../../core/format";
-import { partOfLimit, worstOutputs, type Candidate, type Report } from "../../core/report";
-import { useBounded } from "../../ui/bounded";
+import { partOfLimit, worstOutputs, type Candidate, type Report } from "../../core/operate/report";
+import { useBounded } from "../../ui/lists/bounded";
 import { Badge, Empty, Panel } from "../../ui/parts";
 import { Bar } from "../../ui/progress";
 import { Scroll } from "../../ui/scroll";

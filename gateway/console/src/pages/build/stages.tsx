@@ -1,6 +1,6 @@
 import type { Build } from "../../api/records";
 import { duration, percent, visible } from "../../core/format";
-import { STAGES, type Report } from "../../core/report";
+import { STAGES, type Report } from "../../core/operate/report";
 import { Panel } from "../../ui/parts";
 import { Bar } from "../../ui/progress";
 

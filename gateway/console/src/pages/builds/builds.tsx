@@ -1,9 +1,9 @@
 import { usePolled } from "../../api/poll";
 import type { Build } from "../../api/records";
 import { duration, visible } from "../../core/format";
-import { BuildState } from "../../ui/build-state";
+import { BuildState } from "./state";
 import { FunctionLink } from "../../ui/function-link";
-import { More, useLimit } from "../../ui/longer";
+import { More, useLimit } from "../../ui/lists/longer";
 import { Ago, Empty, ErrorBox, Loading, Panel } from "../../ui/parts";
 import { Bar } from "../../ui/progress";
 import { Link } from "../../ui/router";

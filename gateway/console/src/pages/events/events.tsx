@@ -3,7 +3,7 @@ import { usePolled } from "../../api/poll";
 import type { PlatformEvent } from "../../api/records";
 import { get } from "../../api/request";
 import { clock, visible } from "../../core/format";
-import { byDay, KINDS, subjectOf, toneOf } from "../../core/time-line";
+import { byDay, KINDS, subjectOf, toneOf } from "../../core/operate/time-line";
 import { FunctionLink } from "../../ui/function-link";
 import { Badge, Empty, ErrorBox, Loading, Panel } from "../../ui/parts";
 import { Link, setQuery } from "../../ui/router";

@@ -1,7 +1,7 @@
 import { post } from "../../api/request";
 import { linesOf, secondsOf, textOf } from "../../core/form";
-import { Ask } from "../../ui/ask";
-import { Field, TextField } from "../../ui/field";
+import { Ask } from "../../ui/change/ask";
+import { Field, TextField } from "../../ui/change/field";
 import { limitsIn, LimitFields } from "./limits";
 import type { NewSecret } from "./shown";
 

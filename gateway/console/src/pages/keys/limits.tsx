@@ -1,7 +1,7 @@
 import type { KeyLimits } from "../../api/records";
 import { numberOf, textOf } from "../../core/form";
-import { rateOf, rateText } from "../../core/limits";
-import { Field } from "../../ui/field";
+import { rateOf, rateText } from "../../core/operate/limits";
+import { Field } from "../../ui/change/field";
 
 const COUNTS = {
   burst: "Calls at once",

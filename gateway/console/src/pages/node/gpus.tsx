@@ -1,6 +1,6 @@
 import type { Gpu, GpuShare } from "../../api/views";
 import { bytes, number, percent, visible } from "../../core/format";
-import { heatClass, heatOf, shortUuid, type Metric } from "../../core/heat";
+import { heatClass, heatOf, shortUuid, type Metric } from "../../core/operate/heat";
 import { Badge, Empty, Panel, type Tone } from "../../ui/parts";
 import { Link } from "../../ui/router";
 import { Scroll } from "../../ui/scroll";

@@ -1,7 +1,7 @@
 import { useLive } from "../../api/live";
 import type { Nodes, NodeView } from "../../api/views";
 import { bytes, duration, number, percent, plural, visible } from "../../core/format";
-import { shortUuid } from "../../core/heat";
+import { shortUuid } from "../../core/operate/heat";
 import { HistoryPanel, type HistoryChart } from "../../ui/history";
 import { Findings } from "../../ui/findings";
 import { Empty, ErrorBox, LiveMark, Loading, Panel, Stat } from "../../ui/parts";

@@ -1,5 +1,5 @@
 import type { NodeView } from "../../api/views";
-import { heatClass, heatOf, METRICS, shortUuid, type Metric } from "../../core/heat";
+import { heatClass, heatOf, METRICS, shortUuid, type Metric } from "../../core/operate/heat";
 import { plural } from "../../core/format";
 import { Panel } from "../../ui/parts";
 import { Link, setQuery } from "../../ui/router";

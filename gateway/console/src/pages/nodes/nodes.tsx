@@ -1,7 +1,7 @@
 import { useLive } from "../../api/live";
 import type { Nodes, NodeView } from "../../api/views";
 import { bytes, number, plural, visible } from "../../core/format";
-import { METRICS, type Metric } from "../../core/heat";
+import { METRICS, type Metric } from "../../core/operate/heat";
 import { Findings } from "../../ui/findings";
 import { Badge, Empty, ErrorBox, LiveMark, Loading, Panel } from "../../ui/parts";
 import { Link } from "../../ui/router";

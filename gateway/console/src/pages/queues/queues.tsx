@@ -4,8 +4,8 @@ import { useMay } from "../../api/principal";
 import { send } from "../../api/request";
 import { useResource } from "../../api/resource";
 import { number, plural, visible } from "../../core/format";
-import { Ask } from "../../ui/ask";
-import { useBounded } from "../../ui/bounded";
+import { Ask } from "../../ui/change/ask";
+import { useBounded } from "../../ui/lists/bounded";
 import { Empty, ErrorBox, Loading, Panel } from "../../ui/parts";
 import { Scroll } from "../../ui/scroll";
 

@@ -1,8 +1,8 @@
 import { useState } from "preact/hooks";
 import { post } from "../../api/request";
 import { secondsOf, textOf } from "../../core/form";
-import { Ask } from "../../ui/ask";
-import { Choice, Field, TextField } from "../../ui/field";
+import { Ask } from "../../ui/change/ask";
+import { Choice, Field, TextField } from "../../ui/change/field";
 
 const MISSED = { once: "the newest one", skip: "none", all: "all, at most 100" };
 const PRIORITIES = { "": "as the function", hi: "hi", normal: "normal", low: "low" };

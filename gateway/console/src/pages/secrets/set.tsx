@@ -1,8 +1,8 @@
 import type { Secret } from "../../api/records";
 import { send } from "../../api/request";
 import { textOf } from "../../core/form";
-import { Ask } from "../../ui/ask";
-import { Field, TextField } from "../../ui/field";
+import { Ask } from "../../ui/change/ask";
+import { Field, TextField } from "../../ui/change/field";
 
 /** Set a secret, or change its value. */
 export function SetSecret({ secret, onChange }: { secret?: Secret; onChange: () => void }) {

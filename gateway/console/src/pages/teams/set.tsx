@@ -1,8 +1,8 @@
 import type { Team, TeamLimits } from "../../api/records";
 import { send } from "../../api/request";
 import { linesOf, numberOf, numbersOf, textOf } from "../../core/form";
-import { Ask } from "../../ui/ask";
-import { Choice, Field, TextField } from "../../ui/field";
+import { Ask } from "../../ui/change/ask";
+import { Choice, Field, TextField } from "../../ui/change/field";
 
 const LIMITS: Readonly<Record<keyof TeamLimits, string>> = {
   workers: "Workers at the same time",

@@ -1,9 +1,9 @@
 import { useMemo } from "preact/hooks";
 import { useResource } from "../../api/resource";
 import { duration, number, percent } from "../../core/format";
-import { dayOf, daysFrom, totals, type Group, type Total, type UsageRow } from "../../core/usage";
+import { dayOf, daysFrom, totals, type Group, type Total, type UsageRow } from "../../core/operate/usage";
 import { DayBars } from "./day-bars";
-import { useBounded } from "../../ui/bounded";
+import { useBounded } from "../../ui/lists/bounded";
 import { FunctionLink } from "../../ui/function-link";
 import { Empty, ErrorBox, Loading, Panel, Stat } from "../../ui/parts";
 import { setQuery } from "../../ui/router";

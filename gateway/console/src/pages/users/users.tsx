@@ -2,8 +2,8 @@ import type { User } from "../../api/records";
 import { send } from "../../api/request";
 import { useResource } from "../../api/resource";
 import { visible } from "../../core/format";
-import { Ask } from "../../ui/ask";
-import { useBounded } from "../../ui/bounded";
+import { Ask } from "../../ui/change/ask";
+import { useBounded } from "../../ui/lists/bounded";
 import { Ago, Empty, ErrorBox, Loading, Panel } from "../../ui/parts";
 import { Scroll } from "../../ui/scroll";
 

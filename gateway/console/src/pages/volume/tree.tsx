@@ -1,6 +1,6 @@
 import { bytes, number, visible } from "../../core/format";
-import { ancestors, folderOf, type File } from "../../core/tree";
-import { useBounded } from "../../ui/bounded";
+import { ancestors, folderOf, type File } from "../../core/data/tree";
+import { useBounded } from "../../ui/lists/bounded";
 import { Download } from "../../ui/download";
 import { Empty } from "../../ui/parts";
 import { setQuery } from "../../ui/router";

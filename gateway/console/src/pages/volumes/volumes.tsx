@@ -1,7 +1,7 @@
 import type { Volume } from "../../api/records";
 import { useResource } from "../../api/resource";
 import { bytes, number } from "../../core/format";
-import { useBounded } from "../../ui/bounded";
+import { useBounded } from "../../ui/lists/bounded";
 import { Ago, Empty, ErrorBox, Loading, Panel } from "../../ui/parts";
 import { Link } from "../../ui/router";
 import { Scroll } from "../../ui/scroll";

@@ -1,7 +1,7 @@
 /** Limits of keys and teams in words. Pure. */
 
-import type { KeyLimits } from "../api/records";
-import { number } from "./format";
+import type { KeyLimits } from "../../api/records";
+import { number } from "../format";
 
 const PER = [
   ["s", 1],

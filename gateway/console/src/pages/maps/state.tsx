@@ -1,5 +1,5 @@
-import type { MapStatus } from "../api/records";
-import { Badge, type Tone } from "./parts";
+import type { MapStatus } from "../../api/records";
+import { Badge, type Tone } from "../../ui/parts";
 
 const TONES: Readonly<Record<MapStatus["state"], Tone>> = { open: "info", running: "info", ended: "ok", cancelled: "warn" };
 

@@ -1,7 +1,7 @@
 /** The function that a list is about, in the address: `?function=prod/search/predict`. */
 
 import { useEffect, useState } from "preact/hooks";
-import { setQuery } from "./router";
+import { setQuery } from "../router";
 
 export function FunctionFilter({ name }: { name: string }) {
   const [text, setText] = useState(name);

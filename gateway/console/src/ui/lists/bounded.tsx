@@ -2,7 +2,7 @@
 
 import type { ComponentChildren } from "preact";
 import { useState } from "preact/hooks";
-import { number } from "../core/format";
+import { number } from "../../core/format";
 
 const STEP = 100;
 

@@ -1,7 +1,7 @@
 /** Measured values of a GPU as shares of their limits, for a heat map. Pure. */
 
-import type { Gpu } from "../api/views";
-import { bytes, NONE, number, percent } from "./format";
+import type { Gpu } from "../../api/views";
+import { bytes, NONE, number, percent } from "../format";
 
 export const METRICS = { compute: "Compute", memory: "Memory", temperature: "Temperature", power: "Power" } as const;
 export type Metric = keyof typeof METRICS;

@@ -2,7 +2,7 @@
 
 import type { ComponentChildren } from "preact";
 import { useRef, useState } from "preact/hooks";
-import { Dialog } from "./dialog";
+import { Dialog } from "../dialog";
 
 interface AskProps {
   readonly label: string;

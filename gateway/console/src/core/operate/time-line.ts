@@ -1,6 +1,6 @@
 /** Events of the platform by day. Pure. */
 
-import type { PlatformEvent } from "../api/records";
+import type { PlatformEvent } from "../../api/records";
 
 export const KINDS: Readonly<Record<string, string>> = {
   deploy: "deploy",

@@ -1,5 +1,5 @@
-import type { Build } from "../api/records";
-import { Badge, type Tone } from "./parts";
+import type { Build } from "../../api/records";
+import { Badge, type Tone } from "../../ui/parts";
 
 const TONES: Readonly<Record<Build["state"], Tone>> = { pending: "quiet", building: "info", succeeded: "ok", failed: "bad", cancelled: "warn" };
 
