@@ -38,6 +38,7 @@ const GPU: Gpu = {
   memory_bytes: 100,
   health: "healthy",
   health_reason: "",
+  score: { value: 1, reasons: [], drain: false },
   parent: "",
   foreign_bytes: 0,
   workers: {},

@@ -31,6 +31,7 @@ from gpufn_gateway.console.live.rates import IDLE, Rates
 from gpufn_gateway.console.live.stream import Streams
 from gpufn_gateway.console.live.views import node_view, workers_of
 from gpufn_gateway.console.live.window import STEP_S, WINDOW_S, Window
+from gpufn_gateway.nodes.health_trends import HealthTrends
 from gpufn_gateway.metrics.telemetry import Telemetry
 
 
@@ -234,12 +235,14 @@ def test_a_node_shows_its_gpus_and_who_holds_them() -> None:
     held = {"GPU-1": 3 << 30}
     workers = tuple(ProcessReport(f"w-{number}", "f", 1, 7, 0.0, share=share, gpu_bytes=held) for number in range(2))
     node = NodeReport("n", 0.0, (gpu, cpu), processes=workers, container_trouble="no Docker")
-    view = node_view(node, [DeviceMetrics(uuid="GPU-1", utilisation=0.5, temperature_c=80)])
+    view = node_view(node, [DeviceMetrics(uuid="GPU-1", utilisation=0.5, temperature_c=80)], HealthTrends())
     assert (view["cores"], view["cores_reserved"], view["functions"]) == (8.0, 4.0, {"f": 2})
     assert (view["memory_bytes"], view["memory_reserved_bytes"]) == (64 << 30, 2 << 30)
     assert view["trouble"] == {"containers": "no Docker"}
     shown = view["gpus"]["GPU-1"]
     assert (shown["health"], shown["mode"], shown["utilisation"], shown["power_w"]) == ("degraded", "mps", 0.5, None)
+    assert "hot" in shown["score"]["reasons"][0]
+    assert (shown["score"]["value"] < 1, view["score"]["drain"]) == (True, False)
     assert list(shown["workers"]) == ["w-0", "w-1"]
     of_worker = shown["workers"]["w-1"]
     assert (of_worker["function"], of_worker["sm_percent"], of_worker["charged"]) == ("f", 25, 0.25)

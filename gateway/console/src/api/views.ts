@@ -196,6 +196,13 @@ export interface Call {
   readonly eta_s: number | null;
 }
 
+/** Events of the last hour as a number from 0 to 1, and the advice to drain (docs/metrics.md). */
+export interface Score {
+  readonly value: number;
+  readonly reasons: readonly string[];
+  readonly drain: boolean;
+}
+
 export interface GpuShare {
   readonly function: string;
   readonly sm_percent: number;
@@ -212,6 +219,7 @@ export interface Gpu {
   readonly memory_bytes: number;
   readonly health: "healthy" | "degraded" | "failed";
   readonly health_reason: string;
+  readonly score: Score;
   /** The uuid of the GPU of a MIG instance. */
   readonly parent: string;
   /** Held by processes that are not the platform's. */
@@ -228,6 +236,7 @@ export interface Gpu {
 
 export interface NodeView {
   readonly address: string;
+  readonly score: Score;
   readonly platform: string;
   readonly driver: string;
   readonly cuda: string;

@@ -6,6 +6,7 @@ function gpu(kind: string, gib: number, busy: number, more: Readonly<Record<stri
     memory_bytes: gib * 2 ** 30,
     health: "healthy",
     health_reason: "",
+    score: { value: 1, reasons: [], drain: false },
     parent: "",
     foreign_bytes: 0,
     workers: {},
@@ -40,6 +41,7 @@ export const NODES = {
     "gpu-a": {
       ...COMMON,
       address: "10.0.0.11",
+      score: { value: 1, reasons: [], drain: false },
       mps: "v3",
       cores: 96,
       cores_reserved: 44,
@@ -58,6 +60,7 @@ export const NODES = {
     "gpu-b": {
       ...COMMON,
       address: "10.0.0.12",
+      score: { value: 0.75, reasons: ["1 of its 4 GPUs should be drained"], drain: false },
       mps: "none",
       cores: 96,
       cores_reserved: 12,
@@ -68,7 +71,7 @@ export const NODES = {
         "GPU-6a22c410-1": gpu(H100, 80, 0.99, whole("prod/train/step", 0.99)),
         "GPU-7b33d521-1": gpu(H100, 80, 0.97, whole("prod/train/step", 0.97)),
         "GPU-8c44e632-1": gpu(H100, 80, 0.98, whole("prod/train/step", 0.98)),
-        "GPU-9d55f743-1": gpu(H100, 80, 0, { health: "failed", health_reason: "XID 79: the GPU has fallen off the bus", utilisation: null, memory_used_bytes: null, temperature_c: null, power_w: null }),
+        "GPU-9d55f743-1": gpu(H100, 80, 0, { score: { value: 0, reasons: ["it is failed: XID 79: the GPU has fallen off the bus"], drain: true }, health: "failed", health_reason: "XID 79: the GPU has fallen off the bus", utilisation: null, memory_used_bytes: null, temperature_c: null, power_w: null }),
       },
     },
   },

@@ -130,6 +130,7 @@ export function testPages(shared: () => Page): void {
     await open(page, "/schedules");
     await page.getByText("declared", { exact: true }).waitFor();
     await page.getByRole("button", { name: "Add a schedule" }).press("Enter");
+    await page.getByRole("dialog").waitFor();
     await page.keyboard.press("Escape");
     await page.waitForFunction(() => document.activeElement?.textContent === "Add a schedule"); // the focus is where it was
     await page.keyboard.press("Enter");
@@ -314,6 +315,7 @@ export function testPages(shared: () => Page): void {
     const secret = page.getByRole("textbox", { name: "The key" });
     const admin = (await secret.textContent()) ?? "";
     expect(admin).toMatch(/^gpufn_/);
+    await page.getByRole("dialog", { name: /^The key/ }).waitFor();
     await page.keyboard.press("Escape");
     await page.keyboard.press("Escape");
     await checkAccessibility(page);

@@ -114,7 +114,10 @@ class Pages:
     def nodes(self) -> View:
         """Return the nodes that report, with their GPUs and workers."""
         reports = self.registry.live_nodes()
-        views = {node.node: node_view(node, self.registry.device_reports.of(node.node)) for node in reports}
+        views = {
+            node.node: node_view(node, self.registry.device_reports.of(node.node), self.registry.trends)
+            for node in reports
+        }
         return {"findings": self._of_the_platform(), "nodes": views}
 
     def _readable(self, principal: Principal) -> list[Row]:

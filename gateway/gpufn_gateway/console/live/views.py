@@ -15,6 +15,8 @@ from gpufn_core.domain.revision import Function, Revision
 from gpufn_core.protocol.reports import FunctionStatus, NodeReport, ProcessReport, RunnerReport, WorkerCounts
 from gpufn_gateway.console.live.findings import Finding
 from gpufn_gateway.console.live.rates import Rates
+from gpufn_gateway.nodes.health_score import Score
+from gpufn_gateway.nodes.health_trends import HealthTrends
 
 View = dict[str, Any]
 _GPU_METRICS: Final = (
@@ -115,7 +117,7 @@ def _process_view(process: ProcessReport | None, node: NodeReport | None) -> Vie
     }
 
 
-def node_view(node: NodeReport, metrics: Iterable[DeviceMetrics]) -> View:
+def node_view(node: NodeReport, metrics: Iterable[DeviceMetrics], trends: HealthTrends) -> View:
     """Return a node with its devices and its workers."""
     measured = {each.uuid: each for each in metrics}
     cores = sum(device.cores for device in node.devices)
@@ -123,6 +125,7 @@ def node_view(node: NodeReport, metrics: Iterable[DeviceMetrics]) -> View:
     shares = [process.share for process in node.processes if process.share is not None]
     return {
         "address": node.address,
+        "score": _score_view(trends.of_node(node)),
         "platform": node.platform,
         "driver": node.facts.driver,
         "cuda": node.facts.cuda,
@@ -133,7 +136,7 @@ def node_view(node: NodeReport, metrics: Iterable[DeviceMetrics]) -> View:
         "memory_bytes": memory_bytes,
         "memory_reserved_bytes": sum(share.memory_bytes for share in shares),
         "gpus": {
-            device.uuid: gpu_view(device, measured.get(device.uuid), node)
+            device.uuid: gpu_view(device, measured.get(device.uuid), node, trends.of_gpu(node.node, device))
             for device in node.devices
             if device.type is DeviceType.GPU
         },
@@ -150,7 +153,7 @@ def node_view(node: NodeReport, metrics: Iterable[DeviceMetrics]) -> View:
     }
 
 
-def gpu_view(device: Device, metrics: DeviceMetrics | None, node: NodeReport) -> View:
+def gpu_view(device: Device, metrics: DeviceMetrics | None, node: NodeReport, score: Score) -> View:
     """Return a GPU with the workers that hold it."""
     held = [process for process in node.processes if process.share is not None and device.uuid in process.share.gpus]
     measured: View = {name: None if metrics is None else getattr(metrics, name) for name in _GPU_METRICS}
@@ -159,12 +162,17 @@ def gpu_view(device: Device, metrics: DeviceMetrics | None, node: NodeReport) ->
         "memory_bytes": device.memory_bytes,
         "health": device.health,
         "health_reason": device.health_reason,
+        "score": _score_view(score),
         "parent": device.parent,
         "foreign_bytes": device.foreign_bytes,
         "workers": {process.worker: _share_view(process, process.share, device) for process in held if process.share},
         "mode": None if not held or held[0].share is None else held[0].share.mode,
         **measured,
     }
+
+
+def _score_view(score: Score) -> View:
+    return {"value": _rounded(score.value), "reasons": score.reasons, "drain": score.drain}
 
 
 def _share_view(process: ProcessReport, share: DeviceShare, device: Device) -> View:

@@ -3,6 +3,7 @@ import { bytes, number, percent, visible } from "../../core/format";
 import { heatClass, heatOf, shortUuid, type Metric } from "../../core/operate/heat";
 import { Badge, Empty, Panel, type Tone } from "../../ui/parts";
 import { Link } from "../../ui/router";
+import { Advice } from "../nodes/advice";
 import { Scroll } from "../../ui/scroll";
 
 const TONES: Readonly<Record<Gpu["health"], Tone>> = { healthy: "ok", degraded: "warn", failed: "bad" };
@@ -45,9 +46,16 @@ export function Gpus({ node, gpus, chosen }: { node: string; gpus: Readonly<Reco
                   {gpu.parent ? <span class="dim block">MIG instance of {shortUuid(gpu.parent)}</span> : null}
                   {gpu.foreign_bytes ? <span class="dim block">{bytes(gpu.foreign_bytes)} held by other programs</span> : null}
                 </td>
-                <td class={gpu.health_reason ? "reason" : ""}>
-                  <Badge tone={TONES[gpu.health]}>{gpu.health}</Badge>
+                <td class={gpu.health_reason || gpu.score.reasons.length ? "reason" : ""}>
+                  <Badge tone={TONES[gpu.health]}>{gpu.health}</Badge> <Advice score={gpu.score} />
                   {gpu.health_reason ? <span class="block">{visible(gpu.health_reason)}</span> : null}
+                  {gpu.score.reasons
+                    .filter((each) => !gpu.health_reason || !each.includes(gpu.health_reason))
+                    .map((each) => (
+                      <span key={each} class="dim block">
+                        {visible(each)}
+                      </span>
+                    ))}
                 </td>
                 {COLUMNS.map((metric) => (
                   <Cell key={metric} metric={metric} gpu={gpu} />

@@ -63,6 +63,7 @@ function Present({ name, node, gpu }: { name: string; node: NodeView; gpu: strin
     <>
       <dl class="stats">
         <Stat label="GPUs" value={Object.keys(node.gpus).length} note={node.mps === "none" ? "no MPS" : `MPS ${node.mps.replace("_", " ")}`} />
+        <Stat label="Health score" value={number(node.score.value)} note={node.score.drain ? "below 0.5: drain it" : "of 1, from the last hour"} />
         <Stat label="Workers" value={Object.values(node.functions).reduce((sum, count) => sum + count, 0)} note={plural(Object.keys(node.functions).length, "function")} />
         <Stat label="Cores reserved" value={number(node.cores_reserved)} note={`of ${number(node.cores)}`} />
         <Stat label="Memory reserved" value={bytes(node.memory_reserved_bytes)} note={`of ${bytes(node.memory_bytes)}`} />
@@ -74,6 +75,12 @@ function Present({ name, node, gpu }: { name: string; node: NodeView; gpu: strin
           <dd>
             <FunctionCounts functions={node.functions} />
           </dd>
+          {node.score.reasons.length ? (
+            <>
+              <dt>Health score</dt>
+              <dd>{visible(node.score.reasons.join("; "))}</dd>
+            </>
+          ) : null}
           {Object.entries(node.trouble).map(([subject, text]) => (
             <>
               <dt>No {subject}</dt>

@@ -8,6 +8,7 @@ import { Link } from "../../ui/router";
 import { Scroll } from "../../ui/scroll";
 import type { PageProps } from "..";
 import { FunctionCounts } from "./function-counts";
+import { Advice } from "./advice";
 import { HeatMap } from "./heat-map";
 
 export default function NodesPage({ query }: PageProps) {
@@ -89,5 +90,10 @@ function NodeTable({ nodes }: { nodes: readonly [string, NodeView][] }) {
 function Health({ node }: { node: NodeView }) {
   const ill = Object.values(node.gpus).filter((gpu) => gpu.health !== "healthy");
   const isFailed = ill.some((gpu) => gpu.health === "failed");
-  return ill.length ? <Badge tone={isFailed ? "bad" : "warn"}>{plural(ill.length, "GPU")} not healthy</Badge> : <Badge tone="ok">healthy</Badge>;
+  return (
+    <>
+      {ill.length ? <Badge tone={isFailed ? "bad" : "warn"}>{plural(ill.length, "GPU")} not healthy</Badge> : <Badge tone="ok">healthy</Badge>}{" "}
+      <Advice score={node.score} />
+    </>
+  );
 }
