@@ -31,8 +31,8 @@ from gpufn_gateway.console.live.rates import IDLE, Rates
 from gpufn_gateway.console.live.stream import Streams
 from gpufn_gateway.console.live.views import node_view, workers_of
 from gpufn_gateway.console.live.window import STEP_S, WINDOW_S, Window
-from gpufn_gateway.nodes.health_trends import HealthTrends
 from gpufn_gateway.metrics.telemetry import Telemetry
+from gpufn_gateway.nodes.health_trends import HealthTrends
 
 
 class Counters:
