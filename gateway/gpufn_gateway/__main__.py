@@ -115,6 +115,7 @@ from gpufn_gateway.routes.schedules import ScheduleRoutes
 from gpufn_gateway.routes.secrets import SecretRoutes
 from gpufn_gateway.routes.signing import SigningRoutes
 from gpufn_gateway.routes.teams import TeamRoutes
+from gpufn_gateway.routes.traces import TraceRoutes
 from gpufn_gateway.routes.traffic import TrafficRoutes
 from gpufn_gateway.routes.usage import UsageRoutes
 from gpufn_gateway.routes.volumes import VolumeRoutes
@@ -134,6 +135,7 @@ from gpufn_gateway.teams.team_use import TeamUses
 from gpufn_gateway.terminals.records import TerminalRecords
 from gpufn_gateway.terminals.terminals import Terminals
 from gpufn_gateway.timers import tick
+from gpufn_gateway.traces.setup import Traces
 from gpufn_gateway.volumes.volumes import Volumes
 from gpufn_gateway.web.apps import WebApps
 from gpufn_gateway.webhooks.address_policy import AddressPolicy
@@ -340,6 +342,10 @@ class _Gateway:
         self._mirrored.start(bus)
         self._variants = Variants(registry, self._deploys, services.clock)
         VariantRequests(bus, self._variants).start()
+        self._traces = Traces.open(services.settings, bus, services.clock, services.name)
+        if self._traces is not None:
+            self._telemetry.of_gateway.append(self._traces.receiver)
+            services.schedules.tracing = self._traces.tracing
         self._calls = Calls(
             bus=bus,
             queue=services.caller,
@@ -352,6 +358,7 @@ class _Gateway:
             variants=self._variants,
             shared_bodies=services.shared_bodies,
             stored_bodies=StoredBodies(bus, services.shared_bodies),
+            tracing=None if self._traces is None else self._traces.tracing,
         )
         self._webhook_secrets = WebhookSecrets(services.buckets.webhook_secrets)
         store = services.settings.nats_store
@@ -478,6 +485,7 @@ class _Gateway:
             *OipRoutes(registry, self._telemetry, self._why_not_ready, deploys=self._deploys, bodies=bodies).routes(),
             *AuditRoutes(self._audit).routes(),
             *HistoryRoutes(self._recorder, registry, clock).routes(),
+            *TraceRoutes(None if self._traces is None else self._traces.store, registry).routes(),
             *CostRoutes(self._ledger, self._budgets, registry, clock).routes(),
             *ConsoleRoutes(
                 Pages(registry=registry, window=self._window, why_not_ready=self._why_not_ready),
@@ -560,6 +568,8 @@ class _Gateway:
         yield "history", self._recorder.run()
         yield "budgets", self._budgets.run()
         yield "sizes of the bus", self._bus_figures.run()
+        if self._traces is not None:
+            yield "traces", self._traces.receiver.run()
         yield "reaper", Reaper(bus, registry, clock, leads=leads).run()
 
 

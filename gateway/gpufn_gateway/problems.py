@@ -30,6 +30,7 @@ _ERRORS_BY_STATUS: dict[int, tuple[type[GpufnError], ...]] = {
         errors.RevisionNotFound,
         errors.InvocationNotFound,
         errors.MapNotFound,
+        errors.TraceNotFound,
         errors.BuildNotFound,
         errors.ScheduleNotFound,
         errors.DeadLetterNotFound,

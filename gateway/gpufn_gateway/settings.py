@@ -7,6 +7,7 @@ import ipaddress
 import os
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -57,6 +58,9 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     oidc_roles: str = ""  # GPUFN_OIDC_ROLES: TOML or .json file of the scopes of groups and workloads
     token_ttl_s: float = 3600.0  # GPUFN_TOKEN_TTL_S: life of a token, at most 12 h
     prices: str = ""  # GPUFN_PRICES: TOML file of the prices of GPU and CPU hours, and of the budgets
+    traces_url: str = ""  # GPUFN_TRACES_URL: the collector's OTLP/HTTP address: http://host:4318/v1/traces
+    traces_ratio: float = 0.0  # GPUFN_TRACES_RATIO: share of calls to trace, from 0 to 1, if the client does not decide
+    traces_slow_s: float = 0.0  # GPUFN_TRACES_SLOW_S: record calls that take this long, or fail; 0: no such time
     log_level: str = "INFO"  # GPUFN_LOG_LEVEL: DEBUG, INFO, WARNING or ERROR
 
     @classmethod
@@ -78,6 +82,11 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
         if "oidc_issuer" in values and not {"oidc_client_id", "oidc_roles"} <= values.keys():
             raise InvalidSetting("GPUFN_OIDC_ISSUER also needs GPUFN_OIDC_CLIENT_ID and GPUFN_OIDC_ROLES.")
         return cls(**values)
+
+    @property
+    def traces(self) -> bool:
+        """Whether calls are traced: any of the settings of traces is set."""
+        return bool(self.traces_url or self.traces_ratio or self.traces_slow_s)
 
     def max_call_bytes(self, max_payload: int) -> int:
         """Return the largest body that an invocation message can carry. `max_payload` is the bus's limit in bytes."""
@@ -109,6 +118,20 @@ def _issuer(text: str) -> str:
     if not is_issuer(text):
         raise ValueError("use an https address without a query (http only on 127.0.0.1)")
     return text
+
+
+def _collector(text: str) -> str:
+    parts = urlsplit(text)
+    if parts.scheme not in ("http", "https") or not parts.hostname or not parts.path.strip("/"):
+        raise ValueError("use the full address, with the path of the traces: http://host:4318/v1/traces")
+    return text
+
+
+def _ratio(text: str) -> float:
+    value = number("GPUFN_TRACES_RATIO", text)
+    if value > 1:
+        raise ValueError("it must be from 0 to 1")
+    return value
 
 
 def _token_ttl(text: str) -> float:
@@ -143,6 +166,9 @@ _PARSER_BY_FIELD: dict[str, Callable[[str], Any]] = {
     "oidc_jwks_url": _issuer,
     "port": _port,
     "token_ttl_s": _token_ttl,
+    "traces_ratio": _ratio,
+    "traces_slow_s": functools.partial(number, "GPUFN_TRACES_SLOW_S"),
+    "traces_url": _collector,
     "volume_store": address.checked,
     "webhook_networks": _networks,
     "log_level": _level,

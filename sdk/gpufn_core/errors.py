@@ -8,7 +8,7 @@
     │  ├─ PayloadTooLarge      UnsupportedMediaType Conflict
     │  ├─ IdempotencyMismatch  DeadlinePassed       DeadLetterNotFound
     │  ├─ Unauthorized         Forbidden            InvalidSignature     ScheduleNotFound
-    │  └─ SecretNotFound       SignerNotFound       UntrustedDeploy      DataNotFound
+    │  └─ SecretNotFound       SignerNotFound       UntrustedDeploy      DataNotFound        TraceNotFound
     ├─ FunctionRaised          the user's code raised: type, message, traceback text. Also an instance of that type if
     │  │                       the caller has the class: `except KeyError` works (gpufn_core.encoding.raised_types)
     │  └─ ResultNotEncodable   its return value cannot be encoded
@@ -130,6 +130,10 @@ class RevisionNotFound(RequestError, code="revision_not_found"):
 
 class InvocationNotFound(RequestError, code="invocation_not_found"):
     """There is no invocation with this id; it may have been removed after its retention."""
+
+
+class TraceNotFound(RequestError, code="trace_not_found"):
+    """There is no trace with this id, and no call that was traced: gateways keep the last traces in memory."""
 
 
 class MapNotFound(RequestError, code="map_not_found"):

@@ -1,4 +1,4 @@
-"""Long work on the whole platform, while processes are killed: checkpoints, webhooks, schedules."""
+"""Long work on the whole platform, while processes are killed: checkpoints, webhooks, schedules. And its traces."""
 
 from __future__ import annotations
 
@@ -16,17 +16,27 @@ from typing import Any
 import pytest
 
 from gpufn import webhooks
+from gpufn_core.domain.trace_context import span_id, trace_id
+from tests import otlp
 from tests.conftest import Platform, running_platform
 
 pytestmark = pytest.mark.e2e
 
+TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 APP = Path(__file__).parent / "apps" / "climb.py"
 
 
 @pytest.fixture(scope="module")
-def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
-    allowed = {"GPUFN_WEBHOOK_NETWORKS": "127.0.0.0/8"}
-    with running_platform(tmp_path_factory.mktemp("long") / "home", environ=allowed) as platform:
+def traces() -> Iterator[otlp.Collector]:
+    with otlp.collector() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory: pytest.TempPathFactory, traces: otlp.Collector) -> Iterator[Platform]:
+    """Only calls whose client decides so are traced, and calls that fail."""
+    environ = {"GPUFN_WEBHOOK_NETWORKS": "127.0.0.0/8", "GPUFN_TRACES_URL": traces.url}
+    with running_platform(tmp_path_factory.mktemp("long") / "home", environ=environ) as platform:
         platform.gpufn("deploy", APP)
         yield platform
 
@@ -121,7 +131,7 @@ def test_after_kill_9_a_call_goes_on_from_its_checkpoint(
 def test_a_webhook_survives_kill_9_of_the_gateway(own: Platform, tmp_path: Path, receiver: Receiver) -> None:
     secret = own.gpufn("keys", "webhook-secret").strip()
     gate = tmp_path / "gate"
-    invocation = submit(own, gate, **{"x-gpufn-webhook": receiver.url})
+    invocation = submit(own, gate, **{"x-gpufn-webhook": receiver.url, "traceparent": f"00-{TRACE[::-1]}-{SPAN}-00"})
     wait_at_the_gate(own, invocation)
     receiver.refuses = 1
     gate.touch()
@@ -130,6 +140,7 @@ def test_a_webhook_survives_kill_9_of_the_gateway(own: Platform, tmp_path: Path,
     headers, body = receiver.heard.get(timeout=60)
     webhooks.verify(secret, headers, body)
     assert headers["webhook-id"] == first["webhook-id"] == invocation
+    assert headers["traceparent"] == f"00-{TRACE[::-1]}-{span_id(invocation)}-00"
     assert json.loads(body)["data"]["result"] == [1] * 6
 
 
@@ -149,3 +160,57 @@ def test_a_delayed_call_is_made_by_itself_also_after_kill_9_of_the_gateway(own: 
         time.sleep(0.1)
     assert states == ["succeeded"]
     assert json.loads(own.gpufn("schedules", "ls", "--json")) == []
+
+
+def test_the_spans_of_nested_calls_with_retries_form_one_tree(own: Platform, traces: otlp.Collector) -> None:
+    own.gpufn("deploy", APP.with_name("traced.py"))
+    answer = own.post("fan_out", {"numbers": 2}, headers={"traceparent": f"00-{TRACE}-{SPAN}-01"})
+    assert answer.status_code == 200, answer.text
+    invocation = answer.headers["x-gpufn-invocation"]
+    spans = traces.wait_for(TRACE, 11)
+
+    call = spans[span_id(invocation)]
+    assert (call.name, call.kind, call.parent_span_id.hex()) == ("fan-out", otlp.SERVER, SPAN)
+    run = spans[span_id(invocation, 1)]
+    assert (run.name, run.parent_span_id) == ("run", call.span_id)
+    assert otlp.attributes(run)["gpufn.outcome"] == "succeeded"
+    nested = [span for span in spans.values() if span.parent_span_id == run.span_id]
+    assert [(span.name, span.kind) for span in nested] == [("flaky", otlp.SERVER)] * 2
+    below = {span.span_id: [each for each in spans.values() if each.parent_span_id == span.span_id] for span in nested}
+    runs = [[each for each in spans if each.name == "run"] for spans in below.values()]
+    assert sorted(map(len, runs)) == [1, 2]
+    (_, retried) = sorted(runs, key=len)
+    failed, succeeded = sorted(retried, key=lambda span: otlp.attributes(span)["gpufn.attempt"])
+    assert (failed.status.code, failed.events[0].name) == (otlp.ERROR, "exception")
+    assert "1 is odd" in otlp.attributes(failed.events[0])["exception.message"]
+    assert succeeded.status.code != otlp.ERROR
+    assert otlp.attributes(succeeded)["gpufn.start_reason"] == "raised"
+    for parent in (call, run):
+        inside = [each for each in spans.values() if each.parent_span_id == parent.span_id and each.name != "queue"]
+        assert all(parent.start_time_unix_nano <= each.start_time_unix_nano for each in inside)
+
+    last_runs = {span_of[-1].span_id.hex() for span_of in ([succeeded], *(each for each in runs if len(each) == 1))}
+    assert {current for _, _, current in answer.json()} == last_runs  # user code sees its attempt as the current span
+    assert all(text == f"00-{trace}-{span}-01" and trace == TRACE for text, trace, span in answer.json())
+
+    kept = own.client.get(f"/v1/traces/{invocation}").json()
+    assert {span["id"] for span in kept["spans"]} == set(spans)
+    assert "1 is odd" in own.gpufn("trace", invocation)
+    assert TRACE in own.gpufn("traces", "flaky")
+    assert traces.services == {"gpufn"}
+
+
+def test_an_item_of_a_map_has_a_trace_of_its_own_with_a_link_to_its_map(own: Platform, traces: otlp.Collector) -> None:
+    map_id, trace = "01k9xq3zr7c8m2v5t0w4y6b1d3", TRACE.replace("0", "1")
+    sent = own.client.put(
+        f"/v1/functions/climb/maps/{map_id}/items/0?last=true",
+        content=json.dumps({"steps": 1, "stop_at": 2, "gate": ""}) + "\n",
+        headers={"content-type": "application/x-ndjson", "traceparent": f"00-{trace}-{SPAN}-01"},
+    )
+    assert sent.status_code == 202, sent.text
+    (mapped,) = traces.wait_for(trace, 1).values()
+    assert (mapped.kind, mapped.parent_span_id.hex()) == (otlp.PRODUCER, SPAN)
+    item = f"{map_id}-0"
+    call = traces.wait_for(trace_id(item), 3)[span_id(item)]
+    assert (call.name, call.kind, call.parent_span_id) == ("climb", otlp.CONSUMER, b"")
+    assert [(link.trace_id.hex(), link.span_id) for link in call.links] == [(trace, mapped.span_id)]

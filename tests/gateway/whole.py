@@ -85,6 +85,7 @@ from gpufn_gateway.routes.schedules import ScheduleRoutes
 from gpufn_gateway.routes.secrets import SecretRoutes
 from gpufn_gateway.routes.signing import SigningRoutes
 from gpufn_gateway.routes.teams import TeamRoutes
+from gpufn_gateway.routes.traces import TraceRoutes
 from gpufn_gateway.routes.traffic import TrafficRoutes
 from gpufn_gateway.routes.usage import UsageRoutes
 from gpufn_gateway.routes.volumes import VolumeRoutes
@@ -101,6 +102,7 @@ from gpufn_gateway.teams.storage import TeamStorage
 from gpufn_gateway.teams.team_use import TeamUses
 from gpufn_gateway.terminals.records import TerminalRecords
 from gpufn_gateway.terminals.terminals import Terminals
+from gpufn_gateway.traces.store import TraceStore
 from gpufn_gateway.volumes.volumes import Volumes
 from gpufn_gateway.web.apps import WebApps
 from gpufn_gateway.webhooks.address_policy import AddressPolicy
@@ -175,6 +177,7 @@ class Whole:
         prices = PriceFile(Path(settings.prices) if settings is not None and settings.prices else None)
         self.ledger = Ledger(buckets.usage, self.recorder, self.registry, prices, clock)
         self.budgets = Budgets(self.ledger, self.registry, self.recorder, clock)
+        self.traces = TraceStore()
         self.post = WebhookSender(addresses)
         self.webhook_secrets = WebhookSecrets(buckets.webhook_secrets)
         self.schedules = Schedules(bus, buckets.schedules, self.registry, clock)
@@ -260,6 +263,7 @@ class Whole:
             ).routes(),
             *AuditRoutes(self.audit).routes(),
             *HistoryRoutes(self.recorder, self.registry, clock).routes(),
+            *TraceRoutes(self.traces, self.registry).routes(),
             *CostRoutes(self.ledger, self.budgets, self.registry, clock).routes(),
             *ConsoleRoutes(pages, Streams(clock.monotonic), tickets, self.registry).routes(),
             *UsageRoutes(buckets.usage, self.registry, clock).routes(),

@@ -53,6 +53,8 @@ from gpufn_gateway.http import negotiation, sender
 from gpufn_gateway.http.body_reader import Receive
 from gpufn_gateway.metrics.telemetry import Telemetry
 from gpufn_gateway.problems import Headers, KeyLimitExceeded
+from gpufn_gateway.traces.call_spans import Called
+from gpufn_gateway.traces.tracing import Tracing
 from gpufn_platform.process.clock import Clock
 from gpufn_platform.queue import large_bodies as bodies
 from gpufn_platform.queue.call_request import CallRequest
@@ -93,6 +95,7 @@ class Calls:
     variants: Variants
     shared_bodies: GatewaySharedBodies | None = None
     stored_bodies: StoredBodies | None = None
+    tracing: Tracing | None = None
     check_budget: Callable[[str], None] = lambda function: None  # raises KeyLimitExceeded
 
     def __post_init__(self) -> None:
@@ -176,7 +179,7 @@ class Calls:
                 arguments.body,
                 now,
                 options.remaining_s(now),
-                options.trace,
+                options.trace if self.tracing is None else self.tracing.begin(options.trace),
                 options.priority or target.revision.spec.priority,
             )
             if call.body.exceeds_message and not is_queued:
@@ -274,6 +277,10 @@ class Calls:
             raise
         if on_end is not None:
             pending.future.add_done_callback(on_end)
+        if self.tracing is not None:
+            target = call.target
+            called = Called(pending.id, target.name, pending.revision, target.method.name, call.trace, call.now)
+            self.tracing.follow(called, pending.future)
         self._wakeup.wake_if_cold(call.target)
         return pending
 

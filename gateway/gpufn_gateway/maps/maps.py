@@ -8,6 +8,8 @@ import itertools
 from collections.abc import AsyncIterator, Callable
 from typing import Any, Final
 
+import msgspec
+
 from gpufn_core.encoding import media
 from gpufn_core.errors import Conflict, InvalidInput, InvocationCancelled, MapNotFound, QueueFull
 from gpufn_core.ids import is_client_id, is_invocation_id, item_id, item_of
@@ -25,6 +27,7 @@ from gpufn_gateway.maps.map_closer import has_ended
 from gpufn_gateway.maps.outcomes import Cursor, Outcomes
 from gpufn_gateway.problems import Headers, KeyLimitExceeded
 from gpufn_gateway.submitted.submit import WEBHOOK
+from gpufn_gateway.traces.call_spans import Called
 from gpufn_gateway.webhooks.address_policy import AddressPolicy, webhook_of
 from gpufn_platform.bus.connection import Bus
 from gpufn_platform.bus.storage import streams
@@ -75,6 +78,8 @@ class Maps:
             return Arguments(encoding, negotiation.result_encoding(headers.get(b"accept")), body)
 
         call = await self._calls.prepare(name, headers, receive, waiting=False, read=read, key=map_id)
+        if self._calls.tracing is not None:
+            call = msgspec.structs.replace(call, trace=self._calls.tracing.begin_map(call.trace, map_id))
         try:
             return await self._accept(call, map_id, first, headers, is_last=is_last)
         finally:
@@ -116,6 +121,7 @@ class Maps:
                     newest = await map_log.append(
                         self._bus, newest, map_id, target, items, now=call.now, closes=is_last
                     )
+                self._trace(call, newest.entry)
                 break
             except QueueFull:
                 raise self._calls.queue_full(call.target) from None
@@ -126,6 +132,11 @@ class Maps:
                 newest = await map_log.last(self._bus, map_id)
         self._remember(newest)
         return map_views.accepted_view(newest.entry), self._calls.limits(call)
+
+    def _trace(self, call: PreparedCall, chunk: MapEntry) -> None:
+        if self._calls.tracing is not None:
+            called = Called(chunk.id, chunk.function, chunk.revision, chunk.method, call.trace, call.now)
+            self._calls.tracing.mapped(called, chunk.first, chunk.accepted - chunk.first)
 
     async def status(self, map_id: str, principal: Principal) -> dict[str, Any]:
         entry = (await self._read(map_id, principal, allow_read_scope=True)).entry

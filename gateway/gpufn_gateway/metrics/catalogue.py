@@ -72,6 +72,9 @@ _GATEWAY: Final = (
     Series("gpufn_audit_failures", _C, "writes", (), "Writes of audit records that failed", _HERE),
     Series("gpufn_certificate_expiry_timestamp_seconds", _G, "seconds", ("certificate",),
            "Unix time at which the TLS certificate of the `gateway` or the `bus` ends", _HERE),
+    Series("gpufn_trace_spans", _C, "spans", ("result",),
+           "Spans: `exported`, `refused` by the collector, `dropped` by the exporter, or `not_sent` to the gateway",
+           _HERE),
     Series("gpufn_metrics_dropped_series", _G, "series", (), "Series of this scrape beyond the bounds", _HERE),
 )  # fmt: skip
 _FUNCTIONS: Final = (

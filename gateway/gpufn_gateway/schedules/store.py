@@ -15,6 +15,7 @@ from gpufn_core.protocol.records import CallRecord, ScheduleRecord
 from gpufn_core.spec.schedule import Schedule, next_time
 from gpufn_gateway.functions.registry import Registry
 from gpufn_gateway.functions.target import Target
+from gpufn_gateway.traces.tracing import Tracing
 from gpufn_platform.bus.connection import Bus
 from gpufn_platform.bus.storage.key_value import Entry, KeyValue, Watch
 from gpufn_platform.process.clock import Clock
@@ -33,6 +34,7 @@ class Schedules:
         self._bus = bus
         self._bucket = bucket
         self._registry = registry
+        self.tracing: Tracing | None = None
         self._clock = clock
         self._watch: Watch | None = None
         self.known: dict[str, ScheduleRecord] = {}
@@ -152,6 +154,7 @@ class Schedules:
             deadline=0.0,
             priority=schedule.priority,
             owner=owner,
+            trace="" if self.tracing is None else self.tracing.begin(),
         )
         return await call_records.submit(self._bus, request, now=now, invocation=invocation)
 

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from gpufn_core.domain.invocation import InvocationState
+from gpufn_core.domain.trace_context import traceparent
 from gpufn_core.protocol.messages import CallLocation
 from gpufn_core.protocol.records import CallRecord, DeadLetter
 from gpufn_core.protocol.reports import FunctionStatus, Waiting, WaitReason
@@ -40,7 +41,7 @@ def status(record: CallRecord, holder: CallLocation | None = None) -> dict[str, 
         "state": record.state,
         "priority": record.priority,
         "parent": record.parent or None,
-        "trace": record.trace or None,
+        "trace": traceparent(record.id, record.trace) or None,
         "submitted_at": record.submitted_at,
         "started_at": record.started_at,
         "ended_at": record.ended_at,

@@ -81,6 +81,7 @@ class DeadLetters:
                     deadline=0.0,
                     priority=letter.priority,
                     owner=principal.owner,
+                    trace="" if self._calls.tracing is None else self._calls.tracing.begin(),
                     reference=reference,
                 ),
                 now=self._calls.clock.time(),

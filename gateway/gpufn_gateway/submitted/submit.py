@@ -101,7 +101,10 @@ class Submissions:
             key = headers.get(b"idempotency-key")
             client_id = invocation or id_of_key(call.target.name, call.principal, key)
             webhook = webhook_of(headers.get(WEBHOOK), call.principal.owner, self._addresses, webhook_form)
-            return call, await self._submit(call, client_id, call.submit_deadline, webhook, is_live=is_live)
+            record = await self._submit(call, client_id, call.submit_deadline, webhook, is_live=is_live)
+            if self._calls.tracing is not None:
+                self._calls.tracing.submitted(record, call.now)
+            return call, record
         finally:
             self._calls.discard(call)
 

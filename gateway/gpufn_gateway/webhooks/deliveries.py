@@ -15,6 +15,7 @@ from typing import Final, NamedTuple
 from urllib.parse import urlsplit
 
 from gpufn.webhooks import signatures
+from gpufn_core.domain.trace_context import traceparent
 from gpufn_core.errors import GpufnError, InvocationNotFound
 from gpufn_core.protocol import subjects
 from gpufn_core.protocol.codec import encode
@@ -150,6 +151,8 @@ class Deliveries:
             "webhook-timestamp": str(at),
             "webhook-signature": signatures(await self._secrets.of(webhook.owner), record.id, at, body),
         }
+        if record.trace:
+            headers["traceparent"] = traceparent(record.id, record.trace)
         try:
             status = await self._sender.send(webhook.url, headers, body)
         except AddressRefused as error:

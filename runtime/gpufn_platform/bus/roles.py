@@ -182,6 +182,7 @@ _PERMISSIONS = {
             subjects.WHEREABOUTS,
             subjects.VARIANTS,
             subjects.DATA_REQUESTS,
+            subjects.SPANS,
             subjects.kill("*"),
             subjects.logs("*"),
             subjects.progress("*"),

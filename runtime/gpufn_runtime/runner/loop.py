@@ -30,12 +30,14 @@ from gpufn_platform.process.pause_detector import PauseDetector
 from gpufn_platform.process.tasks import Tasks
 from gpufn_platform.queue import wakeups
 from gpufn_platform.queue.caller import Caller
+from gpufn_platform.traces.reporter import SpanReporter
 from gpufn_platform.volume_store.store import VolumeStore
 from gpufn_runtime.runner.agent_events import AgentEvents
 from gpufn_runtime.runner.attempts.attempt_index import Attempts
 from gpufn_runtime.runner.attempts.metering import Meter
 from gpufn_runtime.runner.attempts.settle import Settler
 from gpufn_runtime.runner.attempts.start_log import StartLog
+from gpufn_runtime.runner.attempts.tracing import Tracing
 from gpufn_runtime.runner.circuits import Circuits
 from gpufn_runtime.runner.directory import Directory
 from gpufn_runtime.runner.dispatch.fast_path import FastPathServer
@@ -106,13 +108,14 @@ class Runner:
         self._meter = Meter(KeyValue(bus, subjects.USAGE), node, clock)
         self._start_log = StartLog(bus, node, clock)
         self._settler = Settler(bus, clock, self._shared_bodies, self._bodies, self._start_log, totals=self._totals)
+        self._tracing = Tracing(SpanReporter(bus, f"runner {node}"), node, clock)
         self._circuits = Circuits(bus, self._caller, clock)
         data = DataRequests(bus, self._shared_bodies, volume_files, self._directory.team_of)
         self._nested = NestedCalls(
             bus, self._caller, self._directory, self._circuits, clock,
             shared_bodies=self._shared_bodies, bodies=self._bodies, data=data,
         )  # fmt: skip
-        self._output = Output(bus, clock)
+        self._output = Output(bus, clock, node)
         self._memory_profiles = MemoryProfiles(bus, node, self._ready_worker)
         self._relay = Relay(
             bus, output=self._output, nested=self._nested, inbox=subjects.runner_inbox(name),
@@ -168,6 +171,7 @@ class Runner:
             for queue in self._queues.values():
                 queue.close()
             await self._settler.finish()
+            self._tracing.finish()
             self._shared_bodies.close()
             metering.cancel()
             await asyncio.wait([metering])
@@ -301,10 +305,10 @@ class Runner:
     def _open_queue(self, revision: Revision) -> RevisionQueue:
         queue = RevisionQueue(
             self._bus, revision, clock=self._clock, settler=self._settler, start_log=self._start_log,
-            agent_events=self._agent_events, nested=self._nested, abandoned_calls=self._abandoned_calls,
-            output=self._output, attempts=self._attempts, shared_bodies=self._shared_bodies, bodies=self._bodies,
-            meter=self._meter, on_change=self.report, on_limit=self._fast_path.set_limit,
-            on_start=self._call_lookup.announce_start,
+            tracing=self._tracing, agent_events=self._agent_events, nested=self._nested,
+            abandoned_calls=self._abandoned_calls, output=self._output, attempts=self._attempts,
+            shared_bodies=self._shared_bodies, bodies=self._bodies, meter=self._meter, on_change=self.report,
+            on_limit=self._fast_path.set_limit, on_start=self._call_lookup.announce_start,
         )  # fmt: skip
         self._queues[revision.key] = queue
         return queue

@@ -61,7 +61,7 @@ class Context:
         self.invocation = invocation
         self.attempt = attempt
         self.deadline = deadline
-        self.trace = trace  # the W3C traceparent that the caller sent; nested calls belong to the same trace
+        self.trace = trace  # W3C traceparent: of the caller, or of this attempt if the platform traces it
         self._channel = channel
         self._may_pickle = may_pickle  # the function's option `pickle`
         self._latest = (0.0, "")

@@ -1,11 +1,12 @@
-"""History endpoints of `Client`: series, events and costs."""
+"""History endpoints of `Client`: series, events, traces and costs."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from urllib.parse import quote
 
 from gpufn.client.http import Requests
-from gpufn.client.views import CostsView, EventsView, HistoryView
+from gpufn.client.views import CostsView, EventsView, HistoryView, TracesView, TraceView
 
 
 class HistoryRequests(Requests):
@@ -53,3 +54,12 @@ class HistoryRequests(Requests):
         filters = {"subject": subject, "kind": ",".join(kinds) or None, "from": since, "before": before, "limit": limit}
         params = {name: str(value) for name, value in filters.items() if value is not None}
         return self._json(EventsView, "GET", "/v1/events", params=params)
+
+    def traces(self, function: str | None = None, *, limit: int = 100) -> TracesView:
+        """Return the traces that the gateway keeps, newest first: of a function, or of all."""
+        params = {"limit": str(limit)} | ({} if function is None else {"function": function})
+        return self._json(TracesView, "GET", "/v1/traces", params=params)
+
+    def trace(self, id: str) -> TraceView:  # noqa: A002
+        """Return the spans of a trace, by its id or by the id of a call in it."""
+        return self._json(TraceView, "GET", f"/v1/traces/{quote(id, safe='')}")

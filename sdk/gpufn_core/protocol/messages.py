@@ -47,7 +47,7 @@ class InvocationMessage(msgspec.Struct, frozen=True, array_like=True, gc=False):
     stream: bool = False
     not_before: float = 0.0  # a retry starts at this time or later
     parent: str = ""  # the invocation that made this one
-    trace: str = ""  # W3C traceparent
+    trace: str = ""  # the caller's W3C traceparent (`gpufn_core.domain.trace_context`)
     shared_folder: str = ""
     shared_body: str = ""
     digest: str = ""
@@ -201,7 +201,7 @@ class KillOrder(msgspec.Struct, frozen=True):
 
 class LogLine(msgspec.Struct, frozen=True, omit_defaults=True):
     """Output of a worker. `stream` is ``stdout``, ``stderr``, ``log``, or ``error`` for the failure of a call or
-    start."""
+    start. A line of a call has its `invocation`, `attempt` and the id of its `trace`."""
 
     at: float
     function: str
@@ -210,6 +210,9 @@ class LogLine(msgspec.Struct, frozen=True, omit_defaults=True):
     stream: str
     text: str
     invocation: str = ""
+    attempt: int = 0
+    node: str = ""
+    trace: str = ""
 
 
 class VariantRequest(msgspec.Struct, frozen=True):

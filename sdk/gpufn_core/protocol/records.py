@@ -94,7 +94,7 @@ class CallRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     webhook: Webhook | None = None
     priority: Priority = Priority.NORMAL
     parent: str = ""  # the invocation that made this one
-    trace: str = ""  # W3C traceparent
+    trace: str = ""  # as in its message
 
 
 unpack_record: Unpacker[CallRecord] = Unpacker(CallRecord)

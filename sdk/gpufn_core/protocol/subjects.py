@@ -81,6 +81,7 @@ GATEWAY_REPORTS = f"{PREFIX}.hb.gateway.*"
 HISTORY_PARTS = f"{PREFIX}.hb.history.*"
 MIRRORED_CALLS = f"{PREFIX}.hb.mirror.*"
 CONTROLLER_REPORT = f"{PREFIX}.hb.controller"
+SPANS = f"{PREFIX}.spn"  # finished spans of traces, to all gateways
 WAKEUPS = f"{PREFIX}.dmd.*"
 WORKER_EVENTS = f"{PREFIX}.evt.worker.*"
 CANCELS = f"{PREFIX}.ctl.cancel"

@@ -19,6 +19,7 @@ from gpufn_core.protocol import subjects
 from gpufn_core.protocol.codec import encode, pack
 from gpufn_core.protocol.messages import InvocationMessage, ResultReply, unpack_invocation
 from gpufn_core.protocol.records import CallRecord, ScheduleRecord
+from gpufn_core.protocol.spans import Attribute, Span, SpanKind
 from gpufn_core.signing.ed25519 import Signer
 from gpufn_core.spec.function_spec import EntryPoint, FunctionSpec, MethodSpec, Packaging
 from gpufn_core.spec.model_spec import ModelFile, ModelSpec, Precision, TensorSpec
@@ -176,6 +177,8 @@ class Matrix:
         event = Event(now, EventKind.DEPLOY, f"function:{side.function}", "revision 2 serves", 2)
         await gateway.bus.publish_stored(subjects.HISTORY_EVENTS, encode_event(event))
         await gateway.recorder.store()
+        called: dict[str, Attribute] = {"faas.invocation_id": side.call}
+        gateway.traces.add([Span(new_ulid(), new_ulid(), "", "f", SpanKind.SERVER, side.function, now, now, called)])
         await self.restore("schedules", side)
         await self.restore("dlq", side)
 
@@ -275,6 +278,7 @@ class Matrix:
         ids = {
             "/v1/schedules": side.schedule, "/v1/invocations": side.call, "/v1/maps": side.map, "/v1/dlq": side.letter,
             "/v1/builds": side.build, "/v1/keys": side.key, "/v1/users": _USER.id,
+            "/v1/traces": side.call,
             "/retry/": side.letter, "/status/": side.call, "/stream/": side.call, "/cancel/": side.call,
             "/predictions/": side.call,
         }  # fmt: skip

@@ -159,7 +159,7 @@ class LogFailure(WorkerAction):
     """Write a failure to the function's log."""
 
     error: ErrorInfo | None
-    invocation: str
+    message: InvocationMessage
 
 
 class AwaitExit(Action):

@@ -18,6 +18,7 @@ from typing import Any, ClassVar, Final, Generic
 
 import msgspec
 
+from gpufn_core.domain import trace_context
 from gpufn_core.domain.durations import bucket_of
 from gpufn_core.domain.invocation import STOPS_WITHIN_S, Outcome, OutcomeKind, queue_timeout_error
 from gpufn_core.domain.revision import Revision
@@ -337,9 +338,12 @@ class RevisionMachine(Generic[W]):
         del self._unbegun[attempt]
         worker.attempts[attempt.number] = attempt
         takes_shared_body = not message.stream
+        trace = message.trace
+        if len(trace) > trace_context.LENGTH:
+            trace = trace_context.of_attempt(message.id, message.attempt, trace)
         run = frames.Run(
             attempt.number, message.id, message.method, message.content_type, message.accept, message.attempt,
-            granted > 0, granted, attempt.shared_body, takes_shared_body, now.unix + timeout_s, message.trace,
+            granted > 0, granted, attempt.shared_body, takes_shared_body, now.unix + timeout_s, trace,
             attempt.delivery.settled_at, message.is_live and attempt.method.kind.streams,
         )  # fmt: skip
         body, attempt.body = attempt.body, b""
@@ -459,7 +463,7 @@ class RevisionMachine(Generic[W]):
         if outcome.kind is not _SUCCEEDED:
             self.failed += 1
             body = b""
-            self._emit(actions.LogFailure(attempt.worker, outcome.error, attempt.message.id))
+            self._emit(actions.LogFailure(attempt.worker, outcome.error, attempt.message))
         ending = ending_of(attempt, outcome, self._now.unix)
         if ending is _HAND_BACK:
             self._hand_back(attempt, outcome)
@@ -501,7 +505,7 @@ class RevisionMachine(Generic[W]):
             self._hand_back(attempt, outcome)
             return
         self.errors += outcome.kind is not _CANCELLED
-        self._emit(actions.LogFailure(attempt.worker, outcome.error, attempt.message.id))
+        self._emit(actions.LogFailure(attempt.worker, outcome.error, attempt.message))
         run_s = min(self._now.monotonic, run.lost_at) - run.began
         if self.counts_durations:
             self.durations[bucket_of(run_s)] += 1

@@ -44,6 +44,7 @@ class WorkerView(Protocol):
     busy: BusyTime
     idle_since: float | None
     cold_start: ColdStart | None
+    ready_at: float | None  # unix seconds
     attempts: dict[int, Any]
 
     @property

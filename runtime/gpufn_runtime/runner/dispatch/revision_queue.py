@@ -26,6 +26,7 @@ from gpufn_core.errors import (
     ResultNotEncodable,
 )
 from gpufn_core.protocol import frames, subjects
+from gpufn_core.protocol.messages import InvocationMessage
 from gpufn_core.protocol.reports import RevisionTraffic
 from gpufn_platform.bus.connection import Bus
 from gpufn_platform.process.clock import Clock
@@ -37,6 +38,7 @@ from gpufn_runtime.runner.attempts.attempt_index import Attempts
 from gpufn_runtime.runner.attempts.metering import Meter
 from gpufn_runtime.runner.attempts.settle import Settler
 from gpufn_runtime.runner.attempts.start_log import StartLog
+from gpufn_runtime.runner.attempts.tracing import Tracing
 from gpufn_runtime.runner.core import actions, events
 from gpufn_runtime.runner.core.attempt import Attempt
 from gpufn_runtime.runner.core.machine import RevisionMachine
@@ -68,6 +70,7 @@ class RevisionQueue:
     clock: Clock
     settler: Settler
     start_log: StartLog
+    tracing: Tracing
     agent_events: AgentEvents
     nested: NestedCalls
     abandoned_calls: AbandonedCalls
@@ -297,6 +300,11 @@ class RevisionQueue:
 
     def _refuse(self, action: actions.Refuse) -> None:
         self.settler.refuse(action.delivery, action.message, action.outcome, self.revision.spec.retention_s)
+        self.tracing.refuse(action.message, action.outcome)
+
+    def _hand_back(self, action: actions.HandBack) -> None:
+        self.start_log.hand_back(action.attempt, action.reason, action.message)
+        self.tracing.interrupt(action.attempt, action.reason, action.message)
 
     def _collect_result(self, action: actions.CollectResult) -> None:
         """Take a large result: into the folder of a caller on this host, or into the runner's."""
@@ -318,6 +326,8 @@ class RevisionQueue:
             is_failed = action.outcome.kind is not _SUCCEEDED
             self.meter.count(action.attempt.message, is_failed=is_failed, run_s=action.charged_s, gpu_s=action.gpu_s)
             self.meter.energy.end(action.attempt, self.clock.monotonic())
+            if action.attempt.message.trace:
+                self.tracing.end(action)
 
     def _slot_changed(self, action: actions.SlotChanged) -> None:
         try:
@@ -325,11 +335,11 @@ class RevisionQueue:
         finally:
             self.credits.offer()
 
-    def _log_failure(self, link: WorkerLink, error: ErrorInfo | None, invocation: str = "") -> None:
+    def _log_failure(self, link: WorkerLink, error: ErrorInfo | None, call: InvocationMessage | None = None) -> None:
         """Write a failure to the function's log, as the caller receives it."""
         if error is not None:
             text = error.traceback or f"{error.code}: {error.message}"
-            self.output.publish(link, invocation, "error", text.encode())
+            self.output.publish(link, call, "error", text.encode())
 
     def _await_exit(self, action: actions.AwaitExit) -> None:
         worker = action.worker_id
@@ -361,9 +371,9 @@ class RevisionQueue:
             actions.Confirm: lambda action: self.settler.confirm(action.delivery, action.record),
             actions.AckSuperseded: lambda action: self.settler.drop(action.delivery),
             actions.CollectResult: self._collect_result,
-            actions.HandBack: lambda action: self.start_log.hand_back(action.attempt, action.reason, action.message),
+            actions.HandBack: self._hand_back,
             actions.Settle: self._settle,
-            actions.LogFailure: lambda action: self._log_failure(action.worker, action.error, action.invocation),
+            actions.LogFailure: lambda action: self._log_failure(action.worker, action.error, action.message),
             actions.AwaitExit: self._await_exit,
             actions.StopAwaiting: lambda action: self.agent_events.forget(action.worker_id),
             actions.SlotChanged: self._slot_changed,

@@ -18,6 +18,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import KW_ONLY, dataclass
 from typing import NamedTuple, TypeVar, cast
 
+from gpufn_core.domain import trace_context
 from gpufn_core.domain.invocation import InvocationState, OutcomeKind
 from gpufn_core.domain.revision import Revision
 from gpufn_core.encoding import media
@@ -518,7 +519,8 @@ def _request(
     if parent is None:
         return request
     caller_message = parent.message
-    return request._replace(parent=caller_message.id, trace=caller_message.trace, owner=caller_message.owner)
+    trace = trace_context.of_nested_call(caller_message.id, caller_message.attempt, caller_message.trace)
+    return request._replace(parent=caller_message.id, trace=trace, owner=caller_message.owner)
 
 
 def _checkpoint_too_large(size: int) -> PayloadTooLarge:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import msgspec
 
+from gpufn_core.domain import trace_context
 from gpufn_core.errors import BusUnavailable
 from gpufn_core.protocol import subjects
 from gpufn_core.protocol.codec import encode
-from gpufn_core.protocol.messages import LogLine
+from gpufn_core.protocol.messages import InvocationMessage, LogLine
 from gpufn_platform.bus.connection import Bus
 from gpufn_platform.process.clock import Clock
 from gpufn_runtime.runner.workers.worker_link import WorkerLink
@@ -24,13 +25,15 @@ class _Allowance(msgspec.Struct):
 
 
 class Output:
-    def __init__(self, bus: Bus, clock: Clock) -> None:
+    def __init__(self, bus: Bus, clock: Clock, node: str = "") -> None:
         self._bus = bus
+        self._node = node
         self._clock = clock
         self._allowances: dict[str, _Allowance] = {}
         self.dropped_lines = 0  # beyond the rate, or while the bus was away
 
-    def publish(self, link: WorkerLink, invocation: str, stream: str, text: bytes) -> None:
+    def publish(self, link: WorkerLink, call: InvocationMessage | None, stream: str, text: bytes) -> None:
+        """Publish output of a worker, or of a call that runs there."""
         now = self._clock.monotonic()
         allowance = self._allowances.setdefault(link.id, _Allowance(_BYTES_PER_S, now))
         remaining_bytes = min(_BYTES_PER_S, allowance.remaining_bytes + (now - allowance.at) * _BYTES_PER_S)
@@ -47,7 +50,10 @@ class Output:
             worker=link.id,
             stream=stream[:16],
             text=text[:_MAX_TEXT_BYTES].decode(errors="replace"),
-            invocation=invocation,
+            invocation="" if call is None else call.id,
+            attempt=0 if call is None else call.attempt,
+            node=self._node,
+            trace="" if call is None else trace_context.traceparent(call.id, call.trace)[3:35],
         )
         try:
             self._bus.publish(subjects.logs(line.function), encode(line))

@@ -80,7 +80,7 @@ class Relay:
 
     def _on_log(self, link: WorkerLink, line: frames.Log, text: bytes) -> None:
         attempt = link.attempts.get(line.attempt)
-        self.output.publish(link, attempt.message.id if attempt else "", line.stream, text)
+        self.output.publish(link, attempt.message if attempt else None, line.stream, text)
 
     def _on_progress(self, link: WorkerLink, reported: frames.Progress, _: bytes) -> None:
         """Handle progress. It is ignored if the attempt has already been given up."""

@@ -202,7 +202,7 @@ class Workers:
 
     def on_not_parked(self, link: WorkerLink, error: ErrorInfo, needs_bytes: int) -> None:
         """Drain the worker, as if it had not been asked to park."""
-        self.output.publish(link, "", "error", f"not parked: {error.traceback or error.message}".encode())
+        self.output.publish(link, None, "error", f"not parked: {error.traceback or error.message}".encode())
         failure = StartFailure("park", error)
         self.agent_events.event(link, WorkerEventKind.NOT_PARKED, failure=failure, needs_bytes=needs_bytes)
         self._drain(link)

@@ -18,6 +18,7 @@ from gpufn_runtime.worker.arguments.loader import Method
 from gpufn_runtime.worker.context import current_attempt
 from gpufn_runtime.worker.execute.attempts import Attempt, Attempts
 from gpufn_runtime.worker.execute.results import Results
+from gpufn_runtime.worker.execute.user_spans import attach
 from gpufn_runtime.worker.link import Link
 from gpufn_runtime.worker.process import exit_on_failure
 from gpufn_runtime.worker.web.session import Session
@@ -97,6 +98,8 @@ class EventLoop:
 
     async def _run_attempt(self, attempt: Attempt, method: Method, changed: asyncio.Event) -> None:
         current_attempt.set(attempt)
+        if attempt.run.trace:
+            attach(attempt.run.trace)  # for this task only
         started = time.perf_counter()
         try:
             args, kwargs = method.parameters.bind(attempt.run.content_type, attempt.take_body())

@@ -28,6 +28,7 @@ from gpufn_runtime.worker.execute.batch_rules import Gathering
 from gpufn_runtime.worker.execute.batch_runs import BatchRuns
 from gpufn_runtime.worker.execute.results import Results
 from gpufn_runtime.worker.execute.socket_reader import SocketHandoff
+from gpufn_runtime.worker.execute.user_spans import attach
 from gpufn_runtime.worker.link import LONGEST_SLEEP_S, Link
 from gpufn_runtime.worker.process import exit_on_failure
 
@@ -189,6 +190,7 @@ class Executor:
         if not self._attempts.start(attempt):
             return
         token = current_attempt.set(attempt)
+        detach = attach(attempt.run.trace) if attempt.run.trace else None
         started = time.perf_counter()
         try:
             try:
@@ -209,6 +211,8 @@ class Executor:
                 self._results.returned(attempt, result, started)
         finally:
             current_attempt.reset(token)
+            if detach is not None:
+                detach()
             self._mean_call_s += 0.1 * (time.perf_counter() - started - self._mean_call_s)
 
     def _call(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

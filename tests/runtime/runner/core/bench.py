@@ -86,6 +86,7 @@ class FakeWorker:
     needs_turn: bool = False
     idle_since: float | None = START
     cold_start: ColdStart | None = None
+    ready_at: float | None = None
     busy: BusyTime = field(default_factory=BusyTime)
     attempts: dict[int, Attempt] = field(default_factory=dict)
     last_number: int = 0

@@ -1,0 +1,108 @@
+"""The cost of traces: the throughput of an echo with tracing off, and at several sampling ratios.
+
+    python benchmarks/traces.py [--seconds 3] [--rounds 10]
+
+One platform per setting, all up at the same time, measured in turns. Each round compares a setting with `off` of the
+same round, and the table has the median of these ratios: other work on the machine changes in the meantime. `off again`
+shows what remains of that. Last, the CPU time of the code that a call runs if it is traced and not recorded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import statistics
+import time
+from collections import defaultdict
+from types import SimpleNamespace
+from typing import Any, cast
+
+import measure
+from gpufn_core.domain import trace_context
+from gpufn_core.domain.invocation import Outcome, OutcomeKind
+from gpufn_core.ids import new_invocation_id
+from gpufn_core.protocol.messages import InvocationMessage, ResultReply
+from gpufn_gateway.traces.call_spans import Called
+from gpufn_gateway.traces.tracing import Sampling, Tracing
+from gpufn_platform.process.clock import SystemClock
+from gpufn_platform.traces.reporter import SpanReporter
+from gpufn_runtime.runner.attempts.tracing import Tracing as RunnerTracing
+
+SETTINGS = {
+    "off": {},
+    "off again": {},
+    "1 %": {"GPUFN_TRACES_RATIO": "0.01", "GPUFN_TRACES_SLOW_S": "1"},
+    "100 %": {"GPUFN_TRACES_RATIO": "1"},
+}
+_CONNECTIONS = (1, 64)
+
+
+def main() -> None:
+    options = measure.arguments("The cost of traces.", seconds=3.0, rounds=10)
+    about = measure.machine()
+    runs: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    with contextlib.ExitStack() as stack:
+        platforms = {}
+        for setting, environ in SETTINGS.items():
+            platforms[setting] = stack.enter_context(measure.gpufn_up(**environ))
+            measure.deploy(platforms[setting], "echo")
+        order = list(platforms)
+        for _ in range(options.rounds):
+            order.append(order.pop(0))  # no setting is always the first
+            for connections in _CONNECTIONS:
+                for setting in order:
+                    server = platforms[setting]
+                    url = f"{server.url}/v1/functions/echo/invoke"
+                    target = measure.Server(setting, url, server.process, post=measure.ECHO)
+                    load = measure.wrk(target, connections, options.seconds)
+                    runs[f"{connections}, {setting}"].append(dataclasses.asdict(load))
+    own_us = statistics.median(asyncio.run(_unrecorded_us()) for _ in range(5))
+    text = f"{_table(runs)}\n\nA call that is traced and not recorded costs {own_us:.1f} us of CPU time.\n"
+    measure.write("traces", {"rounds": options.rounds, "runs": runs, "unrecorded_us": own_us}, text, about)
+
+
+async def _unrecorded_us(calls: int = 20_000) -> float:
+    """Return what such a call costs in gateway and runner together, in microseconds of CPU time."""
+    loop, clock = asyncio.get_running_loop(), SystemClock()
+    tracing = Tracing(Sampling(0.0, 1.0), SpanReporter(cast("Any", None), "benchmark"), clock)
+    invocation, reply = new_invocation_id(), ResultReply("", OutcomeKind.SUCCEEDED, None, "", 1, 1, 0.0, 0.0)
+    recorder = RunnerTracing(SpanReporter(cast("Any", None), "benchmark"), "node", clock)
+    message = InvocationMessage(invocation, "f", 1, "", "", "", "reply", clock.time(), trace=tracing.begin())
+    run = SimpleNamespace(started_at=clock.time(), elapsed_s=0.001)
+    attempt = SimpleNamespace(message=message, run=run)
+    settle: Any = SimpleNamespace(
+        attempt=attempt, outcome=Outcome(OutcomeKind.SUCCEEDED), run_s=0.001, gather_s=0.0, gpu_s=0.0
+    )
+    started = time.process_time()
+    for _ in range(calls):
+        trace = tracing.begin()
+        ended: asyncio.Future[tuple[ResultReply, bytes]] = loop.create_future()
+        tracing.follow(Called(invocation, "f", 1, "", trace, clock.time()), ended)
+        trace_context.of_attempt(invocation, 1, trace)
+        recorder.end(settle)
+        ended.set_result((reply, b""))
+        await asyncio.sleep(0)
+    traced_s = time.process_time() - started
+    started = time.process_time()
+    for _ in range(calls):
+        ended = loop.create_future()
+        ended.set_result((reply, b""))
+        await asyncio.sleep(0)
+    return (traced_s - (time.process_time() - started)) / calls * 1e6
+
+
+def _table(runs: dict[str, list[dict[str, Any]]]) -> str:
+    rows = []
+    for name, loads in runs.items():
+        base = runs[f"{name.partition(',')[0]}, off"]
+        shares = sorted(one["per_second"] / off["per_second"] for one, off in zip(loads, base, strict=True))
+        per_second, p50 = (statistics.median(one[field] for one in loads) for field in ("per_second", "p50_ms"))
+        spread = f"{shares[len(shares) // 4]:.3f} to {shares[-1 - len(shares) // 4]:.3f}"
+        rows.append([name, round(per_second, 1), p50, round(statistics.median(shares), 3), spread])
+    columns = ["connections, setting", "calls/s", "p50 ms", "of off's calls/s, median of pairs", "middle half"]
+    return measure.table(columns, rows)
+
+
+if __name__ == "__main__":
+    main()

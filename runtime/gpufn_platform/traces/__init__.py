@@ -1,0 +1,1 @@
+"""Traces: finished spans of this process, published to the gateways."""
