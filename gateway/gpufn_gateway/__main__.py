@@ -346,6 +346,7 @@ class _Gateway:
         if self._traces is not None:
             self._telemetry.of_gateway.append(self._traces.receiver)
             services.schedules.tracing = self._traces.tracing
+            services.builds.on_change = self._traces.builds.follow
         self._calls = Calls(
             bus=bus,
             queue=services.caller,
@@ -569,6 +570,7 @@ class _Gateway:
         yield "budgets", self._budgets.run()
         yield "sizes of the bus", self._bus_figures.run()
         if self._traces is not None:
+            self._traces.builds.leads = leads
             yield "traces", self._traces.receiver.run()
         yield "reaper", Reaper(bus, registry, clock, leads=leads).run()
 

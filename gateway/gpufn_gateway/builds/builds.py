@@ -36,6 +36,7 @@ class Builds:
         self._waiting: set[asyncio.Event] = set()
         self._watch: Watch | None = None
         self.known: dict[str, Build] = {}
+        self.on_change: Callable[[Build], None] = lambda build: None
 
     async def start(self) -> None:
         """Start the watch. Returns when every existing build has been read."""
@@ -51,7 +52,8 @@ class Builds:
             self._changed_at.pop(key, None)
         else:
             self._changed_at[key] = entry.revision
-            self.known[key] = decode_build(entry.value)
+            self.known[key] = build = decode_build(entry.value)
+            self.on_change(build)
         for event in self._waiting:
             event.set()
 

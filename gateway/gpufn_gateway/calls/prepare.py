@@ -279,7 +279,7 @@ class Calls:
             pending.future.add_done_callback(on_end)
         if self.tracing is not None:
             target = call.target
-            called = Called(pending.id, target.name, pending.revision, target.method.name, call.trace, call.now)
+            called = Called(pending.id, target.name, target.revision.number, target.method.name, call.trace, call.now)
             self.tracing.follow(called, pending.future)
         self._wakeup.wake_if_cold(call.target)
         return pending

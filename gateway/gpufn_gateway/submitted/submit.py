@@ -238,6 +238,8 @@ class Submissions:
             _, holder = await self._locate(record)
             running_record = call_views.as_running(record, holder)
             cancelled = await call_records.cancel(self._bus, running_record, self._calls.clock.time())
+            if cancelled and self._calls.tracing is not None and running_record.state is InvocationState.QUEUED:
+                self._calls.tracing.cancelled(record)
         updated = await call_records.read(self._bus, invocation)
         return (updated[0] if updated is not None else record), cancelled
 

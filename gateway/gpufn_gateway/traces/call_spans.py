@@ -8,6 +8,7 @@ from gpufn_core.domain import trace_context
 from gpufn_core.domain.invocation import OutcomeKind
 from gpufn_core.domain.trace_context import span_id
 from gpufn_core.protocol.messages import ResultReply
+from gpufn_core.protocol.records import CallRecord
 from gpufn_core.protocol.spans import Attribute, Span, SpanError, SpanKind, error_of
 
 _NO_ERRORS = (OutcomeKind.SUCCEEDED, OutcomeKind.CANCELLED)
@@ -43,6 +44,17 @@ def _of_call(call: Called, end: float, error: SpanError | None, attributes: dict
     return Span(
         context.trace, context.span, context.parent, trace_context.call_name(call.function, call.method),
         SpanKind.SERVER, call.function, call.start, max(call.start, end), common | attributes, error,
+    )  # fmt: skip
+
+
+def of_cancelled(record: CallRecord, end: float) -> Span:
+    """Return the span of a submitted call that was cancelled before it started."""
+    context = trace_context.of_call(record.id, record.trace)
+    attributes = trace_context.attributes(record.id, record.function, record.revision)
+    return Span(
+        context.trace, context.span, context.parent, trace_context.call_name(record.function, record.method),
+        SpanKind.CONSUMER, record.function, record.submitted_at, max(record.submitted_at, end),
+        attributes | {"gpufn.outcome": OutcomeKind.CANCELLED.value}, link=context.link,
     )  # fmt: skip
 
 

@@ -6,6 +6,7 @@ import math
 from typing import NamedTuple
 
 from gpufn_gateway.settings import GatewaySettings
+from gpufn_gateway.traces.build_spans import BuildTraces
 from gpufn_gateway.traces.exporter import Exporter
 from gpufn_gateway.traces.receiver import Receiver
 from gpufn_gateway.traces.store import TraceStore
@@ -20,6 +21,7 @@ class Traces(NamedTuple):
     tracing: Tracing
     store: TraceStore
     receiver: Receiver
+    builds: BuildTraces
 
     @classmethod
     def open(cls, settings: GatewaySettings, bus: Bus, clock: Clock, name: str) -> Traces | None:
@@ -31,7 +33,7 @@ class Traces(NamedTuple):
         receiver = Receiver(bus, store, reporter, exporter)
         receiver.start()
         sampling = Sampling(settings.traces_ratio, settings.traces_slow_s or math.inf)
-        return cls(Tracing(sampling, reporter, clock), store, receiver)
+        return cls(Tracing(sampling, reporter, clock), store, receiver, BuildTraces(sampling, reporter, clock))
 
 
 def _exporter(url: str) -> Exporter:

@@ -22,19 +22,21 @@ _decode = msgspec.msgpack.Decoder(Span).decode
 
 
 class Share(msgspec.Struct):
-    """The spans of one function in a trace. `name` and `invocation` are those of its first call."""
+    """The spans of one function in a trace. `name` and `invocation` are those of its first call, if there is one."""
 
     function: str
     start: float
     end: float
     name: str = ""
     invocation: str = ""
+    is_call: bool = False  # otherwise the first span of any kind
     spans: int = 0
     errors: int = 0
 
     def add(self, span: Span) -> None:
-        if span.kind is not SpanKind.INTERNAL and (not self.name or span.start < self.start):
-            self.name = span.name
+        is_call = span.kind in (SpanKind.SERVER, SpanKind.CONSUMER)
+        if (is_call and (not self.is_call or span.start < self.start)) or not self.name:
+            self.name, self.is_call = span.name, is_call
             self.invocation = str(span.attributes.get("faas.invocation_id", ""))
         self.start, self.end = min(self.start, span.start), max(self.end, span.end)
         self.spans += 1
@@ -94,7 +96,7 @@ class TraceStore:
         for trace_id, trace in reversed(self._traces.items()):
             shares = [share for name, share in trace.shares.items() if may_read(name)]
             if shares:
-                first = min(shares, key=lambda share: (not share.name, share.start))
+                first = min(shares, key=lambda share: (not share.is_call, share.start))
                 yield Summary(
                     trace_id,
                     first.name,

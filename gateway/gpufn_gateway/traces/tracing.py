@@ -61,6 +61,11 @@ class Tracing:
             call = Called(record.id, record.function, record.revision, record.method, record.trace, start)
             self._reporter.add([call_spans.of_submission(call, self._clock.time())])
 
+    def cancelled(self, record: CallRecord) -> None:
+        """Record a submitted call that was cancelled in its queue: no runner knows it."""
+        if trace_context.is_traced(record.trace) and trace_context.is_sampled(record.trace):
+            self._reporter.add([call_spans.of_cancelled(record, self._clock.time())])
+
     def mapped(self, call: Called, first: int, items: int) -> None:
         """Record a request that has added items to a map."""
         if trace_context.is_sampled(call.trace):

@@ -22,6 +22,14 @@ def test_a_trace_is_found_by_its_id_and_by_its_calls() -> None:
     assert [each.id for each in store.spans("t1", ALL)] == ["a", "b"]
 
 
+def test_a_trace_is_named_by_its_call_and_not_by_the_request_that_submitted_it() -> None:
+    store = TraceStore()
+    store.add([span(id_="s", name="submit", kind=SpanKind.PRODUCER), span(name="f.m", kind=SpanKind.CONSUMER)])
+    assert [each.name for each in store.recent(ALL)] == ["f.m"]
+    store.add([span("t2", name="map f", kind=SpanKind.PRODUCER)])
+    assert next(store.recent(ALL)).name == "map f"
+
+
 def test_the_oldest_trace_makes_room() -> None:
     store = TraceStore(max_bytes=20_000)
     for number in range(100):
