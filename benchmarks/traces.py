@@ -4,7 +4,8 @@
 
 One platform per setting, all up at the same time, measured in turns. Each round compares a setting with `off` of the
 same round, and the table has the median of these ratios: other work on the machine changes in the meantime. `off again`
-shows what remains of that. Last, the CPU time of the code that a call runs if it is traced and not recorded.
+shows what remains of that. The CPU time of a call depends on other work less than its rate does. Last, the CPU time of
+the code that a call runs if it is traced and not recorded.
 """
 
 from __future__ import annotations
@@ -55,8 +56,10 @@ def main() -> None:
                     server = platforms[setting]
                     url = f"{server.url}/v1/functions/echo/invoke"
                     target = measure.Server(setting, url, server.process, post=measure.ECHO)
+                    before = _cpu_s(server)
                     load = measure.wrk(target, connections, options.seconds)
-                    runs[f"{connections}, {setting}"].append(dataclasses.asdict(load))
+                    cpu_us = (_cpu_s(server) - before) / (load.per_second * options.seconds) * 1e6
+                    runs[f"{connections}, {setting}"].append({**dataclasses.asdict(load), "cpu_us": cpu_us})
     own_us = statistics.median(asyncio.run(_unrecorded_us()) for _ in range(5))
     text = f"{_table(runs)}\n\nA call that is traced and not recorded costs {own_us:.1f} us of CPU time.\n"
     measure.write("traces", {"rounds": options.rounds, "runs": runs, "unrecorded_us": own_us}, text, about)
@@ -92,15 +95,23 @@ async def _unrecorded_us(calls: int = 20_000) -> float:
     return (traced_s - (time.process_time() - started)) / calls * 1e6
 
 
+def _cpu_s(server: measure.Server) -> float:
+    """Return the CPU time of all processes of a platform so far."""
+    return sum(each.cpu_s for each in measure.usage(server.process.pid).values())
+
+
 def _table(runs: dict[str, list[dict[str, Any]]]) -> str:
     rows = []
     for name, loads in runs.items():
         base = runs[f"{name.partition(',')[0]}, off"]
-        shares = sorted(one["per_second"] / off["per_second"] for one, off in zip(loads, base, strict=True))
-        per_second, p50 = (statistics.median(one[field] for one in loads) for field in ("per_second", "p50_ms"))
-        spread = f"{shares[len(shares) // 4]:.3f} to {shares[-1 - len(shares) // 4]:.3f}"
-        rows.append([name, round(per_second, 1), p50, round(statistics.median(shares), 3), spread])
-    columns = ["connections, setting", "calls/s", "p50 ms", "of off's calls/s, median of pairs", "middle half"]
+        row: list[Any] = [name]
+        for field in ("per_second", "cpu_us"):
+            shares = sorted(one[field] / off[field] for one, off in zip(loads, base, strict=True))
+            spread = f"{shares[len(shares) // 4]:.2f} to {shares[-1 - len(shares) // 4]:.2f}"
+            row += [round(statistics.median(one[field] for one in loads)), round(statistics.median(shares), 3), spread]
+        rows.append(row)
+    columns = ["connections, setting", "calls/s", "of off's, median of pairs", "middle half"]
+    columns += ["CPU us per call", "of off's, median of pairs", "middle half"]
     return measure.table(columns, rows)
 
 

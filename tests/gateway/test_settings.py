@@ -33,6 +33,7 @@ def test_a_value_from_the_environment_has_the_type_of_its_default(field: msgspec
     """Bug: GPUFN_MAX_SHARED_BODIES_BYTES was not parsed, so the size check of each large body failed."""
     text = {bool: "yes", tuple: "10.0.0.1", str: "info", Sync: "always"}.get(type(field.default), "7")
     text = "https://login.example.org" if field.name in ("oidc_issuer", "oidc_jwks_url") else text
+    text = {"traces_url": "http://collector:4318/v1/traces", "traces_ratio": "0.5"}.get(field.name, text)
     text = "s3://bucket/folder" if field.name == "volume_store" else text
     others = {"GPUFN_NATS_STORE": "/store", "GPUFN_TLS_CERT": "chain.pem", "GPUFN_TLS_KEY": "key.pem"}
     others |= {"GPUFN_OIDC_CLIENT_ID": "c", "GPUFN_OIDC_ROLES": "roles.toml"}
@@ -114,3 +115,26 @@ def test_networks_for_webhooks_are_checked_and_a_wrong_one_names_the_variable() 
     for wrong in ("10.0.0.1/8", "intranet", "10.0.0.0/8,,"):
         with pytest.raises(InvalidSetting, match="GPUFN_WEBHOOK_NETWORKS="):
             GatewaySettings.from_env({"GPUFN_WEBHOOK_NETWORKS": wrong})
+
+
+@pytest.mark.parametrize(
+    ("variable", "text"),
+    [
+        ("TRACES_RATIO", "1.5"),
+        ("TRACES_RATIO", "-0.1"),
+        ("TRACES_RATIO", "nan"),
+        ("TRACES_SLOW_S", "-1"),
+        ("TRACES_URL", "collector:4318"),
+        ("TRACES_URL", "http://collector:4318"),  # without the path, every export would be a 404
+        ("TRACES_URL", "grpc://collector:4317/v1/traces"),
+    ],
+)
+def test_settings_of_traces_that_cannot_work(variable: str, text: str) -> None:
+    with pytest.raises(InvalidSetting, match=f"GPUFN_{variable}"):
+        GatewaySettings.from_env({f"GPUFN_{variable}": text})
+
+
+def test_any_setting_of_traces_switches_them_on() -> None:
+    assert not GatewaySettings.from_env({"GPUFN_TRACES_RATIO": "0"}).traces
+    for variable, text in (("RATIO", "0.1"), ("SLOW_S", "2"), ("URL", "http://collector/v1/traces")):
+        assert GatewaySettings.from_env({f"GPUFN_TRACES_{variable}": text}).traces
