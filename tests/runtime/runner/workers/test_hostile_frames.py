@@ -36,7 +36,7 @@ def new_socket() -> tuple[WorkerSocket, WorkerLink]:
     peer.transport = Mock()
     peer.transport.is_closing.return_value = False
     peer.data_received(frames.encode(frames.Hello(PROTOCOL, "w-1")) + frames.encode(frames.Ready(0.1, 0.1)))
-    attempt = Mock(number=link.next_attempt_number())
+    attempt = Mock(number=link.next_attempt_number(), message=Mock(id="call", attempt=1, trace=""))
     attempt.message.id, attempt.message.reply = "i", "reply"
     attempt.run.items, attempt.run.granted = 0, 2
     attempt.run.live_bytes = 0
