@@ -40,9 +40,9 @@ from gpufn_gateway.metrics.gpus import GpuSeries
 from gpufn_gateway.metrics.histogram import Histogram
 from gpufn_gateway.metrics.platform_series import PlatformSeries, ReportSeries, node_state
 from gpufn_gateway.metrics.telemetry import Telemetry
+from gpufn_gateway.nodes.health_trends import HealthTrends
 from gpufn_gateway.traces.receiver import Receiver
 from gpufn_gateway.traces.store import TraceStore
-from gpufn_gateway.nodes.health_trends import HealthTrends
 from gpufn_platform.bus.connection import Bus
 from gpufn_platform.bus.storage import streams
 from tests.e2e.gpu_node_stand_in import FULL
