@@ -24,7 +24,7 @@ from pathlib import Path
 from gpufn.cli.develop import reload
 from gpufn.client.client import Client
 from gpufn_core.domain.revision import Lease
-from gpufn_core.spec.names import Home
+from gpufn_core.spec.naming.names import Home
 
 ENV = "dev-bench"
 SOURCE = """from gpufn import gpu_function

@@ -21,7 +21,8 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Match, Route, Router
 
 from gpufn_core.errors import GatewayUnavailable, GpufnError, RateLimited
-from gpufn_core.spec import names, web_spec
+from gpufn_core.spec import web_spec
+from gpufn_core.spec.naming import names
 from gpufn_gateway import problems
 from gpufn_gateway.audit.request_audit import REFUSALS, RequestAudit, is_audited
 from gpufn_gateway.auth.access import METHODS, OPEN_PATHS, Access
@@ -38,7 +39,7 @@ from gpufn_gateway.oip.inference import Inference
 from gpufn_gateway.problems import RouteError
 from gpufn_gateway.protocols.adapter import Adapter
 from gpufn_gateway.protocols.registration import Protocols, with_api_key
-from gpufn_gateway.routes.invoke import Invoke
+from gpufn_gateway.routes.calls.invoke import Invoke
 from gpufn_gateway.routes.requests import CHECK_KEY, TURNS
 from gpufn_gateway.store_sync import StoreSync
 from gpufn_gateway.terminals import terminals as terminal_paths

@@ -10,7 +10,7 @@ from gpufn_gateway.auth.quota_sync import QuotaSync
 from gpufn_gateway.calls.fast_path import FastPath
 from gpufn_gateway.calls.shared_bodies import GatewaySharedBodies
 from gpufn_gateway.http.connection.server import Server
-from gpufn_gateway.routes.invoke import Invoke
+from gpufn_gateway.routes.calls.invoke import Invoke
 from gpufn_platform.process.clock import Clock
 from gpufn_platform.process.pause_detector import PauseDetector
 from gpufn_platform.queue.caller import Caller

@@ -27,8 +27,8 @@ from gpufn.data import channel as _data
 from gpufn.data.local_channel import LocalChannel
 from gpufn.declare.declarations import declarations_of
 from gpufn.declare.function import Function, FunctionClass, Instance
+from gpufn.declare.hints.type_hints import resolve_hint, signature_of
 from gpufn.declare.hooks import batch_of, hooks
-from gpufn.declare.type_hints import resolve_hint, signature_of
 from gpufn_core.domain.invocation import InvocationState, Outcome, OutcomeKind
 from gpufn_core.domain.retry_policy import Settlement, settlement_for
 from gpufn_core.encoding import media, values
@@ -37,9 +37,9 @@ from gpufn_core.encoding.record_classes import RecordClasses
 from gpufn_core.errors import ErrorInfo, FunctionNotFound, FunctionRaised, GpufnError, InvalidInput, InvocationNotFound
 from gpufn_core.ids import new_invocation_id
 from gpufn_core.spec.function_spec import CallKind, Retry
-from gpufn_core.spec.names import function_name
-from gpufn_core.spec.variant_names import described, split
-from gpufn_core.spec.variant_options import MARK
+from gpufn_core.spec.naming.names import function_name
+from gpufn_core.spec.naming.variant_names import described, split
+from gpufn_core.spec.naming.variant_options import MARK
 
 T = TypeVar("T")
 

@@ -37,10 +37,10 @@ from gpufn_gateway.metrics.telemetry import Telemetry
 from gpufn_gateway.oip.inference import Inference
 from gpufn_gateway.protocols.platform import Platform
 from gpufn_gateway.protocols.registration import installed
-from gpufn_gateway.routes.functions import FunctionRoutes
-from gpufn_gateway.routes.invocations import InvocationRoutes
-from gpufn_gateway.routes.invoke import Invoke
-from gpufn_gateway.routes.oip import OipRoutes
+from gpufn_gateway.routes.calls.invocations import InvocationRoutes
+from gpufn_gateway.routes.calls.invoke import Invoke
+from gpufn_gateway.routes.calls.oip import OipRoutes
+from gpufn_gateway.routes.functions.functions import FunctionRoutes
 from gpufn_gateway.routes.operations import OperationRoutes
 from gpufn_gateway.store_sync import StoreSync
 from gpufn_gateway.submitted.submit import Submissions

@@ -6,7 +6,7 @@ import re
 import tomllib
 
 import gpufn
-from gpufn.deploy.import_guard import is_reserved
+from gpufn.deploy.imports.import_guard import is_reserved
 from tests.conftest import ROOT
 
 

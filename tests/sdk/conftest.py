@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from gpufn.deploy.missing_packages import remove_stand_ins
+from gpufn.deploy.imports.missing_packages import remove_stand_ins
 
 
 @dataclass

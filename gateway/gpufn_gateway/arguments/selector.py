@@ -13,8 +13,8 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from gpufn_core.errors import InvalidInput
-from gpufn_core.spec.variant_names import MAX_SELECTOR_BYTES
-from gpufn_core.spec.variant_options import MARK, check_names
+from gpufn_core.spec.naming.variant_names import MAX_SELECTOR_BYTES
+from gpufn_core.spec.naming.variant_options import MARK, check_names
 from gpufn_gateway.arguments import query
 from gpufn_gateway.arguments.signature import Signature
 

@@ -2,7 +2,7 @@
 
 admin                everything
 hi, pickle           calls of class `hi`, pickled arguments; of the functions that the key may invoke
-invoke:P             calls of the functions that the pattern P names (`gpufn_core.spec.patterns`)
+invoke:P             calls of the functions that the pattern P names (`gpufn_core.spec.naming.patterns`)
 read:P, deploy:P     views and changes of these functions; deploy:P includes read:P
 exec:P               terminals in workers of these functions
 read, deploy         views and changes of all functions, and of what belongs to no function
@@ -19,7 +19,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from gpufn_core.errors import InvalidInput
-from gpufn_core.spec import patterns
+from gpufn_core.spec.naming import patterns
 
 ADMIN, DEPLOY, READ, INVOKE, EXEC, HI, PICKLE = "admin", "deploy", "read", "invoke", "exec", "hi", "pickle"
 INVOKE_ALL: Final = f"{INVOKE}:{patterns.ALL}"

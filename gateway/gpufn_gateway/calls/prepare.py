@@ -31,8 +31,8 @@ from gpufn_core.protocol.messages import ResultReply
 from gpufn_core.protocol.records import BodyReference
 from gpufn_core.protocol.reports import FunctionStatus
 from gpufn_core.spec.function_spec import FunctionSpec
+from gpufn_core.spec.naming.variant_names import names_variant
 from gpufn_core.spec.priority import Priority
-from gpufn_core.spec.variant_names import names_variant
 from gpufn_gateway.arguments import query as query_arguments
 from gpufn_gateway.arguments.form import Form
 from gpufn_gateway.auth.access import Access, Principal

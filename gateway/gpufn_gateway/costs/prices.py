@@ -27,7 +27,7 @@ from typing import Final
 
 import msgspec
 
-from gpufn_core.spec.names import GROUP, is_function_name
+from gpufn_core.spec.naming.names import GROUP, is_function_name
 
 _MOST: Final = 1e9  # the largest amount of money or CO2
 _CURRENCY: Final = re.compile(r"[A-Z]{3}")

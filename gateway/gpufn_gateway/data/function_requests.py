@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 
 from gpufn_core.protocol import codec, subjects
 from gpufn_core.protocol.data import AdmitValue, CommitVolume, DataReply, DataRequest
-from gpufn_core.spec.names import home_of
+from gpufn_core.spec.naming.names import home_of
 from gpufn_core.spec.volume_spec import full_name_at
 from gpufn_gateway.data.operations import Operations
 from gpufn_gateway.responder import Responder

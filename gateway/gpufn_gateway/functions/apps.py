@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from gpufn_core.domain.revision import Function, Revision, RevisionKey, RevisionState
-from gpufn_core.spec.names import Home, home_of
+from gpufn_core.spec.naming.names import Home, home_of
 
 Revisions = Mapping[str, Mapping[int, Revision]]
 

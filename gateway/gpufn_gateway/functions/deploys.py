@@ -37,7 +37,7 @@ from gpufn_core.protocol import subjects
 from gpufn_core.protocol.codec import encode
 from gpufn_core.signing.statement import DeploySignature
 from gpufn_core.spec.function_spec import FunctionSpec, ScalingPolicy
-from gpufn_core.spec.names import home_of
+from gpufn_core.spec.naming.names import home_of
 from gpufn_core.spec.volume_spec import full_name_at
 from gpufn_gateway.arguments.signature import Signature
 from gpufn_gateway.auth.access import LOCAL, Principal

@@ -15,7 +15,7 @@ from typing import Final
 
 from gpufn_core.domain.revision import Function, RevisionKey
 from gpufn_core.errors import FunctionNotFound
-from gpufn_core.spec.variant_names import is_variant
+from gpufn_core.spec.naming.variant_names import is_variant
 from gpufn_gateway.audit.log import AuditLog
 from gpufn_gateway.background_loop import log_failures
 from gpufn_gateway.functions.deploys import Deploys, LeaseLost

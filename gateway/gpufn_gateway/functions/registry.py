@@ -21,8 +21,8 @@ from gpufn_core.protocol.report_parts import Statuses
 from gpufn_core.protocol.reports import ControllerReport, FunctionStatus, NodeReport, RunnerReport, without_holders
 from gpufn_core.spec.function_spec import FunctionSpec, MethodSpec
 from gpufn_core.spec.model_spec import ModelSpec
-from gpufn_core.spec.names import Names, canonical, is_function_name, shown
-from gpufn_core.spec.variant_names import function_of, is_variant
+from gpufn_core.spec.naming.names import Names, canonical, is_function_name, shown
+from gpufn_core.spec.naming.variant_names import function_of, is_variant
 from gpufn_gateway.arguments.signature import Signature
 from gpufn_gateway.auth.access import LOCAL, Access, Principal
 from gpufn_gateway.auth.team_account import TeamAccount, account_of, quota_id

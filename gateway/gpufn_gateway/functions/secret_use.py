@@ -13,8 +13,8 @@ import asyncio
 from gpufn_core.domain.revision import Revision
 from gpufn_core.errors import Forbidden, InvalidSpec
 from gpufn_core.spec.function_spec import FunctionSpec
-from gpufn_core.spec.patterns import ALL
-from gpufn_core.spec.secret_scopes import SecretRef, candidates, effective
+from gpufn_core.spec.naming.patterns import ALL
+from gpufn_core.spec.naming.secret_scopes import SecretRef, candidates, effective
 from gpufn_gateway.auth.access import Principal
 from gpufn_gateway.auth.scopes import DEPLOY
 from gpufn_gateway.functions.registry import Registry

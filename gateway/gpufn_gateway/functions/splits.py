@@ -18,7 +18,7 @@ from gpufn_core.domain.traffic import (
     parse_return_rules,
 )
 from gpufn_core.errors import Conflict, InvalidInput, RevisionNotFound
-from gpufn_core.spec.variant_names import is_variant
+from gpufn_core.spec.naming.variant_names import is_variant
 from gpufn_core.spec.web_spec import WebSpec
 from gpufn_gateway.functions.deploys import Deploys, check_workers, not_ready
 from gpufn_gateway.functions.registry import Registry, is_usable

@@ -18,9 +18,9 @@ import msgspec
 
 from gpufn_core.domain.revision import Function, Lease, Revision, RevisionKey, Variant
 from gpufn_core.errors import Forbidden, FunctionNotFound, TooManyVariants
-from gpufn_core.spec import variant_names, variant_options
-from gpufn_core.spec.names import home_of, shown
-from gpufn_core.spec.variant_options import marked
+from gpufn_core.spec.naming import variant_names, variant_options
+from gpufn_core.spec.naming.names import home_of, shown
+from gpufn_core.spec.naming.variant_options import marked
 from gpufn_gateway.arguments.selector import read
 from gpufn_gateway.auth.access import Principal
 from gpufn_gateway.auth.scopes import DEPLOY

@@ -16,8 +16,8 @@ import msgspec
 
 from gpufn_core.encoding import media
 from gpufn_core.errors import CapacityError, FunctionNotFound, GpufnError, InvalidInput, RevisionNotFound
-from gpufn_core.spec import names
 from gpufn_core.spec.function_spec import FunctionSpec, MethodSpec, Packaging
+from gpufn_core.spec.naming import names
 from gpufn_core.spec.tensor_signature import takes_tensors
 from gpufn_gateway.auth.access import Principal
 from gpufn_gateway.calls.admission import too_large
@@ -28,7 +28,7 @@ from gpufn_gateway.functions.target import Target
 from gpufn_gateway.http.body_reader import Receive, Scope, Send
 from gpufn_gateway.http.responses import GPUFN_FORMAT
 from gpufn_gateway.problems import Headers, Problem
-from gpufn_gateway.routes.invoke import Invoke
+from gpufn_gateway.routes.calls.invoke import Invoke
 
 PREFIX: Final = "/v2"
 _MODELS: Final = "/v2/models/"

@@ -16,18 +16,8 @@ from gpufn_core.encoding import urls
 from gpufn_core.protocol.limits import LARGEST_INTEGER
 from gpufn_core.protocol.profiles import LONGEST_PROFILE_S
 from gpufn_core.signing import trust
-from gpufn_core.spec import (
-    function_spec,
-    image_spec,
-    isolation,
-    model_spec,
-    names,
-    patterns,
-    resources,
-    secret_scopes,
-    volume_spec,
-    web_spec,
-)
+from gpufn_core.spec import function_spec, image_spec, isolation, model_spec, resources, volume_spec, web_spec
+from gpufn_core.spec.naming import names, patterns, secret_scopes
 from gpufn_core.spec.units import MIN_PROCESS_BYTES, Bounds
 from gpufn_gateway.auth import quotas, scopes, tokens
 from gpufn_gateway.openapi import request_bodies, request_bounds

@@ -20,7 +20,7 @@ from gpufn_core.encoding import media
 from gpufn_core.errors import InvocationNotFound
 from gpufn_core.ids import new_invocation_id
 from gpufn_core.protocol.records import CallRecord
-from gpufn_core.spec import variant_names
+from gpufn_core.spec.naming import variant_names
 from gpufn_gateway.calls.prepare import Arguments, Calls, ReadArguments
 from gpufn_gateway.calls.prepared_call import PreparedCall
 from gpufn_gateway.functions.target import Target
@@ -31,7 +31,7 @@ from gpufn_gateway.protocols.captured import Capture, Outcome
 from gpufn_gateway.protocols.client_files import ClientFiles
 from gpufn_gateway.protocols.live_items import LiveItems
 from gpufn_gateway.protocols.multipart import FormParts, form_parts
-from gpufn_gateway.routes.invoke import Invoke
+from gpufn_gateway.routes.calls.invoke import Invoke
 from gpufn_gateway.routes.requests import headers_of, principal_of
 from gpufn_gateway.submitted.dead_letters import DeadLetters
 from gpufn_gateway.submitted.submit import WEBHOOK, Submissions

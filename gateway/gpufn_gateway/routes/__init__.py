@@ -1,1 +1,1 @@
-"""The HTTP API, one module per kind of resource. The hot path, invoke, is `gpufn_gateway.routes.invoke`."""
+"""The HTTP API, one module per kind of resource. The hot path, invoke, is `gpufn_gateway.routes.calls.invoke`."""

@@ -11,15 +11,15 @@ from starlette.routing import Route
 
 from gpufn_core.domain.usage import UsageKey
 from gpufn_core.errors import InvalidInput
-from gpufn_core.spec.names import parts_of
+from gpufn_core.spec.naming.names import parts_of
 from gpufn_gateway.auth.access import Principal
 from gpufn_gateway.auth.scopes import READ
 from gpufn_gateway.costs.attribution import UNUSED, Cost
 from gpufn_gateway.costs.budgets import Budgets, BudgetState
 from gpufn_gateway.costs.ledger import Ledger
 from gpufn_gateway.functions.registry import Registry
+from gpufn_gateway.routes.access.usage import requested_days
 from gpufn_gateway.routes.requests import flag, json_response, principal_of, route
-from gpufn_gateway.routes.usage import requested_days
 from gpufn_platform.process.clock import Clock
 
 COLUMNS: Final = ("day", "team", "app", "function", "key")

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from gpufn_core.errors import InvalidInput, RevisionNotFound
-from gpufn_core.spec.names import shown
+from gpufn_core.spec.naming.names import shown
 from gpufn_gateway.auth.access import Principal
 from gpufn_gateway.auth.scopes import READ
 from gpufn_gateway.functions.registry import Registry

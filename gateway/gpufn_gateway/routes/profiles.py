@@ -14,7 +14,7 @@ from gpufn_core.errors import CapacityError, Conflict, InvocationNotFound, error
 from gpufn_core.protocol import subjects
 from gpufn_core.protocol.codec import encode
 from gpufn_core.protocol.profiles import RATE, ProfileReply, ProfileRequest
-from gpufn_core.spec.names import shown
+from gpufn_core.spec.naming.names import shown
 from gpufn_gateway.audit.request_audit import add_details, name_object
 from gpufn_gateway.auth.scopes import DEPLOY
 from gpufn_gateway.functions.registry import Registry

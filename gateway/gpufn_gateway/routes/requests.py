@@ -19,7 +19,7 @@ from gpufn_core.encoding import media
 from gpufn_core.encoding.msgspec_errors import parse_validation_error
 from gpufn_core.errors import InvalidInput
 from gpufn_core.ids import is_digest
-from gpufn_core.spec import names
+from gpufn_core.spec.naming import names
 from gpufn_gateway.arguments.json_body import decode_json
 from gpufn_gateway.auth.access import Principal
 from gpufn_gateway.http.body_reader import BodyReader

@@ -16,7 +16,7 @@ from starlette.types import ASGIApp
 
 from gpufn_core.encoding import media
 from gpufn_core.errors import GpufnError, InvalidInput
-from gpufn_core.spec import names
+from gpufn_core.spec.naming import names
 from gpufn_core.spec.volume_spec import VolumeChange
 from gpufn_gateway.auth.scopes import DEPLOY, READ
 from gpufn_gateway.http.body_reader import BodyReader, iter_body, require_content_length

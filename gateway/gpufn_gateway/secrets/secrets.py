@@ -12,8 +12,8 @@ from gpufn_core.domain.revision import RevisionState
 from gpufn_core.errors import Conflict, FunctionNotFound, InvalidInput, RevisionNotFound, SecretNotFound
 from gpufn_core.protocol.codec import encode
 from gpufn_core.spec.function_spec import check_secret_name
-from gpufn_core.spec.patterns import ALL
-from gpufn_core.spec.secret_scopes import SecretRef, check_scope, effective
+from gpufn_core.spec.naming.patterns import ALL
+from gpufn_core.spec.naming.secret_scopes import SecretRef, check_scope, effective
 from gpufn_gateway.buckets import records
 from gpufn_gateway.functions.deploys import Deploys
 from gpufn_gateway.functions.registry import Registry

@@ -8,8 +8,8 @@ from gpufn_core.errors import Conflict, InvalidInput, InvalidSpec, SignerNotFoun
 from gpufn_core.protocol.codec import encode
 from gpufn_core.signing.ed25519 import key_id, parse_public_key
 from gpufn_core.signing.trust import SIGNER_NAME, TrustedKey
-from gpufn_core.spec.names import check_group, parts_of
-from gpufn_core.spec.patterns import check_pattern
+from gpufn_core.spec.naming.names import check_group, parts_of
+from gpufn_core.spec.naming.patterns import check_pattern
 from gpufn_gateway.functions.registry import Registry
 from gpufn_gateway.openapi.request_bodies import MAX_SIGNER_PATTERNS
 from gpufn_platform.bus.storage.key_value import KeyValue

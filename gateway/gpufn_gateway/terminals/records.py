@@ -15,8 +15,8 @@ import msgspec
 from gpufn_core.domain.revision import Function, Lease, Variant
 from gpufn_core.errors import CapacityError, FunctionNotFound, GpufnError
 from gpufn_core.ids import new_ulid
+from gpufn_core.spec.naming.variant_names import variant_name
 from gpufn_core.spec.terminal_spec import terminal_spec
-from gpufn_core.spec.variant_names import variant_name
 from gpufn_gateway.functions.deploys import Deploys
 from gpufn_gateway.functions.registry import Registry
 from gpufn_gateway.functions.target import Target

@@ -20,8 +20,8 @@ from gpufn_core.errors import FunctionNotFound, GpufnError, InvalidInput
 from gpufn_core.protocol import terminal
 from gpufn_core.protocol.codec import pack
 from gpufn_core.protocol.terminal import Start
-from gpufn_core.spec.names import IN_PATH, shown
-from gpufn_core.spec.variant_names import is_variant
+from gpufn_core.spec.naming.names import IN_PATH, shown
+from gpufn_core.spec.naming.variant_names import is_variant
 from gpufn_gateway import problems
 from gpufn_gateway.audit.request_audit import REFUSALS, RequestAudit, add_details
 from gpufn_gateway.auth.access import Principal

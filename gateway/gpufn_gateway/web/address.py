@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from gpufn_core.spec.names import ANY, DEFAULT, full_name, function_name, is_group_or_any
+from gpufn_core.spec.naming.names import ANY, DEFAULT, full_name, function_name, is_group_or_any
 from gpufn_core.spec.web_spec import PREFIX
 
 _PARTS = 3

@@ -13,7 +13,7 @@ from gpufn_gateway.auth.access import Principal
 from gpufn_gateway.auth.team_account import quota_id
 from gpufn_gateway.calls.prepare import Calls
 from gpufn_gateway.http.body_reader import Receive, Scope, Send
-from gpufn_gateway.routes.invoke import Invoke
+from gpufn_gateway.routes.calls.invoke import Invoke
 from gpufn_gateway.web.address import Address, address_of
 from gpufn_gateway.web.endpoint import serve_endpoint
 from gpufn_gateway.web.headers import NOT_STORED

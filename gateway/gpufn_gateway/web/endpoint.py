@@ -13,7 +13,7 @@ from gpufn_gateway.http import negotiation
 from gpufn_gateway.http.body_reader import Receive, Scope, Send
 from gpufn_gateway.http.responses import GPUFN_FORMAT
 from gpufn_gateway.problems import RouteError
-from gpufn_gateway.routes.invoke import Invoke
+from gpufn_gateway.routes.calls.invoke import Invoke
 from gpufn_gateway.web.headers import NOT_STORED
 from gpufn_gateway.web.match import Match
 

@@ -17,8 +17,8 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from gpufn_core.errors import PlatformError
-from gpufn_core.spec.patterns import ALL
-from gpufn_core.spec.secret_scopes import SecretRef
+from gpufn_core.spec.naming.patterns import ALL
+from gpufn_core.spec.naming.secret_scopes import SecretRef
 
 _KEY_BYTES = 32
 _NONCE_BYTES = 12

@@ -15,8 +15,8 @@ import msgspec
 
 from gpufn_core.errors import InvalidInput
 from gpufn_core.signing.trust import Trust, TrustedKey
-from gpufn_core.spec.names import GROUP
-from gpufn_core.spec.patterns import is_pattern
+from gpufn_core.spec.naming.names import GROUP
+from gpufn_core.spec.naming.patterns import is_pattern
 from gpufn_platform.process.settings import InvalidSetting
 
 MODE = "GPUFN_SIGNATURES"

@@ -12,8 +12,8 @@ from gpufn_core.domain.team import Team, Teams
 from gpufn_core.domain.traffic import Split, choose
 from gpufn_core.errors import FunctionNotFound
 from gpufn_core.protocol import subjects
-from gpufn_core.spec.names import Names, home_of
-from gpufn_core.spec.variant_names import split
+from gpufn_core.spec.naming.names import Names, home_of
+from gpufn_core.spec.naming.variant_names import split
 from gpufn_platform.bus.storage.key_value import Entry, KeyValue, Watch
 from gpufn_runtime.runner.variants import Variants
 

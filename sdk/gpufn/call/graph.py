@@ -13,7 +13,7 @@ from gpufn.call.graph_priority import Order
 from gpufn.call.remote import Remote
 from gpufn.call.submitted_call import Call
 from gpufn.call.threads import Outcome, capture
-from gpufn.declare.argument_checks import check_count, check_seconds
+from gpufn.declare.hints.argument_checks import check_count, check_seconds
 from gpufn_core.errors import InvalidInput
 
 if TYPE_CHECKING:

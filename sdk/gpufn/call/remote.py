@@ -22,12 +22,12 @@ from gpufn.call.result_decoding import PLAIN, ResultReader, remote_traceback
 from gpufn.call.submitted_call import Call
 from gpufn.call.threads import in_thread
 from gpufn.call.transport_protocol import EncodedCall, Target
-from gpufn.declare.argument_checks import check_iterables, check_positive_seconds, unpack_arguments
-from gpufn.declare.did_you_mean import FUNCTION_HINTS, attribute_error
+from gpufn.declare.hints.argument_checks import check_iterables, check_positive_seconds, unpack_arguments
+from gpufn.declare.hints.did_you_mean import FUNCTION_HINTS, attribute_error
 from gpufn_core.errors import InvalidInput
 from gpufn_core.spec.function_spec import CallKind
+from gpufn_core.spec.naming.variant_names import with_values
 from gpufn_core.spec.priority import Priority, priority_of
-from gpufn_core.spec.variant_names import with_values
 
 if TYPE_CHECKING:
     from typing import Unpack
@@ -103,7 +103,7 @@ class Remote(Generic[P, R, V]):
         of_calls = {name: options.pop(name) for name in ("timeout", "priority", "trust_results") if name in options}
         if not options:
             return self.options(**of_calls)
-        from gpufn_core.spec import variant_options  # noqa: PLC0415
+        from gpufn_core.spec.naming import variant_options  # noqa: PLC0415
 
         variant_options.check_names(options)
         pool = with_values(self._function_name, variant_options.marked(options))

@@ -9,8 +9,8 @@ from gpufn.call import transport
 from gpufn.call.result_decoding import PLAIN, ResultReader, remote_traceback
 from gpufn.call.threads import in_thread
 from gpufn.call.transport_protocol import ViewTransport
-from gpufn.declare.argument_checks import check_seconds
-from gpufn.declare.did_you_mean import CALL_HINTS, attribute_error
+from gpufn.declare.hints.argument_checks import check_seconds
+from gpufn.declare.hints.did_you_mean import CALL_HINTS, attribute_error
 from gpufn_core.domain.invocation import InvocationState
 from gpufn_core.errors import GpufnError, InvalidInput
 from gpufn_core.ids import is_call_or_item_id

@@ -42,17 +42,17 @@ from gpufn.client.views import (
     TokenView,
     UserView,
 )
-from gpufn.declare.argument_checks import check_list, check_seconds
 from gpufn.declare.declarations import mark_deployed
+from gpufn.declare.hints.argument_checks import check_list, check_seconds
 from gpufn_core.domain.team import Team, TeamLimits
 from gpufn_core.encoding.urls import function_path, segment
 from gpufn_core.errors import GpufnError, InvalidInput
 from gpufn_core.ids import new_ulid
 from gpufn_core.protocol.records import KeyLimits
-from gpufn_core.spec import names
+from gpufn_core.spec.naming import names
+from gpufn_core.spec.naming.secret_scopes import scope_of
 from gpufn_core.spec.priority import priority_of
 from gpufn_core.spec.schedule import Schedule
-from gpufn_core.spec.secret_scopes import scope_of
 
 if TYPE_CHECKING:
     from gpufn.deploy.bundle import AnyFunction

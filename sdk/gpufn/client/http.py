@@ -27,7 +27,7 @@ from gpufn_core.encoding import media
 from gpufn_core.encoding.urls import DEFAULT_GATEWAY, function_path, gateway_address, public
 from gpufn_core.errors import Forbidden, GatewayUnavailable, GpufnError, InvalidInput, InvalidSpec, Unauthorized
 from gpufn_core.home import Home
-from gpufn_core.spec import names
+from gpufn_core.spec.naming import names
 
 if TYPE_CHECKING:
     import httpx

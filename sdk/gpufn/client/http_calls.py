@@ -14,7 +14,7 @@ from gpufn.client.http import Requests
 from gpufn.client.responses import raw_result_of
 from gpufn.client.streams import events_of, items_of, lines_of
 from gpufn.client.views import DeadLetterView, InvocationView, RawResult, Replayed
-from gpufn.declare.argument_checks import check_body, check_seconds
+from gpufn.declare.hints.argument_checks import check_body, check_seconds
 from gpufn_core.encoding import media, values
 from gpufn_core.encoding.urls import check_webhook, segment
 from gpufn_core.ids import new_invocation_id

@@ -31,7 +31,7 @@ from gpufn_core.ids import Digest
 from gpufn_core.protocol.messages import LogLine
 from gpufn_core.signing.statement import DeploySignature
 from gpufn_core.spec.function_spec import FunctionSpec
-from gpufn_core.spec.names import DEFAULT
+from gpufn_core.spec.naming.names import DEFAULT
 from gpufn_core.spec.units import format_bytes
 
 

@@ -17,9 +17,9 @@ from gpufn_core.protocol.messages import Progress
 from gpufn_core.protocol.records import AttemptRecord, KeyLimits
 from gpufn_core.protocol.reports import LastStart, NextRevision, Waiting, WorkerCounts
 from gpufn_core.spec.model_spec import ShapeProfile, TensorSpec
+from gpufn_core.spec.naming.variant_names import described
 from gpufn_core.spec.priority import Priority
 from gpufn_core.spec.schedule import Missed
-from gpufn_core.spec.variant_names import described
 
 
 class FunctionView(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,7 +11,7 @@ from gpufn.declare.function import Function
 from gpufn.declare.model import Model
 from gpufn.declare.options import PlainOptions
 from gpufn_core.errors import InvalidSpec
-from gpufn_core.spec.names import check_group
+from gpufn_core.spec.naming.names import check_group
 
 P = ParamSpec("P")
 R = TypeVar("R")

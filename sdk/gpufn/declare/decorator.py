@@ -15,13 +15,13 @@ import msgspec
 
 from gpufn.call.remote import kind_of
 from gpufn.declare.function import Function, FunctionClass, Method
+from gpufn.declare.hints.type_hints import signature_of
 from gpufn.declare.hooks import BATCH, HOOK, HOOKS_WITH_CAUSE, hooks
 from gpufn.declare.model import Model
 from gpufn.declare.options import PlainOptions, settings_from, signature
-from gpufn.declare.type_hints import signature_of
 from gpufn_core.errors import InvalidSpec
 from gpufn_core.spec.function_spec import Batch, MethodSpec
-from gpufn_core.spec.names import function_name
+from gpufn_core.spec.naming.names import function_name
 from gpufn_core.spec.web_spec import WebSpec
 
 P = ParamSpec("P")

@@ -20,16 +20,16 @@ from gpufn.call.remote import Remote, by_name, kind_of
 from gpufn.call.result_decoding import ResultReader
 from gpufn.call.threads import run_coroutine
 from gpufn.declare import declarations
+from gpufn.declare.hints.type_hints import resolve_hint, signature_of
 from gpufn.declare.hooks import hooks, with_cause
-from gpufn.declare.type_hints import resolve_hint, signature_of
 from gpufn_core.domain.worker import Cause
 from gpufn_core.errors import InvalidInput, InvalidSpec
-from gpufn_core.spec import variant_options
 from gpufn_core.spec.function_spec import CallKind, EntryPoint, FunctionSpec, Packaging
 from gpufn_core.spec.image_spec import ImageSpec
 from gpufn_core.spec.model_spec import ModelSpec
-from gpufn_core.spec.names import HOME, Home
-from gpufn_core.spec.variant_names import with_selector
+from gpufn_core.spec.naming import variant_options
+from gpufn_core.spec.naming.names import HOME, Home
+from gpufn_core.spec.naming.variant_names import with_selector
 from gpufn_core.spec.weights_spec import WeightsSpec
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ class _Declaration:
         home: Home = HOME,
     ) -> FunctionSpec:
         """Return the spec to deploy. Resolves the type hints. Raises InvalidSpec, which names the wrong parameter."""
-        from gpufn.declare import signature_schema  # noqa: PLC0415
+        from gpufn.declare.hints import signature_schema  # noqa: PLC0415
 
         try:
             return self.settings.spec(
@@ -268,7 +268,7 @@ class Instance:
         args, kwargs = self._arguments
         if not args and not kwargs:
             return {}
-        from gpufn.declare import signature_schema  # noqa: PLC0415
+        from gpufn.declare.hints import signature_schema  # noqa: PLC0415
 
         cls = self._declared.raw
         named = by_name(signature_of(cls), args, kwargs)

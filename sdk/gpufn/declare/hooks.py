@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from gpufn.declare.type_hints import signature_of
+from gpufn.declare.hints.type_hints import signature_of
 from gpufn_core.spec.function_spec import Batch
 
 HOOK = "__gpufn_hook__"

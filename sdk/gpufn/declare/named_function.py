@@ -7,8 +7,8 @@ from typing import Any, NoReturn
 
 from gpufn.call.remote import Remote
 from gpufn_core.errors import InvalidInput
-from gpufn_core.spec.names import function_name
-from gpufn_core.spec.variant_names import in_path, split
+from gpufn_core.spec.naming.names import function_name
+from gpufn_core.spec.naming.variant_names import in_path, split
 
 _ANY_ARGUMENTS = inspect.Signature(
     [

@@ -32,7 +32,7 @@ from gpufn_core.spec.function_spec import (
 from gpufn_core.spec.image_spec import ImageSpec
 from gpufn_core.spec.isolation import Isolation, Network
 from gpufn_core.spec.model_spec import ModelSpec
-from gpufn_core.spec.names import DEFAULT, HOME, Home, check_group, full_name
+from gpufn_core.spec.naming.names import DEFAULT, HOME, Home, check_group, full_name
 from gpufn_core.spec.priority import Priority
 from gpufn_core.spec.resources import Resources, parse_gpu
 from gpufn_core.spec.schedule import Schedule

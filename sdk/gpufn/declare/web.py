@@ -9,8 +9,8 @@ from typing import Any, Final, ParamSpec, Protocol, TypeVar, Unpack, overload
 from gpufn.call.remote import kind_of
 from gpufn.declare.decorator import Decorator, declare
 from gpufn.declare.function import Function
+from gpufn.declare.hints.type_hints import signature_of
 from gpufn.declare.options import PlainOptions
-from gpufn.declare.type_hints import signature_of
 from gpufn_core.errors import InvalidSpec
 from gpufn_core.spec.function_spec import CallKind
 from gpufn_core.spec.web_spec import WebKind, WebSpec

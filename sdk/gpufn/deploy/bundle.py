@@ -27,8 +27,8 @@ from typing import TYPE_CHECKING, Any
 
 from gpufn.declare.declarations import declarations_in
 from gpufn.declare.function import Function, FunctionClass
-from gpufn.deploy import import_guard, missing_packages
-from gpufn.deploy.import_collector import Bundle, Collector, import_name, is_below
+from gpufn.deploy.imports import import_guard, missing_packages
+from gpufn.deploy.imports.import_collector import Bundle, Collector, import_name, is_below
 from gpufn_core.errors import GpufnError, InvalidBundle
 from gpufn_core.spec.function_spec import Packaging
 from gpufn_core.spec.units import format_bytes

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from gpufn.declare.declarations import Declaration, declarations_of
 from gpufn.deploy.code_digest import code_digest
-from gpufn.deploy.import_collector import Collector, import_name
+from gpufn.deploy.imports.import_collector import Collector, import_name
 from gpufn_core.errors import GpufnError, InvalidBundle
 
 if TYPE_CHECKING:

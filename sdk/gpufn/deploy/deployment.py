@@ -37,7 +37,7 @@ from gpufn_core.errors import (
 from gpufn_core.ids import Digest
 from gpufn_core.signing.statement import DeploySignature, Statement
 from gpufn_core.spec.function_spec import Batch, EntryPoint, FunctionSpec, MethodSpec, Packaging, spec_from_json
-from gpufn_core.spec.names import HOME, Home
+from gpufn_core.spec.naming.names import HOME, Home
 
 if TYPE_CHECKING:
     from gpufn.declare.model import Model

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from gpufn_core.spec.names import DEFAULT, home_of
-from gpufn_core.spec.variant_names import is_variant
+from gpufn_core.spec.naming.names import DEFAULT, home_of
+from gpufn_core.spec.naming.variant_names import is_variant
 
 if TYPE_CHECKING:
     from gpufn.client.views import FunctionView

@@ -14,14 +14,15 @@ from typing import Any, Final, NamedTuple
 
 from gpufn.declare.function import Function
 from gpufn.declare.options import settings_from
-from gpufn.deploy import bundle, import_guard, missing_packages
+from gpufn.deploy import bundle
 from gpufn.deploy.deploy_source import source_of_file
 from gpufn.deploy.deployment import Deployable
-from gpufn.deploy.import_collector import Collector, import_name
+from gpufn.deploy.imports import import_guard, missing_packages
+from gpufn.deploy.imports.import_collector import Collector, import_name
 from gpufn.hosted import cog_predictor, cog_yaml, runpod_handler
 from gpufn_core.errors import InvalidBundle, InvalidSpec
 from gpufn_core.spec.function_spec import Packaging
-from gpufn_core.spec.names import Home
+from gpufn_core.spec.naming.names import Home
 
 ENTRY: Final = "gpufn_entry"
 _REPLACED: Final = frozenset({"cog", "runpod"})

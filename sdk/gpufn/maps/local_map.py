@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from gpufn.call.cancellable_wait import CancelScope
 from gpufn.call.threads import Outcome, capture
-from gpufn.declare.argument_checks import unpack_arguments
+from gpufn.declare.hints.argument_checks import unpack_arguments
 
 T = TypeVar("T")
 

@@ -12,15 +12,15 @@ from gpufn.call.threads import in_thread
 from gpufn.call.transport_protocol import MapTransport, Target
 from gpufn.client.responses import error_of
 from gpufn.client.views import MapView
-from gpufn.declare.argument_checks import check_count, check_seconds
+from gpufn.declare.hints.argument_checks import check_count, check_seconds
 from gpufn.maps.progress_bar import WaitDisplay
 from gpufn.maps.reader import ArrivalOrder, Cursor, ItemOrder, ItemOutcome, OutcomeReader, retry_while_unavailable
 from gpufn.maps.sender import MAX_WAIT_S, ItemSender
 from gpufn_core.encoding import media
 from gpufn_core.errors import Conflict, GpufnError, InvalidInput, InvocationNotFound, MapNotFound
 from gpufn_core.ids import is_client_id, item_id
-from gpufn_core.spec.names import can_mean
-from gpufn_core.spec.variant_names import function_of, split
+from gpufn_core.spec.naming.names import can_mean
+from gpufn_core.spec.naming.variant_names import function_of, split
 
 WINDOW = 10_000
 _REPORT_EVERY = 64  # results that are taken between two reports to the sender

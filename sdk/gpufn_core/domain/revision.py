@@ -95,7 +95,7 @@ class Revision(msgspec.Struct, frozen=True, kw_only=True):
     check failed is FAILED. `source` is None if the client did not send it. `code` is the client's digest of the
     function's own code: deploying the same code in another bundle creates no new revision. `deploy_id` is common to
     the revisions of one deploy. `signature` is None for an unsigned deploy. `secret_scopes` has the widest scope that
-    each secret may have (`gpufn_core.spec.secret_scopes`); a secret without one may have any.
+    each secret may have (`gpufn_core.spec.naming.secret_scopes`); a secret without one may have any.
     `lease` is what its function gets when the revision becomes active; None makes the function permanent. A revision of
     a variant has the spec of its function, with the options of the variant; `spec.name` names the function.
     """

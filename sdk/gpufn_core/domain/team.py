@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
-from gpufn_core.spec import patterns
 from gpufn_core.spec.function_spec import FunctionSpec
 from gpufn_core.spec.isolation import LEAST, Isolation
+from gpufn_core.spec.naming import patterns
 
 NO_TEAM = ""
 

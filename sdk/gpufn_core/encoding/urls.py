@@ -6,8 +6,8 @@ import ipaddress
 from urllib.parse import SplitResult, quote, urlsplit
 
 from gpufn_core.errors import InvalidInput
-from gpufn_core.spec import names
-from gpufn_core.spec.variant_names import in_path
+from gpufn_core.spec.naming import names
+from gpufn_core.spec.naming.variant_names import in_path
 
 DEFAULT_GATEWAY = "http://127.0.0.1:8090"
 

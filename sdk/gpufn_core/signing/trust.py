@@ -15,12 +15,12 @@ from gpufn_core.domain.revision import Revision
 from gpufn_core.encoding.msgspec_errors import DECODE_ERRORS
 from gpufn_core.errors import InvalidInput, UntrustedDeploy
 from gpufn_core.signing.statement import DeploySignature, Statement, decode_statement, spec_digest
-from gpufn_core.spec import variant_options
 from gpufn_core.spec.function_spec import FunctionSpec
-from gpufn_core.spec.names import parts_of
-from gpufn_core.spec.patterns import matches
+from gpufn_core.spec.naming import variant_options
+from gpufn_core.spec.naming.names import parts_of
+from gpufn_core.spec.naming.patterns import matches
+from gpufn_core.spec.naming.variant_names import function_of
 from gpufn_core.spec.terminal_spec import terminal_spec
-from gpufn_core.spec.variant_names import function_of
 
 SIGNER_NAME: Final = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,62}[a-z0-9])?")
 

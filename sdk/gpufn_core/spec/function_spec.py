@@ -25,7 +25,7 @@ from gpufn_core.spec.isolation import (
     contradiction,
 )
 from gpufn_core.spec.model_spec import ModelSpec
-from gpufn_core.spec.names import RESERVED_NAMES, is_function_name, parts_of
+from gpufn_core.spec.naming.names import RESERVED_NAMES, is_function_name, parts_of
 from gpufn_core.spec.priority import Priority
 from gpufn_core.spec.resources import Resources
 from gpufn_core.spec.schedule import Schedule

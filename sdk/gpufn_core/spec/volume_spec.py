@@ -17,8 +17,8 @@ import msgspec
 from gpufn_core.errors import Conflict, InvalidInput, InvalidSpec
 from gpufn_core.ids import is_digest
 from gpufn_core.protocol.limits import LARGEST_INTEGER
-from gpufn_core.spec import names
 from gpufn_core.spec.file_tree import TreeFile, check_path, check_paths, digest_of_tree, sizes_of_tree
+from gpufn_core.spec.naming import names
 
 MAX_VOLUMES: Final = 16  # of one function
 MAX_FILES: Final = 10_000  # of one version

@@ -8,7 +8,7 @@ import re
 import msgspec
 
 from gpufn_core.errors import InvalidSpec
-from gpufn_core.spec.names import parts_of
+from gpufn_core.spec.naming.names import parts_of
 
 PREFIX = "/web/"
 METHOD = re.compile(r"[A-Z]{1,20}")

@@ -28,11 +28,11 @@ from gpufn_core.spec.function_spec import (
 from gpufn_core.spec.image_spec import ImageSpec
 from gpufn_core.spec.isolation import Isolation, Network
 from gpufn_core.spec.model_spec import ModelFile, ModelSpec
+from gpufn_core.spec.naming.variant_options import apply
 from gpufn_core.spec.priority import Priority
 from gpufn_core.spec.resources import Resources
 from gpufn_core.spec.schedule import Schedule
 from gpufn_core.spec.terminal_spec import terminal_spec
-from gpufn_core.spec.variant_options import apply
 from gpufn_core.spec.volume_spec import VolumeMount
 from gpufn_core.spec.web_spec import WebKind, WebSpec
 from gpufn_core.spec.weights_spec import WeightsFile, WeightsSpec

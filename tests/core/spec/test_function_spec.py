@@ -24,7 +24,7 @@ from gpufn_core.spec.function_spec import (
 from gpufn_core.spec.image_spec import ImageSpec
 from gpufn_core.spec.isolation import Isolation, Network
 from gpufn_core.spec.model_spec import ModelFile, ModelSpec
-from gpufn_core.spec.names import SPELLED_NAME, function_name, is_function_name
+from gpufn_core.spec.naming.names import SPELLED_NAME, function_name, is_function_name
 from gpufn_core.spec.resources import Resources
 
 

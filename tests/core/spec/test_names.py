@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpufn_core.errors import AmbiguousFunction, FunctionNotFound, InvalidSpec
-from gpufn_core.spec.names import IN_PATH, Home, Names, canonical, check_group, is_function_name
+from gpufn_core.spec.naming.names import IN_PATH, Home, Names, canonical, check_group, is_function_name
 
 KNOWN = ("predict", "embed", "prod/search/predict", "prod/ads/predict", "dev/search/rank", "prod/search/rank")
 

@@ -8,7 +8,7 @@ import pytest
 
 from gpufn_core.errors import InvalidInput
 from gpufn_core.spec.function_spec import EntryPoint, FunctionSpec, MethodSpec, ScalingPolicy
-from gpufn_core.spec.variant_options import apply
+from gpufn_core.spec.naming.variant_options import apply
 
 SPEC = FunctionSpec(
     name="clf",

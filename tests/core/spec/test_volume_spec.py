@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from gpufn_core.errors import Conflict, InvalidSpec
-from gpufn_core.spec.names import HOME, Home
+from gpufn_core.spec.naming.names import HOME, Home
 from gpufn_core.spec.volume_spec import (
     MAX_FILES,
     VolumeChange,

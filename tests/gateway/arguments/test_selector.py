@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gpufn_core.errors import InvalidInput
-from gpufn_core.spec.variant_names import MAX_SELECTOR_BYTES, split, with_selector
+from gpufn_core.spec.naming.variant_names import MAX_SELECTOR_BYTES, split, with_selector
 from gpufn_gateway.arguments.selector import read
 
 SCHEMA = {

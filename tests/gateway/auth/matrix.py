@@ -23,7 +23,7 @@ from gpufn_core.protocol.spans import Attribute, Span, SpanKind
 from gpufn_core.signing.ed25519 import Signer
 from gpufn_core.spec.function_spec import EntryPoint, FunctionSpec, MethodSpec, Packaging
 from gpufn_core.spec.model_spec import ModelFile, ModelSpec, Precision, TensorSpec
-from gpufn_core.spec.names import parts_of
+from gpufn_core.spec.naming.names import parts_of
 from gpufn_core.spec.schedule import Schedule
 from gpufn_core.spec.volume_spec import VolumeFile
 from gpufn_core.spec.web_spec import WebKind, WebSpec

@@ -11,7 +11,7 @@ import click
 
 from gpufn.cli import app
 from gpufn_core.home import Home
-from gpufn_core.spec.patterns import matches
+from gpufn_core.spec.naming.patterns import matches
 from gpufn_platform.secrets.master_key import MasterKey
 from tests.gateway.auth.access_table import COMMANDS, IN_PROTOCOL_TESTS, PATTERN, PRINCIPALS, ROUTES, RULES
 from tests.gateway.auth.matrix import Matrix, objects, served

@@ -11,7 +11,7 @@ from gpufn_core.domain.revision import Revision
 from gpufn_core.errors import Forbidden, FunctionNotFound, InvalidInput, TooManyVariants
 from gpufn_core.protocol.reports import FunctionStatus, WorkerCounts
 from gpufn_core.spec.function_spec import EntryPoint, FunctionSpec, MethodSpec
-from gpufn_core.spec.variant_names import variant_name
+from gpufn_core.spec.naming.variant_names import variant_name
 from gpufn_gateway.auth.access import LOCAL, principal_with
 from gpufn_gateway.functions.deploys import DeployOptions
 from gpufn_gateway.functions.variants import TTL_S, Variants

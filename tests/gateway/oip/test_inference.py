@@ -31,7 +31,7 @@ from gpufn_core.spec.function_spec import Batch, EntryPoint, FunctionSpec, Metho
 from gpufn_core.spec.model_spec import DATATYPES, ModelFile, ModelSpec, Precision, TensorSpec
 from gpufn_gateway.auth.access import new_key
 from gpufn_gateway.oip import inference as gateway_oip
-from gpufn_gateway.routes import oip as oip_routes
+from gpufn_gateway.routes.calls import oip as oip_routes
 from gpufn_platform.bus.storage.key_value import Entry
 from gpufn_runtime.worker.engines import oip
 from tests.gateway.listening import serving

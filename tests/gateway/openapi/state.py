@@ -22,7 +22,7 @@ from gpufn_core.ids import digest_of, is_digest
 from gpufn_core.protocol import subjects
 from gpufn_core.protocol.data import MAX_ITEMS
 from gpufn_core.signing.ed25519 import Signer
-from gpufn_core.spec.names import GROUP, canonical, is_function_name
+from gpufn_core.spec.naming.names import GROUP, canonical, is_function_name
 from gpufn_gateway.openapi.request_bounds import HISTORY_SUBJECT, NAMES
 
 MODEL: Final = b"a model"  # uploaded before

@@ -10,7 +10,7 @@ import pytest
 
 from gpufn_core.home import Home
 from gpufn_core.protocol import subjects
-from gpufn_core.spec.secret_scopes import SecretRef
+from gpufn_core.spec.naming.secret_scopes import SecretRef
 from gpufn_gateway.openapi.request_bodies import MAX_SECRET_BYTES
 from gpufn_gateway.secrets.secrets import check_master_key
 from gpufn_platform.bus.storage.key_value import KeyValue

@@ -7,7 +7,7 @@ import pytest
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from gpufn_core.errors import PlatformError
-from gpufn_core.spec.secret_scopes import SecretRef
+from gpufn_core.spec.naming.secret_scopes import SecretRef
 from gpufn_platform.secrets.envelope import Keyring, WrongMasterKey, decode_secret, new_master_key
 
 TOKEN = SecretRef("TOKEN")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpufn_core.home import Home
-from gpufn_core.spec.secret_scopes import SecretRef
+from gpufn_core.spec.naming.secret_scopes import SecretRef
 from gpufn_platform.process.settings import InvalidSetting
 from gpufn_platform.secrets.envelope import Keyring, new_master_key
 from gpufn_platform.secrets.master_key import COMMAND, FILE, KEY, MasterKey

@@ -13,7 +13,7 @@ import pytest
 from gpufn.cli.develop import temporary as temporary_module
 from gpufn.cli.develop.parameters import arguments_of, command_of
 from gpufn.cli.terminal.command import connect
-from gpufn.declare.signature_schema import methods_of
+from gpufn.declare.hints.signature_schema import methods_of
 from gpufn_core.spec.function_spec import MethodSpec
 from tests.sdk.cli.commands import APP, VIEW, command
 from tests.sdk.conftest import Project, StubGateway

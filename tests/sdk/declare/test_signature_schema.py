@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from gpufn.declare import signature_schema
+from gpufn.declare.hints import signature_schema
 from gpufn_core.errors import InvalidSpec
 from gpufn_core.spec.function_spec import Batch, MethodSpec
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gpufn import gpu_function
-from gpufn.declare import type_hints
+from gpufn.declare.hints import type_hints
 from gpufn_runtime.worker.arguments.parameters import Parameters
 
 pytestmark = pytest.mark.skipif(sys.version_info < (3, 14), reason="this Python reads hints where they are written")

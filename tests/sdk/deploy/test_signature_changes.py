@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gpufn.declare.signature_schema import methods_of
+from gpufn.declare.hints.signature_schema import methods_of
 from gpufn.deploy.signature_changes import signature_changes
 from gpufn_core.spec.function_spec import MethodSpec
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from gpufn.declare.signature_schema import methods_of
+from gpufn.declare.hints.signature_schema import methods_of
 from gpufn.hosted import cog_files, cog_predictor
 from gpufn.hosted import cog_module as cog
 from gpufn_core.errors import InvalidInput, InvalidSpec

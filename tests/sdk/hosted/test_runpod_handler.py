@@ -14,7 +14,7 @@ import pytest
 from gpufn.hosted import deploying, runpod_handler
 from gpufn_core.errors import InvalidBundle, InvalidSpec
 from gpufn_core.spec.function_spec import CallKind
-from gpufn_core.spec.names import HOME
+from gpufn_core.spec.naming.names import HOME
 
 PLAIN = "def handler(job):\n    return {'got': job['input'], 'refresh_worker': True}\n"
 ASYNC = "async def handler(job):\n    return job['input']['n']\n"

@@ -13,8 +13,8 @@ from typing import Any, Final
 
 from gpufn_core.domain.revision import Function
 from gpufn_core.protocol.reports import FunctionStatus, WorkerCounts
-from gpufn_core.spec.names import HOME
-from gpufn_core.spec.variant_names import is_variant
+from gpufn_core.spec.naming.names import HOME
+from gpufn_core.spec.naming.variant_names import is_variant
 from gpufn_gateway.auth.access import Principal
 from gpufn_gateway.auth.scopes import READ
 from gpufn_gateway.console.live import findings as found

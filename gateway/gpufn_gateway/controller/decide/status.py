@@ -17,7 +17,7 @@ from gpufn_core.protocol.reports import (
     WaitReason,
     WorkerCounts,
 )
-from gpufn_core.spec.names import home_of
+from gpufn_core.spec.naming.names import home_of
 from gpufn_core.spec.units import format_bytes
 from gpufn_core.spec.volume_spec import full_name_at, source_of
 from gpufn_gateway.controller.decide import policy, rollout

@@ -16,7 +16,7 @@ from starlette.types import ASGIApp
 
 from gpufn_core.domain.traffic import is_routing
 from gpufn_core.errors import FunctionNotFound, GpufnError, InvalidInput, RateLimited, RevisionNotFound
-from gpufn_core.spec import names
+from gpufn_core.spec.naming import names
 from gpufn_gateway import problems
 from gpufn_gateway.auth.access import Access
 from gpufn_gateway.http.turns import Turns

@@ -13,7 +13,7 @@ from starlette.types import ASGIApp
 
 from gpufn_core.errors import FunctionNotFound, InvalidInput
 from gpufn_core.spec.function_spec import Serves
-from gpufn_core.spec.names import shown
+from gpufn_core.spec.naming.names import shown
 from gpufn_gateway.protocols.adapter import Adapter
 from gpufn_gateway.protocols.openai import bodies, responses
 from gpufn_gateway.protocols.openai.batches import BatchRoutes

@@ -6,7 +6,7 @@ from starlette.requests import Request
 
 from gpufn_core.errors import FunctionNotFound
 from gpufn_core.spec.function_spec import Serves
-from gpufn_core.spec.names import shown
+from gpufn_core.spec.naming.names import shown
 from gpufn_gateway.functions.target import Target
 from gpufn_gateway.protocols.platform import Platform
 

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 
 from gpufn_core.domain.revision import Revision
 from gpufn_core.spec.function_spec import MethodSpec
-from gpufn_core.spec.names import ANY, DEFAULT, parts_of
+from gpufn_core.spec.naming.names import ANY, DEFAULT, parts_of
 
 _COG_VERSION: Final = "0.16.0"  # the client reads the form of `openapi_schema` from it
 

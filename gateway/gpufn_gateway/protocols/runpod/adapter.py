@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from gpufn_core.spec.names import IN_PATH, RESERVED_NAMES
+from gpufn_core.spec.naming.names import IN_PATH, RESERVED_NAMES
 from gpufn_gateway.problems import Problem
 from gpufn_gateway.protocols.adapter import Adapter, JsonErrors
 from gpufn_gateway.protocols.captured import Outcome

@@ -13,7 +13,7 @@ import msgspec
 from gpufn_core.domain.revision import Revision
 from gpufn_core.encoding.msgspec_errors import DECODE_ERRORS
 from gpufn_core.errors import ArtifactUnavailable, InvalidSpec
-from gpufn_core.spec.names import home_of
+from gpufn_core.spec.naming.names import home_of
 from gpufn_core.spec.volume_spec import VolumeMount, VolumeRecord, VolumeTree, decode_files, full_name_at
 from gpufn_platform.bus.storage.key_value import KeyValue
 

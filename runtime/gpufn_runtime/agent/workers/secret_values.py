@@ -9,8 +9,8 @@ from typing import Protocol
 
 from gpufn_core.errors import PlatformError, SecretNotFound
 from gpufn_core.spec.function_spec import FunctionSpec
-from gpufn_core.spec.patterns import ALL
-from gpufn_core.spec.secret_scopes import SecretRef, candidates
+from gpufn_core.spec.naming.patterns import ALL
+from gpufn_core.spec.naming.secret_scopes import SecretRef, candidates
 from gpufn_platform.bus.storage.key_value import KeyValue
 from gpufn_platform.secrets.envelope import Keyring, SealedSecret, decode_secret
 from gpufn_platform.secrets.master_key import MasterKey

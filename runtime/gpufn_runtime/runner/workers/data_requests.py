@@ -41,7 +41,7 @@ from gpufn_core.protocol.data import (
     check_seconds,
 )
 from gpufn_core.spec.function_spec import FunctionSpec
-from gpufn_core.spec.names import home_of
+from gpufn_core.spec.naming.names import home_of
 from gpufn_core.spec.volume_spec import check_name, full_name_at
 from gpufn_platform.bus.connection import Bus
 from gpufn_platform.volume_store.store import VolumeStore

@@ -42,7 +42,7 @@ from gpufn_core.protocol.limits import CHECKPOINT_BYTES, LONGEST_TIMEOUT_S, MESS
 from gpufn_core.protocol.messages import ResultReply
 from gpufn_core.protocol.records import BodyReference, CallRecord, Checkpoint
 from gpufn_core.protocol.stream_window import UnreadItems
-from gpufn_core.spec.names import home_of
+from gpufn_core.spec.naming.names import home_of
 from gpufn_core.spec.priority import Priority
 from gpufn_platform.bus.connection import Bus
 from gpufn_platform.process.clock import Clock

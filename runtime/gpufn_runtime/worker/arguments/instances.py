@@ -25,9 +25,9 @@ from typing import Any, Final
 
 import msgspec
 
-from gpufn.declare import type_hints
-from gpufn.declare.constructor_schema import construct, constructor_struct
-from gpufn.declare.hint_adapters import HintAdapter, Hook, adapt_hint
+from gpufn.declare.hints import type_hints
+from gpufn.declare.hints.constructor_schema import construct, constructor_struct
+from gpufn.declare.hints.hint_adapters import HintAdapter, Hook, adapt_hint
 from gpufn_core.encoding import native
 from gpufn_core.encoding.msgspec_errors import parse_validation_error
 from gpufn_core.errors import InvalidInput

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from gpufn.declare import volume, weights
+from gpufn.declare.hints.type_hints import signature_of
 from gpufn.declare.hooks import HOOKS_WITH_CAUSE, hooks, with_cause
-from gpufn.declare.type_hints import signature_of
 from gpufn_core.encoding import media
 from gpufn_core.protocol.launch import WorkerConfig
 from gpufn_core.spec.function_spec import CallKind, EntryPoint, FunctionSpec, MethodSpec, Packaging

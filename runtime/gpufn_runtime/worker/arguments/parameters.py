@@ -21,8 +21,8 @@ from typing import Any, Protocol
 import msgspec
 
 from gpufn.call.remote import describe_parameters
-from gpufn.declare.hint_adapters import HintAdapter, adapt_hint
-from gpufn.declare.type_hints import resolve_hint, signature_of
+from gpufn.declare.hints.hint_adapters import HintAdapter, adapt_hint
+from gpufn.declare.hints.type_hints import resolve_hint, signature_of
 from gpufn_core.encoding import media, native, values
 from gpufn_core.encoding.hint_normalisation import computed_fields_optional
 from gpufn_core.encoding.msgspec_errors import describe_json_error, number_field, parse_validation_error

@@ -19,8 +19,8 @@ from gpufn.cli.terminal.output import print_json_line, step
 from gpufn_core.errors import Forbidden
 from gpufn_core.protocol.limits import LONGEST_TIMEOUT_S
 from gpufn_core.spec.function_spec import FunctionSpec, spec_from_json
+from gpufn_core.spec.naming.variant_names import split
 from gpufn_core.spec.priority import Priority
-from gpufn_core.spec.variant_names import split
 
 if TYPE_CHECKING:
     from gpufn.client.client import Client

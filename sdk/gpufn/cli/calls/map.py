@@ -18,8 +18,8 @@ from gpufn.cli.terminal.name_completion import callable_name
 from gpufn.cli.terminal.output import WrongUsage, print_json_line, say
 from gpufn_core.encoding import media
 from gpufn_core.errors import Forbidden, GpufnError, RateLimited
+from gpufn_core.spec.naming.variant_names import split
 from gpufn_core.spec.priority import Priority
-from gpufn_core.spec.variant_names import split
 
 if TYPE_CHECKING:
     from gpufn.call.transport_protocol import MapTransport, Target

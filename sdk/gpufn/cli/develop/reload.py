@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final, Literal
 import msgspec
 
 from gpufn_core.domain.revision import Lease
-from gpufn_core.spec.names import Home
+from gpufn_core.spec.naming.names import Home
 from gpufn_core.spec.web_spec import root_path
 
 if TYPE_CHECKING:
@@ -170,7 +170,7 @@ def _events(request: Request) -> Iterator[Event]:
 
 def _files_of(deployables: Iterable[Deployable], file: Path) -> list[str]:
     """Return the project's files that the deploy has read."""
-    from gpufn.deploy.import_collector import import_root  # noqa: PLC0415
+    from gpufn.deploy.imports.import_collector import import_root  # noqa: PLC0415
 
     roots = [import_root(file.resolve()), Path.cwd()]
     paths = {file.resolve()}
@@ -184,7 +184,7 @@ def _files_of(deployables: Iterable[Deployable], file: Path) -> list[str]:
 
 def _imported_files(file: Path) -> list[str]:
     """Return the project's files that a file imports, found without running it."""
-    from gpufn.deploy.import_collector import Collector, import_name  # noqa: PLC0415
+    from gpufn.deploy.imports.import_collector import Collector, import_name  # noqa: PLC0415
     from gpufn_core.errors import GpufnError  # noqa: PLC0415
 
     try:

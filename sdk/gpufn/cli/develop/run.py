@@ -25,7 +25,7 @@ from gpufn_core.errors import FunctionNotFound
 from gpufn_core.ids import new_ulid
 from gpufn_core.protocol.limits import LONGEST_TIMEOUT_S
 from gpufn_core.spec.function_spec import MethodSpec
-from gpufn_core.spec.names import Home, check_group, function_name, parts_of
+from gpufn_core.spec.naming.names import Home, check_group, function_name, parts_of
 
 if TYPE_CHECKING:
     from gpufn.client.client import Client

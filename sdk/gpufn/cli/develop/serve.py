@@ -22,7 +22,7 @@ from gpufn.cli.develop.watch import Watch
 from gpufn.cli.terminal.command import Argument, Command, connect
 from gpufn.cli.terminal.output import as_line, as_usage_error, duration, say
 from gpufn_core.errors import Conflict, Forbidden, GatewayUnavailable
-from gpufn_core.spec.names import Home, check_group, parts_of
+from gpufn_core.spec.naming.names import Home, check_group, parts_of
 
 if TYPE_CHECKING:
     from gpufn.client.client import Client

@@ -6,7 +6,7 @@ import click
 
 from gpufn.cli.terminal.command import Argument, Group, connect, json_option
 from gpufn.cli.terminal.output import ago, print_json, print_table, say
-from gpufn_core.spec.names import DEFAULT
+from gpufn_core.spec.naming.names import DEFAULT
 
 app = Group("apps", help="List the apps, and roll one back.")
 

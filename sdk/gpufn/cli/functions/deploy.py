@@ -29,7 +29,7 @@ from gpufn.deploy.signing_key import read_signer
 from gpufn_core.errors import Conflict, FunctionNotFound, GpufnError, InvalidSpec, UntrustedDeploy
 from gpufn_core.ids import new_ulid
 from gpufn_core.spec.function_spec import Packaging
-from gpufn_core.spec.names import DEFAULT, Home, check_group
+from gpufn_core.spec.naming.names import DEFAULT, Home, check_group
 from gpufn_core.spec.web_spec import root_path
 
 if TYPE_CHECKING:
@@ -259,7 +259,7 @@ def read_functions(file: str, names: list[str], include: Sequence[str], home: Ho
     installed here."""
     from gpufn.deploy import bundle  # noqa: PLC0415
     from gpufn.deploy import deployment as _deployment  # noqa: PLC0415
-    from gpufn.deploy.import_collector import check_globs, import_root  # noqa: PLC0415
+    from gpufn.deploy.imports.import_collector import check_globs, import_root  # noqa: PLC0415
 
     path = Path(file)
     with as_usage_error():

@@ -21,8 +21,8 @@ from gpufn.cli.terminal.output import (
     size,
     step,
 )
+from gpufn_core.spec.naming.variant_names import described, function_of
 from gpufn_core.spec.priority import Priority
-from gpufn_core.spec.variant_names import described, function_of
 from gpufn_core.spec.web_spec import root_path
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ import click
 
 from gpufn.cli.terminal.command import PATH, Argument, Group, connect, json_option
 from gpufn.cli.terminal.output import WrongUsage, ago, print_json, print_table, say_or_json
-from gpufn_core.spec.patterns import ALL
-from gpufn_core.spec.secret_scopes import scope_of
+from gpufn_core.spec.naming.patterns import ALL
+from gpufn_core.spec.naming.secret_scopes import scope_of
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 

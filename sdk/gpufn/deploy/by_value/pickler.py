@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import cloudpickle
 import msgspec
 
-from gpufn.declare import type_hints
-from gpufn.deploy.import_collector import imports_of
+from gpufn.declare.hints import type_hints
+from gpufn.deploy.imports.import_collector import imports_of
 
 
 class Pickled(NamedTuple):

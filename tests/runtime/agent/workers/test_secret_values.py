@@ -11,7 +11,7 @@ from gpufn_core.errors import PlatformError, SecretNotFound
 from gpufn_core.home import Home
 from gpufn_core.protocol.codec import encode
 from gpufn_core.spec.function_spec import EntryPoint, FunctionSpec, MethodSpec
-from gpufn_core.spec.secret_scopes import SecretRef
+from gpufn_core.spec.naming.secret_scopes import SecretRef
 from gpufn_platform.bus.storage.key_value import Entry
 from gpufn_platform.process.settings import InvalidSetting
 from gpufn_platform.secrets.envelope import Keyring, SealedSecret, new_master_key

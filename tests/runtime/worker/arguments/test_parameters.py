@@ -20,7 +20,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpufn.declare.hint_adapters import adapt_hint
+from gpufn.declare.hints.hint_adapters import adapt_hint
 from gpufn_core.encoding import native, values
 from gpufn_core.encoding.media import JSON, MSGPACK, NATIVE
 from gpufn_core.errors import InvalidInput, UnsupportedMediaType

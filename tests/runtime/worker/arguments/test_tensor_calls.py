@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from gpufn.declare.signature_schema import methods_of
+from gpufn.declare.hints.signature_schema import methods_of
 from gpufn_core.encoding import media, values
 from gpufn_core.errors import InvalidInput, ResultNotEncodable
 from gpufn_core.spec.function_spec import Batch, EntryPoint, FunctionSpec

@@ -10,8 +10,8 @@ from starlette.routing import Route
 
 from gpufn_core.domain.revision import Function
 from gpufn_core.errors import FunctionNotFound, RevisionNotFound
-from gpufn_core.spec.names import Home, home_of, shown
-from gpufn_core.spec.variant_names import is_variant
+from gpufn_core.spec.naming.names import Home, home_of, shown
+from gpufn_core.spec.naming.variant_names import is_variant
 from gpufn_gateway.auth.scopes import DEPLOY, READ
 from gpufn_gateway.functions import apps
 from gpufn_gateway.functions.deploys import Deploys

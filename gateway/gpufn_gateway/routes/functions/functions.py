@@ -21,7 +21,7 @@ from gpufn_core.protocol import subjects
 from gpufn_core.protocol.messages import LogLine
 from gpufn_core.protocol.reports import FunctionStatus, WorkerCounts
 from gpufn_core.spec.function_spec import FunctionSpec, spec_from_json
-from gpufn_core.spec.names import canonical
+from gpufn_core.spec.naming.names import canonical
 from gpufn_core.spec.priority import Priority
 from gpufn_gateway.arguments.signature import MAX_DEPTH, depth_of
 from gpufn_gateway.audit.request_audit import add_details, name_object
@@ -36,8 +36,8 @@ from gpufn_gateway.functions.variants import Variants
 from gpufn_gateway.http.body_reader import BodyReader
 from gpufn_gateway.openapi.request_bodies import Deploy, LeaseRequest, Rollback, Scale
 from gpufn_gateway.openapi.request_bounds import MAX_LOG_LINES
-from gpufn_gateway.routes.builds import build_view
-from gpufn_gateway.routes.invocations import list_calls
+from gpufn_gateway.routes.calls.invocations import list_calls
+from gpufn_gateway.routes.functions.builds import build_view
 from gpufn_gateway.routes.requests import (
     StreamedResponse,
     checked_digest,

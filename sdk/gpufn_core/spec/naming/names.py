@@ -35,7 +35,7 @@ FULL_NAME: Final = re.compile(rf"(?:(?!{DEFAULT}/{DEFAULT}/){_GROUP}/{_NOT_RESER
 _SPELLED_BASE: Final = r"_*[A-Za-z0-9](?:[A-Za-z0-9_-]{0,38}[A-Za-z0-9])?_*"
 SPELLED_NAME: Final = re.compile(rf"(?:(?:-|{_GROUP})/{_NOT_RESERVED}(?:-|{_GROUP})/)?{_SPELLED_BASE}")
 # One or three segments of a path: a name as callers write it, perhaps with a method or an id at its end.
-# The text in parentheses chooses a variant (`gpufn_core.spec.variant_names`).
+# The text in parentheses chooses a variant (`gpufn_core.spec.naming.variant_names`).
 IN_PATH: Final = re.compile(rf"(?:(?:-|{_GROUP})/{_NOT_RESERVED}(?:-|{_GROUP})/)?(?:[^/(]+\([^()]*\)[^/]*|[^/]+)")
 _MAX_CANDIDATES: Final = 10  # in an error message
 

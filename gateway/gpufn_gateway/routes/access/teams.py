@@ -12,8 +12,8 @@ from gpufn_core.errors import Conflict, InvalidInput, InvalidSpec
 from gpufn_core.protocol.codec import encode
 from gpufn_core.protocol.limits import LARGEST_INTEGER
 from gpufn_core.protocol.records import KeyLimits
-from gpufn_core.spec import names, patterns
 from gpufn_core.spec.isolation import LEAST
+from gpufn_core.spec.naming import names, patterns
 from gpufn_core.spec.resources import DOMAIN
 from gpufn_gateway.audit.request_audit import add_details
 from gpufn_gateway.auth import quotas

@@ -16,7 +16,7 @@ from pathlib import Path, PurePosixPath
 from types import CodeType
 
 import gpufn_core
-from gpufn.deploy import import_guard
+from gpufn.deploy.imports import import_guard
 from gpufn_core.errors import InvalidBundle
 from gpufn_core.ids import Digest, digest_of
 

@@ -7,8 +7,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from gpufn_core.errors import Forbidden, SecretNotFound
-from gpufn_core.spec.patterns import ALL
-from gpufn_core.spec.secret_scopes import SecretRef
+from gpufn_core.spec.naming.patterns import ALL
+from gpufn_core.spec.naming.secret_scopes import SecretRef
 from gpufn_gateway.audit.request_audit import add_details
 from gpufn_gateway.auth.scopes import ADMIN, DEPLOY, READ
 from gpufn_gateway.http.body_reader import BodyReader

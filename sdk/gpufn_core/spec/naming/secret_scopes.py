@@ -15,8 +15,8 @@ from collections.abc import Container, Sequence
 from typing import Final, NamedTuple
 
 from gpufn_core.errors import InvalidInput, InvalidSpec
-from gpufn_core.spec import names
-from gpufn_core.spec.patterns import ALL
+from gpufn_core.spec.naming import names
+from gpufn_core.spec.naming.patterns import ALL
 
 _GROUP: Final = names.GROUP.pattern
 SCOPE: Final = re.compile(rf"\*|{_GROUP}/\*|{_GROUP}/(?!(?:{'|'.join(sorted(names.RESERVED_APPS))})/){_GROUP}/\*")

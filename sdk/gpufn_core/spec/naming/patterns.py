@@ -13,8 +13,8 @@ import re
 from typing import Final
 
 from gpufn_core.errors import InvalidInput
-from gpufn_core.spec.names import FULL_NAME, GROUP, parts_of
-from gpufn_core.spec.variant_names import function_of
+from gpufn_core.spec.naming.names import FULL_NAME, GROUP, parts_of
+from gpufn_core.spec.naming.variant_names import function_of
 
 ALL: Final = "*"
 PATTERN: Final = re.compile(

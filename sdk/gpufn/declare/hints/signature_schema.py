@@ -19,10 +19,10 @@ from typing import Any, get_args, get_origin
 import msgspec
 
 from gpufn.call.remote import kind_of
-from gpufn.declare.hint_adapters import HintAdapter, adapt_hint
+from gpufn.declare.hints.hint_adapters import HintAdapter, adapt_hint
+from gpufn.declare.hints.tensor_hints import tensor_datatype
+from gpufn.declare.hints.type_hints import resolve_hint, signature_of
 from gpufn.declare.hooks import batch_of, hooks
-from gpufn.declare.tensor_hints import tensor_datatype
-from gpufn.declare.type_hints import resolve_hint, signature_of
 from gpufn_core.encoding.hint_normalisation import computed_fields_optional, flag_schemas
 from gpufn_core.errors import InvalidSpec
 from gpufn_core.spec.function_spec import Batch, MethodSpec

@@ -23,7 +23,7 @@ from typing import Any
 
 import msgspec
 
-from gpufn.declare.constructor_schema import construct, constructor_struct
+from gpufn.declare.hints.constructor_schema import construct, constructor_struct
 from gpufn_core.encoding.msgspec_errors import parse_validation_error
 
 _CONTAINERS = (list, tuple, set, frozenset, dict, Sequence, Collection, Iterable, Set, Mapping)
@@ -63,7 +63,7 @@ def adapt_hint(hint: Any, within: _Classes = ()) -> Any:
     ...     SLOW = 0.5
     ...     FAST = 2.0
     >>> adapt_hint(list[Pace])
-    list[gpufn.declare.hint_adapters.Pace]
+    list[gpufn.declare.hints.hint_adapters.Pace]
     >>> adapt_hint(Pace).read(2.0, None)
     <Pace.FAST: 2.0>
     """

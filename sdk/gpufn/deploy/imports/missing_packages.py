@@ -18,8 +18,8 @@ from pathlib import Path
 from types import FunctionType, ModuleType, TracebackType
 from typing import Any
 
-from gpufn.deploy import import_guard
-from gpufn.deploy.import_collector import is_below
+from gpufn.deploy.imports import import_guard
+from gpufn.deploy.imports.import_collector import is_below
 
 _EXCEPTION_SUFFIXES = ("Error", "Exception", "Warning")
 

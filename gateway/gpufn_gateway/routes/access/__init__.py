@@ -1,0 +1,1 @@
+"""Routes of keys, users, teams, secrets, signatures, and of what they used."""

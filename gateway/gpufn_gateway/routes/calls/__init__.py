@@ -1,0 +1,1 @@
+"""Routes of calls: invoke, submit, map, and their outcomes."""

@@ -1,0 +1,1 @@
+"""Routes of functions: deploys, revisions, builds, schedules."""

@@ -1,0 +1,1 @@
+"""Type hints of parameters: their meaning, their JSON Schema, and checks of arguments."""

@@ -1,0 +1,1 @@
+"""Names of functions, apps and variants, and patterns of names."""
