@@ -198,6 +198,7 @@ def test_the_spans_of_nested_calls_with_retries_form_one_tree(own: Platform, tra
     assert "1 is odd" in own.gpufn("trace", invocation)
     assert TRACE in own.gpufn("traces", "flaky")
     assert traces.services == {"gpufn"}
+    assert 'gpufn_trace_spans_total{result="exported"}' in own.client.get("/metrics").text
 
 
 def test_an_item_of_a_map_has_a_trace_of_its_own_with_a_link_to_its_map(own: Platform, traces: otlp.Collector) -> None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from gpufn_core.domain.invocation import OutcomeKind
+from gpufn_core.domain.trace_context import is_traced
 from gpufn_core.domain.traffic import WHOLE, Comparison, Difference, Mirror, MirroredCall
 from gpufn_core.errors import ErrorInfo, GpufnError, InvocationCancelled
 from gpufn_core.protocol import subjects
@@ -57,7 +58,10 @@ class Mirrors:
             self._report(call, mirror, Comparison.SKIPPED)
             return
         request = call.request(call.deadline)._replace(
-            revision=target.revision, priority=Priority.LOW, owner=subjects.PLATFORM
+            revision=target.revision,
+            priority=Priority.LOW,
+            owner=subjects.PLATFORM,
+            trace="" if is_traced(call.trace) else call.trace,  # no spans: its client does not see it
         )
         try:
             copy = self.queue.invoke(request)

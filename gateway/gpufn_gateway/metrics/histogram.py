@@ -7,6 +7,8 @@ import operator
 from bisect import bisect_left
 from typing import Final, NamedTuple
 
+from gpufn_core.domain.trace_context import is_traced, keeps, traceparent
+
 # Seconds, upper bounds.
 BOUNDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 _NAMES: Final = (*map(str, BOUNDS), "+Inf")
@@ -59,7 +61,7 @@ class Histogram:
 
 def _exemplar(invocation: str, trace: str, seconds: float, at: float) -> Exemplar:
     labels = (("invocation", invocation[:_MAX_ID_CHARS]),)
-    if trace:
-        _, trace_id, span_id, _ = trace.split("-")
+    if trace and (not is_traced(trace) or keeps(trace, is_error=False, took_s=seconds)):  # else there are no spans
+        _, trace_id, span_id, _ = traceparent(invocation, trace).split("-")
         return Exemplar((*labels, ("trace_id", trace_id), ("span_id", span_id)), seconds, at)
     return Exemplar(labels, seconds, at)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 from typing import Final
 
 import msgspec
@@ -26,7 +27,7 @@ _batch = msgspec.msgpack.Decoder(SpanBatch)
 
 
 class Receiver:
-    """A `Source` of metrics. `reporter` is this gateway's own, flushed at the end."""
+    """`reporter` is this gateway's own, flushed at the end."""
 
     def __init__(self, bus: Bus, store: TraceStore, reporter: SpanReporter, exporter: Exporter | None) -> None:
         self._bus = bus
@@ -52,15 +53,11 @@ class Receiver:
                 await asyncio.to_thread(self._exporter.close)
 
     def snapshot(self) -> Fill:
+        """A part of the scrape: what became of the spans."""
         counts = {"not_sent": sum(self._dropped.values())}
         if (exporter := self._exporter) is not None:
             counts |= {"exported": exporter.exported, "refused": exporter.failed, "dropped": exporter.dropped}
-
-        def fill(families: Families) -> None:
-            for result, count in counts.items():
-                families.add("gpufn_trace_spans", count, result)
-
-        return fill
+        return functools.partial(_fill, counts)
 
     def _keep(self, batch: SpanBatch) -> None:
         if batch.dropped and (batch.sender in self._dropped or len(self._dropped) < _MAX_SENDERS):
@@ -70,3 +67,8 @@ class Receiver:
     def _export(self, batch: SpanBatch) -> None:
         assert self._exporter is not None
         self._exporter.add(batch.spans)
+
+
+def _fill(counts: dict[str, int], families: Families) -> None:
+    for result, count in counts.items():
+        families.add("gpufn_trace_spans", count, result)

@@ -62,7 +62,7 @@ def is_traced(trace: str) -> bool:
 
 def traced(traceparent: str, slow_s: float) -> str:
     """Return the `trace` of a message whose caller has sent a traceparent."""
-    slow = "" if math.isinf(slow_s) else f"{slow_s:g}"
+    slow = "" if math.isinf(slow_s) else f"{slow_s:.3f}"
     return f"00{traceparent[2:]};{slow}"
 
 
