@@ -53,7 +53,6 @@ from gpufn_gateway.http import negotiation, sender
 from gpufn_gateway.http.body_reader import Receive
 from gpufn_gateway.metrics.telemetry import Telemetry
 from gpufn_gateway.problems import Headers, KeyLimitExceeded
-from gpufn_gateway.traces.call_spans import Called
 from gpufn_gateway.traces.tracing import Tracing
 from gpufn_platform.process.clock import Clock
 from gpufn_platform.queue import large_bodies as bodies
@@ -277,10 +276,6 @@ class Calls:
             raise
         if on_end is not None:
             pending.future.add_done_callback(on_end)
-        if self.tracing is not None:
-            target = call.target
-            called = Called(pending.id, target.name, target.revision.number, target.method.name, call.trace, call.now)
-            self.tracing.follow(called, pending.future)
         self._wakeup.wake_if_cold(call.target)
         return pending
 

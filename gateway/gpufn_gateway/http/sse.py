@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import functools
 from collections.abc import AsyncIterator
 from typing import Final, Protocol
 
@@ -103,7 +104,7 @@ class CallStream:
     async def run(self, receive: Receive, send: Send) -> None:
         """Run the call; a disconnect cancels it. Raises GpufnError before the response has started."""
         pending = self._calls.start_stream(self._call) if self._streams else self._calls.start(self._call)
-        pending.future.add_done_callback(self._count)
+        pending.future.add_done_callback(functools.partial(self._count, pending.id))
         try:
             await self._send(pending, receive, send)
         finally:
@@ -120,7 +121,7 @@ class CallStream:
 
     def _start(self) -> PendingStream:
         pending = self._calls.start_stream(self._call)
-        pending.future.add_done_callback(self._count)
+        pending.future.add_done_callback(functools.partial(self._count, pending.id))
         return pending
 
     async def _send(self, pending: PendingCall | StreamReader, receive: Receive, send: Send) -> None:
@@ -154,16 +155,20 @@ class CallStream:
             yield encoding.item(0, reply.content_type, body)
         yield encoding.end(reply.items if self._streams else 1)
 
-    def _count(self, ended: asyncio.Future[tuple[ResultReply, bytes]]) -> None:
-        stats = self._calls.telemetry.of(self._call.target.name)
+    def _count(self, invocation: str, ended: asyncio.Future[tuple[ResultReply, bytes]]) -> None:
+        stats, tracing = self._calls.telemetry.of(self._call.target.name), self._calls.tracing
         if ended.cancelled():
             return
         if (error := ended.exception()) is not None:
             stats.count_failure(error.code if isinstance(error, GpufnError) else "")
+            if tracing is not None:
+                tracing.failed(self._call, invocation, error)
             return
         reply, _ = ended.result()
         ended_at = self._calls.clock.time()
         stats.count_end(reply, ended_at - self._call.now, ended_at, self._call.trace)
+        if tracing is not None:
+            tracing.ended(self._call, reply, ended_at)
 
 
 async def pump(

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
-import functools
 import math
-import os
+import random
 from typing import NamedTuple
 
 from gpufn_core.domain import trace_context
 from gpufn_core.domain.invocation import OutcomeKind
+from gpufn_core.domain.trace_context import SAMPLED
 from gpufn_core.errors import GpufnError, InvocationCancelled
 from gpufn_core.protocol.messages import ResultReply
 from gpufn_core.protocol.records import CallRecord
 from gpufn_core.protocol.spans import MAX_TEXT_CHARS, SpanError
+from gpufn_gateway.calls.prepared_call import PreparedCall
 from gpufn_gateway.traces import call_spans
 from gpufn_gateway.traces.call_spans import Called
 from gpufn_platform.process.clock import Clock
 from gpufn_platform.traces.reporter import SpanReporter
 
-Ended = asyncio.Future[tuple[ResultReply, bytes]]
 _SUCCEEDED = OutcomeKind.SUCCEEDED  # each call needs it, and Python looks up a member of an enum slowly
 
 
@@ -39,10 +38,9 @@ class Tracing:
 
     def begin(self, traceparent: str = "") -> str:
         """Return the `trace` of the message of a call, whose client may have sent a traceparent."""
-        ratio, slow_s = self._sampling
         if traceparent and trace_context.is_traceparent(traceparent):
-            return trace_context.traced(traceparent, slow_s)
-        return trace_context.begun(os.urandom(16).hex(), ratio, slow_s)
+            return trace_context.traced(traceparent, self._sampling.slow_s)
+        return trace_context.begun(f"{random.getrandbits(128):032x}", *self._sampling)
 
     def begin_map(self, trace: str, map_id: str) -> str:
         """Return the `trace` of the items of a map. Without a traceparent, all of its chunks belong to one trace, which
@@ -51,9 +49,17 @@ class Tracing:
             return trace
         return trace_context.begun(trace_context.trace_id(map_id), *self._sampling)
 
-    def follow(self, call: Called, ended: Ended) -> None:
-        """Record a call that a client waits for, when it has ended."""
-        ended.add_done_callback(functools.partial(self._end, call))
+    def ended(self, call: PreparedCall, reply: ResultReply, ended_at: float) -> None:
+        """Record a call that a client waited for."""
+        is_error = reply.kind is not _SUCCEEDED
+        if call.trace[54] in SAMPLED or is_error or ended_at - call.now >= self._sampling.slow_s:
+            self._reporter.add([call_spans.of_reply(_called(call, reply.invocation), reply, ended_at)])
+
+    def failed(self, call: PreparedCall, invocation: str, error: BaseException) -> None:
+        """Record a call that ended without a reply."""
+        ended_at = self._clock.time()
+        if call.trace[54] in SAMPLED or not isinstance(error, InvocationCancelled):
+            self._reporter.add([call_spans.of_failure(_called(call, invocation), _described(error), ended_at)])
 
     def submitted(self, record: CallRecord, start: float) -> None:
         """Record a request that has submitted a call."""
@@ -71,18 +77,10 @@ class Tracing:
         if trace_context.is_sampled(call.trace):
             self._reporter.add([call_spans.of_chunk(call, first, items, self._clock.time())])
 
-    def _end(self, call: Called, ended: Ended) -> None:
-        if ended.cancelled():
-            return  # the gateway ends
-        end, error = self._clock.time(), ended.exception()
-        is_error = error is not None or ended.result()[0].kind is not _SUCCEEDED
-        if not trace_context.keeps(call.trace, is_error=is_error, took_s=end - call.start):
-            return
-        if error is None:
-            span = call_spans.of_reply(call, ended.result()[0], end)
-        else:
-            span = call_spans.of_failure(call, _described(error), end)
-        self._reporter.add([span])
+
+def _called(call: PreparedCall, invocation: str) -> Called:
+    target = call.target
+    return Called(invocation, target.name, target.revision.number, target.method.name, call.trace, call.now)
 
 
 def _described(error: BaseException) -> SpanError | None:

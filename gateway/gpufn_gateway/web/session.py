@@ -71,7 +71,7 @@ def _request_of(match: Match, scope: Scope, *, has_more: bool) -> WebRequest:
 async def running(calls: Calls, call: PreparedCall) -> AsyncIterator[PendingSession]:
     """Context in which the session runs. It is cancelled if the context ends first."""
     pending = calls.start_session(call)
-    pending.future.add_done_callback(lambda ended: _count(calls, call, ended))
+    pending.future.add_done_callback(lambda ended: _count(calls, call, pending.id, ended))
     try:
         yield pending
     finally:
@@ -116,13 +116,17 @@ async def failure(calls: Calls, call: PreparedCall, pending: PendingSession) -> 
     return msgspec.structs.replace(problem, info=msgspec.structs.replace(problem.info, message=first_line))
 
 
-def _count(calls: Calls, call: PreparedCall, ended: asyncio.Future[tuple[ResultReply, bytes]]) -> None:
+def _count(calls: Calls, call: PreparedCall, invocation: str, ended: asyncio.Future[tuple[ResultReply, bytes]]) -> None:
     stats = calls.telemetry.of(call.target.name)
     if ended.cancelled():
         return
     if (error := ended.exception()) is not None:
         stats.count_failure(error.code if isinstance(error, GpufnError) else "")
+        if calls.tracing is not None:
+            calls.tracing.failed(call, invocation, error)
         return
     reply, _ = ended.result()
     ended_at = calls.clock.time()
     stats.count_end(reply, ended_at - call.now, ended_at, call.trace)
+    if calls.tracing is not None:
+        calls.tracing.ended(call, reply, ended_at)

@@ -18,11 +18,10 @@ from typing import Final, NamedTuple
 
 from gpufn_core.ids import item_of
 
-_hash = hashlib.blake2b  # each traced call needs it
 NO_SPAN: Final = "0" * 16
 _NO_TRACE: Final = "0" * 32
 LENGTH: Final = 55  # of a traceparent. A longer `trace` is traced by the platform
-_SAMPLED: Final = "13579bdf"  # last digits of the flags
+SAMPLED: Final = "13579bdf"  # last digits of the flags
 _RANDOM: Final = 1 << 56  # a trace id has this many random values in its last seven bytes (W3C Trace Context 2)
 
 
@@ -42,12 +41,12 @@ def span_id(*names: str | int) -> str:
     >>> span_id("01k9xq3zr7c8m2v5t000000011") == span_id("01k9xq3zr7c8m2v5t000000011", 1)
     False
     """
-    return _hash("\0".join(map(str, names)).encode(), digest_size=8).hexdigest()
+    return hashlib.blake2b("\0".join(map(str, names)).encode(), digest_size=8).hexdigest()
 
 
 def trace_id(name: str) -> str:
     """Return the id of the trace that begins with an invocation or a map."""
-    return _hash(name.encode(), digest_size=16).hexdigest()
+    return hashlib.blake2b(name.encode(), digest_size=16).hexdigest()
 
 
 def is_traceparent(text: str) -> bool:
@@ -81,19 +80,23 @@ def of_call(invocation: str, trace: str) -> CallTrace:
 
 
 def is_sampled(trace: str) -> bool:
-    return trace[54] in _SAMPLED
+    return trace[54] in SAMPLED
 
 
 def keeps(trace: str, *, is_error: bool, took_s: float) -> bool:
     """Return whether spans of a traced call are recorded: its trace is sampled, or the call failed or was slow."""
-    return trace[54] in _SAMPLED or is_error or (len(trace) > LENGTH + 1 and took_s >= float(trace[LENGTH + 1 :]))
+    return trace[54] in SAMPLED or is_error or (len(trace) > LENGTH + 1 and took_s >= float(trace[LENGTH + 1 :]))
 
 
 def of_attempt(invocation: str, attempt: int, trace: str) -> str:
-    """Return the traceparent of an attempt, for its worker and its nested calls. `trace` must be traced."""
+    """Return the traceparent of an attempt, for its spans and nested calls. `trace` must be traced."""
     own = trace_id(invocation) if "-" in invocation else trace[3:35]  # only ids of items have a dash
-    span = _hash(f"{invocation}\0{attempt}".encode(), digest_size=8).hexdigest()  # as `span_id`, for each call
-    return f"00-{own}-{span}-{trace[53:55]}"
+    return f"00-{own}-{span_id(invocation, attempt)}-{trace[53:55]}"
+
+
+def seen_by_attempt(invocation: str, attempt: int, trace: str) -> str:
+    """Return the traceparent that user code sees: of its attempt, or of the caller if the platform does not trace."""
+    return of_attempt(invocation, attempt, trace) if is_traced(trace) else trace
 
 
 def of_nested_call(invocation: str, attempt: int, trace: str) -> str:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -45,23 +45,22 @@ def reply(kind: OutcomeKind = OutcomeKind.SUCCEEDED) -> ResultReply:
     return ResultReply(CALL, kind, error, "", 3, 1, 0.0, 0.0)
 
 
-async def recorded(outcome: ResultReply | GpufnError, *, flags: str = "00", slow_s: float = math.inf) -> list[Span]:
+def recorded(outcome: ResultReply | GpufnError, *, flags: str = "00", slow_s: float = math.inf) -> list[Span]:
     """The spans of a call that took two seconds."""
     traced, reporter = tracing(slow_s=slow_s)
-    ended: asyncio.Future[tuple[ResultReply, bytes]] = asyncio.get_running_loop().create_future()
+    revision, method = SimpleNamespace(number=3), SimpleNamespace(name="m")
+    target = SimpleNamespace(name="f", revision=revision, method=method)
     trace = traced.begin(f"00-{TRACE}-{SPAN}-{flags}")
-    traced.follow(Called(CALL, "f", 3, "m", trace, 100.0), ended)
+    call: Any = SimpleNamespace(target=target, trace=trace, now=100.0)
     if isinstance(outcome, ResultReply):
-        ended.set_result((outcome, b""))
+        traced.ended(call, outcome, 102.0)
     else:
-        ended.set_exception(outcome)
-    await asyncio.wait([ended])
-    await asyncio.sleep(0)
+        traced.failed(call, CALL, outcome)
     return reporter.spans
 
 
-async def test_a_sampled_call_has_a_span_below_that_of_its_client() -> None:
-    (span,) = await recorded(reply(), flags="01")
+def test_a_sampled_call_has_a_span_below_that_of_its_client() -> None:
+    (span,) = recorded(reply(), flags="01")
     assert (span.id, span.parent, span.kind) == (span_id(CALL), SPAN, SpanKind.SERVER)
     assert (span.name, span.start, span.end, span.error) == ("f.m", 100.0, 102.0, None)
 
@@ -73,21 +72,19 @@ async def test_a_sampled_call_has_a_span_below_that_of_its_client() -> None:
         (InvocationExpired("late"), "invocation_expired"),
     ],
 )
-async def test_a_call_that_fails_is_recorded_though_it_is_not_sampled(
-    outcome: ResultReply | GpufnError, code: str
-) -> None:
-    (span,) = await recorded(outcome)
+def test_a_call_that_fails_is_recorded_though_it_is_not_sampled(outcome: ResultReply | GpufnError, code: str) -> None:
+    (span,) = recorded(outcome)
     assert span.error is not None
     assert span.error.code == code
 
 
-async def test_a_slow_call_is_recorded_and_a_fast_one_is_not() -> None:
-    assert len(await recorded(reply(), slow_s=2.0)) == 1
-    assert await recorded(reply(), slow_s=2.5) == []
+def test_a_slow_call_is_recorded_and_a_fast_one_is_not() -> None:
+    assert len(recorded(reply(), slow_s=2.0)) == 1
+    assert recorded(reply(), slow_s=2.5) == []
 
 
-async def test_a_client_that_no_longer_waits_is_no_error() -> None:
-    (span,) = await recorded(InvocationCancelled(), flags="01")
+def test_a_client_that_no_longer_waits_is_no_error() -> None:
+    (span,) = recorded(InvocationCancelled(), flags="01")
     assert (span.error, span.attributes["gpufn.outcome"]) == (None, "cancelled")
 
 

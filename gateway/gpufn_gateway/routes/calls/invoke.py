@@ -156,6 +156,8 @@ class Invoke:
                 await send_result(send, response_format, reply.content_type, result, headers)
         finally:  # counted after the response, so that it is not delayed
             self.calls.telemetry.of(call.target.name).count_end(reply, ended_at - call.now, ended_at, call.trace)
+            if self.calls.tracing is not None:
+                self.calls.tracing.ended(call, reply, ended_at)
 
     async def _send_stored(
         self, reply: ResultReply, send: Send, response_format: ResponseFormat, headers: Headers
@@ -174,6 +176,8 @@ class Invoke:
     ) -> None:
         error = self.calls.explain(call, error)
         self.calls.telemetry.of(call.target.name).count_failure(error.code)
+        if self.calls.tracing is not None:
+            self.calls.tracing.failed(call, pending.id, error)
         headers = [(b"x-gpufn-invocation", pending.id.encode()), *self.calls.limits(call)]
         await send_problem(send, response_format, problems.problem_of(error), headers)
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gpufn_core.domain.invocation import Outcome, StartReason
-from gpufn_core.domain.trace_context import is_traced
+from gpufn_core.domain.invocation import Outcome, OutcomeKind, StartReason
+from gpufn_core.domain.trace_context import is_traced, keeps
 from gpufn_core.protocol.messages import InvocationMessage
 from gpufn_core.protocol.spans import MAX_TEXT_CHARS, Span, SpanError
 from gpufn_platform.process.clock import Clock
@@ -11,6 +11,8 @@ from gpufn_platform.traces.reporter import SpanReporter
 from gpufn_runtime.runner.core import spans
 from gpufn_runtime.runner.core.actions import Settle
 from gpufn_runtime.runner.core.attempt import Attempt
+
+_SUCCEEDED = OutcomeKind.SUCCEEDED  # each call needs it, and Python looks up a member of an enum slowly
 
 
 class Tracing:
@@ -22,7 +24,14 @@ class Tracing:
         self._clock = clock
 
     def end(self, end: Settle) -> None:
-        if is_traced(end.attempt.message.trace):
+        message = end.attempt.message
+        trace, run = message.trace, end.attempt.run
+        # Most calls are not recorded, and decode nothing.
+        if is_traced(trace) and keeps(
+            trace,
+            is_error=end.outcome.kind is not _SUCCEEDED,
+            took_s=run.started_at + run.elapsed_s - message.submitted_at,
+        ):
             self._add(spans.of_end(end, self._node))
 
     def interrupt(self, attempt: Attempt, reason: StartReason, message: str) -> None:

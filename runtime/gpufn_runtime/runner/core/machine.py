@@ -18,7 +18,6 @@ from typing import Any, ClassVar, Final, Generic
 
 import msgspec
 
-from gpufn_core.domain import trace_context
 from gpufn_core.domain.durations import bucket_of
 from gpufn_core.domain.invocation import STOPS_WITHIN_S, Outcome, OutcomeKind, queue_timeout_error
 from gpufn_core.domain.revision import Revision
@@ -338,12 +337,9 @@ class RevisionMachine(Generic[W]):
         del self._unbegun[attempt]
         worker.attempts[attempt.number] = attempt
         takes_shared_body = not message.stream
-        trace = message.trace
-        if len(trace) > trace_context.LENGTH:
-            trace = trace_context.of_attempt(message.id, message.attempt, trace)
         run = frames.Run(
             attempt.number, message.id, message.method, message.content_type, message.accept, message.attempt,
-            granted > 0, granted, attempt.shared_body, takes_shared_body, now.unix + timeout_s, trace,
+            granted > 0, granted, attempt.shared_body, takes_shared_body, now.unix + timeout_s, message.trace,
             attempt.delivery.settled_at, message.is_live and attempt.method.kind.streams,
         )  # fmt: skip
         body, attempt.body = attempt.body, b""

@@ -99,7 +99,7 @@ class EventLoop:
     async def _run_attempt(self, attempt: Attempt, method: Method, changed: asyncio.Event) -> None:
         current_attempt.set(attempt)
         if attempt.run.trace:
-            attach(attempt.run.trace)  # for this task only
+            attach(attempt.run)  # for this task only
         started = time.perf_counter()
         try:
             args, kwargs = method.parameters.bind(attempt.run.content_type, attempt.take_body())

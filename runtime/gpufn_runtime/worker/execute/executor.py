@@ -190,7 +190,7 @@ class Executor:
         if not self._attempts.start(attempt):
             return
         token = current_attempt.set(attempt)
-        detach = attach(attempt.run.trace) if attempt.run.trace else None
+        detach = attach(attempt.run) if attempt.run.trace else None
         started = time.perf_counter()
         try:
             try:

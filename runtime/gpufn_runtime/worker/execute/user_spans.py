@@ -9,8 +9,11 @@ import contextlib
 import sys
 from collections.abc import Callable
 
+from gpufn_core.domain import trace_context
+from gpufn_core.protocol.frames import Run
 
-def attach(traceparent: str) -> Callable[[], None] | None:
+
+def attach(run: Run) -> Callable[[], None] | None:
     """Make the attempt the current span of OpenTelemetry, if user code has imported it. Return the function that ends
     this."""
     if "opentelemetry.trace" not in sys.modules:
@@ -18,6 +21,7 @@ def attach(traceparent: str) -> Callable[[], None] | None:
     with contextlib.suppress(Exception):  # user code may have replaced the module
         from opentelemetry import context, trace  # noqa: PLC0415
 
+        traceparent = trace_context.seen_by_attempt(run.invocation, run.number, run.trace)
         _, trace_id, span_id, flags = traceparent.split("-")
         parent = trace.SpanContext(int(trace_id, 16), int(span_id, 16), True, trace.TraceFlags(int(flags, 16)))
         token = context.attach(trace.set_span_in_context(trace.NonRecordingSpan(parent)))

@@ -11,6 +11,7 @@ from typing import Any
 
 from gpufn.call.context import Context
 from gpufn.call.transport_protocol import EncodedCall
+from gpufn_core.domain import trace_context
 from gpufn_core.domain.invocation import InvocationState
 from gpufn_core.encoding import media
 from gpufn_core.errors import InvalidInput
@@ -74,7 +75,7 @@ class NestedCalls:
                 run.number,
                 run.deadline or None,
                 _OwnCall(self._link, self._requests, attempt),
-                trace=run.trace or None,
+                trace=trace_context.seen_by_attempt(run.invocation, run.number, run.trace) or None,
                 may_pickle=self._may_pickle,
             )
         return attempt.context
