@@ -30,6 +30,7 @@ class Exporter:
         self._queue: collections.deque[Span] = collections.deque()
         self._changed = threading.Condition()
         self._is_ending = False
+        self._is_over = False  # nothing is sent any longer
         self._is_failing = False
         self.exported = 0
         self.failed = 0  # refused by the collector, or not sent in time
@@ -50,6 +51,9 @@ class Exporter:
             self._is_ending = True
             self._changed.notify()
         self._thread.join(wait_s)
+        with self._changed:
+            self._is_over = True
+            self._queue.clear()
         self._interrupt()
 
     def _run(self) -> None:
@@ -59,6 +63,8 @@ class Exporter:
             except Exception as error:  # of the library: no span is worth the thread
                 log.exception("an export of spans failed")
                 problem = type(error).__name__
+            if self._is_over:
+                return
             if problem:
                 self.failed += len(batch)
             else:
