@@ -49,7 +49,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
     "calls": ("gpufn.cli.calls.history:calls", "List submitted calls and maps, newest first."),
     "traces": ("gpufn.cli.calls.trace:traces", "List the traces that the gateway keeps, newest first."),
-    "trace": ("gpufn.cli.calls.trace:trace", "Show how the time of a traced call was spent."),
+    "trace": (
+        "gpufn.cli.calls.trace:trace",
+        "Show how the time of a traced call was spent, with its attempts and nested calls.",
+    ),
     "dlq": (
         "gpufn.cli.calls.dead_letters:app",
         "List, show, replay and drop dead letters (submitted calls that failed permanently).",

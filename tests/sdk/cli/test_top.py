@@ -116,5 +116,9 @@ def test_in_a_pipe_it_looks_once(gateway: StubGateway) -> None:
 def test_the_list_of_nodes_tells_what_is_in_use_and_what_is_ill(gateway: StubGateway) -> None:
     gateway.on("GET /v1/nodes", {"nodes": [NODE]})
     lines = [" ".join(line.split()) for line in CliRunner().invoke(app, ["nodes"]).stdout.splitlines()]
-    assert [line.split(" ago ")[-1] for line in lines[1:]] == ["healthy", "healthy", "failed: gpu is lost"]
+    assert [line.split(" ago ")[-1].removeprefix("- ") for line in lines[1:]] == [
+        "healthy",
+        "healthy",
+        "failed: gpu is lost",
+    ]
     assert lines[2].startswith("n1 NVIDIA L4, GPU-11111111 24 GiB 6 GiB 60 W 1 ")

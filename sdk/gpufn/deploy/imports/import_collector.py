@@ -34,7 +34,7 @@ _EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest timestamp of the zip format
 _INSTALLED = tuple(
     os.path.join(os.path.realpath(path), "")
     for path in {
-        os.path.dirname(os.path.dirname(__file__)),
+        os.path.dirname(os.path.dirname(os.path.dirname(__file__))),
         os.path.dirname(str(gpufn_core.__file__)),
         *(path for name, path in sysconfig.get_paths().items() if "lib" in name),
     }
