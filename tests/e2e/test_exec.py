@@ -145,6 +145,7 @@ def test_a_profile_shows_where_a_worker_spends_its_time(place: Platform, tmp_pat
 def in_terminal(platform: Platform, *command: str) -> Iterator[tuple[int, int]]:
     """Run gpufn in a pseudo-terminal. Yield its pid, and the other end."""
     environ = os.environ | {"GPUFN_URL": platform.url, "GPUFN_HOME": str(platform.home), "TERM": "dumb"}
+    environ |= {"COLUMNS": "200", "LINES": "10"}  # as GNU readline sets them; they do not follow the window
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 33, 99, 0, 0))
     process = subprocess.Popen(
@@ -171,9 +172,9 @@ def read_until(fd: int, end: bytes) -> bytes:
 
 def test_a_shell_has_a_terminal_which_is_restored(place: Platform) -> None:
     with in_terminal(place, "shell", "place") as (pid, fd):
-        # The size arrives after the start of the shell.
-        os.write(fd, b"PS1='%'; until stty size | grep '33 99'; do :; done; echo $TERM-$((40 + 2))\r")
-        read_until(fd, b"dumb-42")
+        os.write(fd, b"PS1='%'; stty size; echo $TERM-$((40 + 2))\r")
+        received = read_until(fd, b"dumb-42")
+        assert b"33 99" in received
         fcntl.ioctl(fd, termios.TIOCSWINSZ, struct.pack("HHHH", 44, 77, 0, 0))
         os.kill(pid, signal.SIGWINCH)
         os.write(fd, b"until stty size | grep '44 77'; do :; done; echo resized-$((1 + 1))\r")

@@ -63,7 +63,10 @@ class LocalTerminal:
         self._is_raw = is_raw
 
     def size(self) -> Size:
-        columns, rows = shutil.get_terminal_size()
+        try:
+            columns, rows = os.get_terminal_size(_STDIN)  # not COLUMNS and LINES, which do not follow the window
+        except OSError:
+            columns, rows = shutil.get_terminal_size()
         return Size(max(1, rows), max(1, columns))
 
     def write(self, channel: Channel, data: bytes) -> None:
