@@ -13,7 +13,7 @@ import statistics
 from collections.abc import Sequence
 
 import measure
-from gpufn_core.domain.device import Device, DeviceShare, DeviceType, MpsLevel, NodeFacts, Share
+from gpufn_core.domain.devices.device import Device, DeviceShare, DeviceType, MpsLevel, NodeFacts, Share
 from gpufn_core.domain.worker import Assignment
 from gpufn_core.protocol.reports import NodeReport
 from gpufn_core.spec.resources import Resources

@@ -15,8 +15,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from gpufn_core.domain.device import Device, DeviceShare, DeviceType
-from gpufn_core.domain.device_metrics import DeviceMetrics
+from gpufn_core.domain.devices.device import Device, DeviceShare, DeviceType
+from gpufn_core.domain.devices.device_metrics import DeviceMetrics
 from gpufn_core.protocol.reports import (
     FunctionStatus,
     NodeReport,

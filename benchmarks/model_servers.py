@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 import measure
 import networks
-from gpufn_core.domain.engine import MANIFEST_FILE, EngineManifest
+from gpufn_core.domain.devices.engine import MANIFEST_FILE, EngineManifest
 from gpufn_core.inference.ort_threads import spin_config
 
 _HEAD_LENGTH = "Inference-Header-Content-Length"

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 
 import measure
-from gpufn_core.domain.device import Device, DeviceShare, DeviceType, MpsLevel, NodeFacts, Share
+from gpufn_core.domain.devices.device import Device, DeviceShare, DeviceType, MpsLevel, NodeFacts, Share
 from gpufn_core.protocol.reports import NodeReport
 from gpufn_core.spec.resources import Resources
 from gpufn_gateway.controller.limits import Limits

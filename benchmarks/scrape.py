@@ -13,8 +13,8 @@ import time
 from collections.abc import Callable
 
 import measure
-from gpufn_core.domain.device import Device, DeviceType
-from gpufn_core.domain.device_metrics import DeviceMetrics
+from gpufn_core.domain.devices.device import Device, DeviceType
+from gpufn_core.domain.devices.device_metrics import DeviceMetrics
 from gpufn_core.domain.invocation import OutcomeKind
 from gpufn_core.domain.worker import ColdStart
 from gpufn_core.protocol.messages import ResultReply

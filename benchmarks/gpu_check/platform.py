@@ -20,7 +20,7 @@ import msgspec
 
 import measure
 from gpu_check.machine import CannotRun, Machine
-from gpufn_core.domain.device import Device, DeviceType
+from gpufn_core.domain.devices.device import Device, DeviceType
 from gpufn_core.home import Home
 
 _CALL_TIMEOUT_S = 60.0

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from gpufn_core.domain.engine import Backend, Latency
+from gpufn_core.domain.devices.engine import Backend, Latency
 
 MARGIN: Final = 0.10  # medians of the same engine differ by so much: the windows of a measurement agree within 10 %
 

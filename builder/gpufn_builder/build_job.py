@@ -37,7 +37,7 @@ from gpufn_builder.report import page
 from gpufn_builder.report.report import BuildReport, CandidateRow, StageRow, engine_row
 from gpufn_builder.result_check import check
 from gpufn_builder.store import Store
-from gpufn_core.domain.engine import Backend, Build, BuildStage, BuildState, EngineIdentity, EngineManifest
+from gpufn_core.domain.devices.engine import Backend, Build, BuildStage, BuildState, EngineIdentity, EngineManifest
 from gpufn_core.errors import BuildFailed, ErrorInfo, UntrustedDeploy
 from gpufn_platform.process.clock import Clock
 from gpufn_platform.signing.signatures import Signatures

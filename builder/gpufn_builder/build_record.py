@@ -18,7 +18,7 @@ from typing import Any, Final, Self
 import msgspec
 
 from gpufn_builder.processes.process_messages import ProgressUpdate
-from gpufn_core.domain.engine import Build, BuildState
+from gpufn_core.domain.devices.engine import Build, BuildState
 from gpufn_core.errors import BuildNotFound, Conflict, GpufnError
 from gpufn_core.protocol.codec import encode
 from gpufn_platform.bus.storage.key_value import Entry, KeyValue

@@ -11,7 +11,7 @@ from gpufn_builder.admission import FreeMemory, Need, RunningBuild, estimate, ma
 from gpufn_builder.identity import Target
 from gpufn_builder.memory_history import MemoryHistory
 from gpufn_builder.processes.memory import available_bytes
-from gpufn_core.domain.engine import Build
+from gpufn_core.domain.devices.engine import Build
 from gpufn_core.protocol.reports import NodeReport
 
 log = logging.getLogger(__name__)

@@ -17,8 +17,8 @@ from typing import Final
 
 import msgspec
 
-from gpufn_core.domain.device import Device
-from gpufn_core.domain.engine import CPU_KIND, Backend, EngineIdentity, model_digest
+from gpufn_core.domain.devices.device import Device
+from gpufn_core.domain.devices.engine import CPU_KIND, Backend, EngineIdentity, model_digest
 from gpufn_core.spec.model_spec import ModelSpec, Precision
 
 _WORKSPACE_BYTES: Final = str(4 << 30)  # by default TensorRT may take all of the GPU

@@ -30,8 +30,8 @@ from gpufn_builder.build_record import AlreadyEnded, BuildRecord, TakenOver
 from gpufn_builder.build_slots import BuildSlots
 from gpufn_builder.identity import Target, cpu_target, gpu_target
 from gpufn_builder.processes.process_messages import truncate_error
-from gpufn_core.domain.device import DeviceType
-from gpufn_core.domain.engine import BuildState
+from gpufn_core.domain.devices.device import DeviceType
+from gpufn_core.domain.devices.engine import BuildState
 from gpufn_core.errors import BuildFailed, BuildNotFound, BusUnavailable, GpufnError, PlatformError
 from gpufn_core.protocol import subjects
 from gpufn_core.protocol.reports import NodeReport

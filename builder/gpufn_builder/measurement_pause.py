@@ -19,7 +19,7 @@ from typing import Final, Protocol, Self
 import msgspec
 
 from gpufn_builder.processes.process_messages import WAITS_TO_MEASURE, ProgressUpdate
-from gpufn_core.domain.engine import BuildStage
+from gpufn_core.domain.devices.engine import BuildStage
 
 _MOST_S: Final = 60.0
 

@@ -9,7 +9,7 @@ from typing import Final
 
 import msgspec
 
-from gpufn_core.domain.engine import Build, model_digest
+from gpufn_core.domain.devices.engine import Build, model_digest
 
 _MOST: Final = 1000  # models; the oldest are forgotten
 

@@ -49,7 +49,7 @@ from gpufn_builder.processes.process_messages import (
     one_line,
 )
 from gpufn_builder.report.report import CandidateRow, StageRow, engine_row, failed_row
-from gpufn_core.domain.engine import GOLDEN_FILE, BuildStage, EngineIdentity, EngineManifest
+from gpufn_core.domain.devices.engine import GOLDEN_FILE, BuildStage, EngineIdentity, EngineManifest
 from gpufn_core.errors import BuildFailed
 from gpufn_core.spec.model_spec import ModelFile, Precision, ShapeProfile, TensorSpec, Tolerance, coarser
 from gpufn_core.spec.units import format_bytes

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from gpufn_builder.processes.process_messages import BuiltEngine
-from gpufn_core.domain.engine import BuildStage, EngineIdentity
+from gpufn_core.domain.devices.engine import BuildStage, EngineIdentity
 from gpufn_core.errors import BuildFailed
 from gpufn_core.spec.model_spec import ModelFile
 

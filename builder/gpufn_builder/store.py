@@ -21,7 +21,7 @@ from typing import Final, TypeVar
 import msgspec
 
 from gpufn_builder.processes.process import disk_error
-from gpufn_core.domain.engine import BuildStage, EngineManifest
+from gpufn_core.domain.devices.engine import BuildStage, EngineManifest
 from gpufn_core.errors import ArtifactUnavailable, BuildFailed, BusUnavailable, Conflict, GpufnError, PlatformError
 from gpufn_core.protocol import subjects
 from gpufn_core.protocol.codec import encode

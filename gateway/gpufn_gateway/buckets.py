@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import msgspec
 
-from gpufn_core.domain.engine import Build, EngineManifest
+from gpufn_core.domain.devices.engine import Build, EngineManifest
 from gpufn_core.domain.revision import Function, Revision
 from gpufn_core.domain.team import Team
 from gpufn_core.domain.usage import USAGE_RETENTION_S

@@ -18,7 +18,7 @@ from gpu_check.machine import CannotRun, Gpu
 from gpu_check.mps import need_mps
 from gpu_check.platform import declared
 from gpu_check.program_output import output_of
-from gpufn_core.domain.device import Device, DeviceType
+from gpufn_core.domain.devices.device import Device, DeviceType
 from gpufn_runtime.agent.devices.declared import parse_devices
 from tests.runtime.agent.mps.machine import Machine as Programs
 

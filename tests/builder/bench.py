@@ -14,7 +14,7 @@ from gpufn_builder.build_job import PROCESS, TIMEOUT_S, BuildExecutor
 from gpufn_builder.processes.process_messages import MeasurePlan
 from gpufn_builder.processes.sandboxes import BuildSandboxes
 from gpufn_builder.store import RETRY_FOR_S, Store
-from gpufn_core.domain.engine import Build
+from gpufn_core.domain.devices.engine import Build
 from gpufn_core.ids import new_ulid
 from gpufn_core.protocol import subjects
 from gpufn_core.spec.model_spec import ModelFile, ModelSpec

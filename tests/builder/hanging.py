@@ -10,7 +10,7 @@ import msgspec
 
 from gpufn_builder.processes.process import ReportProgress, serve
 from gpufn_builder.processes.process_messages import BuildRequest
-from gpufn_core.domain.engine import BuildStage
+from gpufn_core.domain.devices.engine import BuildStage
 
 
 def work(request: BuildRequest, tell: ReportProgress) -> msgspec.Struct:

@@ -12,7 +12,7 @@ import msgspec
 
 from gpufn_builder.processes.process import ReportProgress, serve
 from gpufn_builder.processes.process_messages import BuildRequest, BuildResult
-from gpufn_core.domain.engine import BuildStage
+from gpufn_core.domain.devices.engine import BuildStage
 from gpufn_core.errors import BuildFailed
 
 

@@ -14,7 +14,7 @@ import msgspec
 from gpufn_builder.checks.inaccurate_output import InaccurateOutput
 from gpufn_builder.processes.process import ReportProgress, serve
 from gpufn_builder.processes.process_messages import CandidateRequest, CandidateResult
-from gpufn_core.domain.engine import Accuracy, BuildStage, Latency
+from gpufn_core.domain.devices.engine import Accuracy, BuildStage, Latency
 from gpufn_core.errors import BuildFailed, BusUnavailable
 
 RESULT = CandidateResult(

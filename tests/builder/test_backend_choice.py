@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpufn_builder.backend_choice import ranked
-from gpufn_core.domain.engine import Backend, Latency
+from gpufn_core.domain.devices.engine import Backend, Latency
 
 TRT, CUDA, CPU = Backend.TENSORRT, Backend.ORT_CUDA, Backend.ORT_CPU
 

@@ -20,7 +20,7 @@ from gpufn_builder.build_job import BuildOutcome
 from gpufn_builder.identity import Target
 from gpufn_builder.processes.process_messages import ProgressUpdate
 from gpufn_builder.store import Store
-from gpufn_core.domain.engine import Backend, BuildStage, BuildState, EngineManifest, Latency
+from gpufn_core.domain.devices.engine import Backend, BuildStage, BuildState, EngineManifest, Latency
 from gpufn_core.errors import ArtifactUnavailable, BuildFailed, BusUnavailable
 from gpufn_core.ids import digest_of
 from gpufn_core.protocol import subjects

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from gpufn_builder.build_record import AlreadyEnded, BuildRecord, TakenOver, claimed, must_stop, owned
-from gpufn_core.domain.engine import Build, BuildState
+from gpufn_core.domain.devices.engine import Build, BuildState
 from gpufn_core.errors import BuildNotFound
 from gpufn_core.ids import new_ulid
 from gpufn_core.protocol import subjects

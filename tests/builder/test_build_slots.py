@@ -7,8 +7,8 @@ from pathlib import Path
 from gpufn_builder.build_slots import BuildSlots, free_gpu_memory
 from gpufn_builder.identity import Target
 from gpufn_builder.memory_history import MemoryHistory
-from gpufn_core.domain.device import Device, DeviceType
-from gpufn_core.domain.engine import Build
+from gpufn_core.domain.devices.device import Device, DeviceType
+from gpufn_core.domain.devices.engine import Build
 from gpufn_core.protocol.reports import NodeReport, ProcessReport
 from gpufn_core.spec.model_spec import ModelFile, ModelSpec
 from tests.builder import bench

@@ -7,8 +7,8 @@ import pytest
 
 from gpufn_builder import identity
 from gpufn_builder.identity import Target
-from gpufn_core.domain.device import Device, DeviceType
-from gpufn_core.domain.engine import Backend, EngineIdentity
+from gpufn_core.domain.devices.device import Device, DeviceType
+from gpufn_core.domain.devices.engine import Backend, EngineIdentity
 from gpufn_core.spec.model_spec import ModelFile, ModelSpec, Precision, ShapeProfile, ShapeRange, Tolerance
 
 L4 = Target("NVIDIA L4", "8.9", "GPU-1", "580.1")

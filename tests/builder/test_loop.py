@@ -21,8 +21,8 @@ from gpufn_builder.loop import Builder
 from gpufn_builder.memory_history import MemoryHistory
 from gpufn_builder.processes.process_messages import THOROUGH, MeasurePlan
 from gpufn_builder.settings import BuilderSettings
-from gpufn_core.domain.device import Device, DeviceType
-from gpufn_core.domain.engine import Build, BuildStage, BuildState
+from gpufn_core.domain.devices.device import Device, DeviceType
+from gpufn_core.domain.devices.engine import Build, BuildStage, BuildState
 from gpufn_core.errors import BusUnavailable
 from gpufn_core.protocol import limits, subjects
 from gpufn_core.protocol.codec import encode

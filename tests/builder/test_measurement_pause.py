@@ -9,7 +9,7 @@ from typing import Any
 from gpufn_builder.identity import Target
 from gpufn_builder.measurement_pause import BuildProcess, MeasurementPauses
 from gpufn_builder.processes.process_messages import WAITS_TO_MEASURE, ProgressUpdate
-from gpufn_core.domain.engine import BuildStage
+from gpufn_core.domain.devices.engine import BuildStage
 from tests.builder import bench
 from tests.waiting import until_async
 

@@ -30,7 +30,7 @@ from gpufn_builder.processes.process_messages import (
     MeasurePlan,
     ProgressUpdate,
 )
-from gpufn_core.domain.engine import Backend, BuildStage
+from gpufn_core.domain.devices.engine import Backend, BuildStage
 from gpufn_core.errors import BuildFailed
 from gpufn_core.spec.model_spec import Precision
 from tests.builder import models

@@ -12,7 +12,7 @@ import pytest
 from gpufn_builder import identity, result_check
 from gpufn_builder.identity import Target
 from gpufn_builder.processes.process_messages import BuiltEngine
-from gpufn_core.domain.engine import Accuracy, Backend, EngineManifest
+from gpufn_core.domain.devices.engine import Accuracy, Backend, EngineManifest
 from gpufn_core.errors import BuildFailed
 from gpufn_core.ids import digest_of
 from gpufn_core.spec.model_spec import ModelFile, ModelSpec

@@ -32,7 +32,7 @@ from gpufn_builder.processes.process_messages import (
     MeasurePlan,
     ProgressUpdate,
 )
-from gpufn_core.domain.engine import MANIFEST_FILE, Backend
+from gpufn_core.domain.devices.engine import MANIFEST_FILE, Backend
 from gpufn_core.ids import digest_of
 from gpufn_core.spec.model_spec import ModelFile, ModelSpec
 from tests.conformance import suite

@@ -10,8 +10,8 @@ from typing import Any, Self
 
 import msgspec
 
-from gpufn_core.domain.device import Device, DeviceShare, DeviceType, Health, Share
-from gpufn_core.domain.device_metrics import DeviceMetrics
+from gpufn_core.domain.devices.device import Device, DeviceShare, DeviceType, Health, Share
+from gpufn_core.domain.devices.device_metrics import DeviceMetrics
 from gpufn_core.domain.worker import Assignment
 from gpufn_core.errors import GpufnError
 from gpufn_core.protocol import subjects

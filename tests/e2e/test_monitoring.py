@@ -19,8 +19,8 @@ from typing import Any
 import httpx
 import pytest
 
-from gpufn_core.domain.device import Health
-from gpufn_core.domain.engine import Build
+from gpufn_core.domain.devices.device import Health
+from gpufn_core.domain.devices.engine import Build
 from gpufn_core.ids import new_ulid
 from gpufn_core.protocol import subjects
 from gpufn_core.protocol.codec import encode

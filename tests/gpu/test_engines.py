@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gpufn_core.domain.engine import Backend
+from gpufn_core.domain.devices.engine import Backend
 from tests.conftest import Platform
 
 pytestmark = [pytest.mark.gpu, pytest.mark.e2e]

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from gpufn_core.domain.device import DeviceShare, Share
+from gpufn_core.domain.devices.device import DeviceShare, Share
 from gpufn_core.spec.priority import Priority
 from gpufn_runtime.agent.mps.client import client_environment
 from gpufn_runtime.agent.mps.condition import Condition

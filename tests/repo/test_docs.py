@@ -13,7 +13,7 @@ from pathlib import Path
 import click
 import pytest
 
-from gpufn_core.domain.device import DeviceType, Health, Share
+from gpufn_core.domain.devices.device import DeviceType, Health, Share
 from gpufn_core.domain.invocation import InvocationState, OutcomeKind
 from gpufn_core.domain.retry_policy import Settlement
 from gpufn_core.domain.revision import RevisionState

@@ -15,7 +15,7 @@ import onnxruntime
 
 from gpufn_builder.checks import ort_run
 from gpufn_builder.onnx_model.tensors import Array, Arrays
-from gpufn_core.domain.engine import BuildStage
+from gpufn_core.domain.devices.engine import BuildStage
 from gpufn_core.inference.ort_integers import EXACT
 from gpufn_core.spec.model_spec import TensorSpec
 

@@ -14,7 +14,7 @@ from typing import Final
 import msgspec
 
 from gpufn_builder.processes.process_messages import MeasurePlan
-from gpufn_core.domain.engine import Latency
+from gpufn_core.domain.devices.engine import Latency
 
 _WINDOWS: Final = 3
 _AGREE: Final = 0.10

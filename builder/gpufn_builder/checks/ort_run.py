@@ -14,7 +14,7 @@ import onnxruntime
 from onnx import TensorProto
 
 from gpufn_builder.onnx_model.tensors import BF16, Array, Arrays
-from gpufn_core.domain.engine import BuildStage
+from gpufn_core.domain.devices.engine import BuildStage
 from gpufn_core.errors import BuildFailed
 from gpufn_core.spec.model_spec import TensorSpec
 from gpufn_core.spec.units import format_bytes

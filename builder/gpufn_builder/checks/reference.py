@@ -14,7 +14,7 @@ from gpufn_builder.checks.samples import Case
 from gpufn_builder.checks.steps import OnStep, ignore_step
 from gpufn_builder.onnx_model.normalise import NormalModel
 from gpufn_builder.onnx_model.tensors import Array, Arrays, dtype_of, is_float
-from gpufn_core.domain.engine import BuildStage
+from gpufn_core.domain.devices.engine import BuildStage
 from gpufn_core.errors import BuildFailed
 from gpufn_core.spec.model_spec import TensorSpec
 

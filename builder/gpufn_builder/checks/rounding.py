@@ -17,7 +17,7 @@ from gpufn_builder.checks.samples import Case
 from gpufn_builder.checks.steps import OnStep, ignore_step
 from gpufn_builder.onnx_model.normalise import NormalModel
 from gpufn_builder.onnx_model.tensors import Array, Arrays, is_float
-from gpufn_core.domain.engine import BuildStage
+from gpufn_core.domain.devices.engine import BuildStage
 from gpufn_core.errors import BuildFailed
 
 OPTIMIZER_FACTOR: Final = 4.0  # other compilers round in yet another order, and their kernels differ more

@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 
 from gpufn_builder.onnx_model.tensors import BF16, Array, Arrays, default_of, describe_tensor, dtype_of
-from gpufn_core.domain.engine import BuildStage
+from gpufn_core.domain.devices.engine import BuildStage
 from gpufn_core.errors import BuildFailed
 from gpufn_core.spec.model_spec import MAX_DIMENSIONS, ShapeProfile, TensorSpec
 

@@ -17,7 +17,7 @@ import numpy as np
 from gpufn_builder.checks.inaccurate_output import InaccurateOutput
 from gpufn_builder.onnx_model.tensors import Array, Arrays, is_float
 from gpufn_builder.report.report import Element, OutputRow
-from gpufn_core.domain.engine import Accuracy, BuildStage
+from gpufn_core.domain.devices.engine import Accuracy, BuildStage
 from gpufn_core.errors import BuildFailed
 from gpufn_core.spec.model_spec import TOLERANCES, Precision, Tolerance, absolute_limit
 

@@ -22,7 +22,7 @@ from gpufn_builder.checks import ort_run
 from gpufn_builder.compilers.base import Compiled, CompileJob, ReportProgress
 from gpufn_builder.compilers.threads import Trials, choose_threads, run_race
 from gpufn_builder.onnx_model.tensors import Arrays
-from gpufn_core.domain.engine import Backend, BuildStage
+from gpufn_core.domain.devices.engine import Backend, BuildStage
 from gpufn_core.errors import BuildFailed
 from gpufn_core.inference.ort_integers import EXACT
 from gpufn_core.inference.ort_threads import spin_config

@@ -25,7 +25,7 @@ from onnx import FunctionProto, GraphProto, ModelProto, NodeProto, TensorProto
 from gpufn_builder.onnx_model import file_format, ort_capabilities, signature
 from gpufn_builder.onnx_model.graph_names import text
 from gpufn_builder.onnx_model.tensors import MAX_ELEMENTS
-from gpufn_core.domain.engine import BuildStage
+from gpufn_core.domain.devices.engine import BuildStage
 from gpufn_core.errors import BuildFailed
 from gpufn_core.spec.model_spec import ModelSpec
 

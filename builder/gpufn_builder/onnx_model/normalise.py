@@ -39,7 +39,7 @@ from gpufn_builder.onnx_model.ingest import SourceModel, all_nodes, canonical_do
 from gpufn_builder.onnx_model.tensors import datatype_of
 from gpufn_builder.onnx_model.topological_order import sort_nodes
 from gpufn_builder.precision.int8_weights import make_constants_explicit
-from gpufn_core.domain.engine import BuildStage
+from gpufn_core.domain.devices.engine import BuildStage
 from gpufn_core.errors import BuildFailed
 from gpufn_core.spec.model_spec import Precision, TensorSpec
 

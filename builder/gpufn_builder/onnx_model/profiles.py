@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from gpufn_builder.onnx_model.tensors import MAX_ELEMENTS, describe_tensor
-from gpufn_core.domain.engine import BuildStage
+from gpufn_core.domain.devices.engine import BuildStage
 from gpufn_core.errors import BuildFailed
 from gpufn_core.spec.model_spec import ModelSpec, ShapeProfile, ShapeRange, TensorSpec
 

@@ -8,7 +8,7 @@ from onnx import GraphProto, TensorProto, ValueInfoProto
 
 from gpufn_builder.onnx_model.graph_names import text
 from gpufn_builder.onnx_model.tensors import datatype_of
-from gpufn_core.domain.engine import BuildStage
+from gpufn_core.domain.devices.engine import BuildStage
 from gpufn_core.errors import BuildFailed
 from gpufn_core.spec.model_spec import LARGEST_SIZE, LONGEST_NAME, MAX_DIMENSIONS
 

@@ -23,7 +23,7 @@ from gpufn_builder.checks.verify import compare, exceeds
 from gpufn_builder.onnx_model.graph_names import element_types, referenced_names, text
 from gpufn_builder.onnx_model.normalise import NormalModel
 from gpufn_builder.onnx_model.tensors import Array, Arrays, datatype_of
-from gpufn_core.domain.engine import BuildStage
+from gpufn_core.domain.devices.engine import BuildStage
 from gpufn_core.errors import BuildFailed
 from gpufn_core.spec.model_spec import TensorSpec, Tolerance
 

@@ -24,7 +24,7 @@ from gpufn_builder.onnx_model.ingest import main_opset
 from gpufn_builder.onnx_model.tensors import Arrays
 from gpufn_builder.onnx_model.topological_order import sort_nodes
 from gpufn_builder.precision.int8_weights import make_constants_explicit
-from gpufn_core.domain.engine import BuildStage
+from gpufn_core.domain.devices.engine import BuildStage
 from gpufn_core.errors import BuildFailed
 
 INT8_OPSET: Final = 13  # the first opset with scales per channel

@@ -24,7 +24,7 @@ from gpufn_builder.onnx_model.normalise import NormalModel
 from gpufn_builder.onnx_model.tensors import Arrays
 from gpufn_builder.precision.conversion import HALVES, Conversion, convert, listed
 from gpufn_builder.precision.first_difference import Difference, find_first_difference, layers_to_keep, name_of
-from gpufn_core.domain.engine import BuildStage
+from gpufn_core.domain.devices.engine import BuildStage
 from gpufn_core.errors import BuildFailed
 from gpufn_core.spec.model_spec import TOLERANCES, Precision, Tolerance
 

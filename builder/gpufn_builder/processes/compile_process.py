@@ -21,7 +21,7 @@ from gpufn_builder.onnx_model.tensors import Arrays
 from gpufn_builder.processes.measure_lock import measuring_alone
 from gpufn_builder.processes.process import ReportProgress, serve
 from gpufn_builder.processes.process_messages import THOROUGH, WAITS_TO_MEASURE, CandidateRequest, CandidateResult
-from gpufn_core.domain.engine import GOLDEN_FILE, Backend, BuildStage
+from gpufn_core.domain.devices.engine import GOLDEN_FILE, Backend, BuildStage
 
 # Progress of a candidate at the start of each stage.
 _BEGIN = {BuildStage.COMPILE: 0.0, BuildStage.VERIFY: 0.5, BuildStage.MEASURE: 0.6}

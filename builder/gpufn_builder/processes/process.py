@@ -43,8 +43,8 @@ from gpufn_builder.processes.memory import held
 from gpufn_builder.processes.output_tail import OutputFile
 from gpufn_builder.processes.process_end import describe_exit, read_result
 from gpufn_builder.processes.process_messages import Failed, Line, ProgressUpdate, Request, one_line, truncate_error
-from gpufn_core.domain.device import NO_MPS
-from gpufn_core.domain.engine import BuildStage
+from gpufn_core.domain.devices.device import NO_MPS
+from gpufn_core.domain.devices.engine import BuildStage
 from gpufn_core.encoding.msgspec_errors import DECODE_ERRORS
 from gpufn_core.errors import BuildFailed, ErrorInfo, GpufnError
 from gpufn_core.protocol.launch import SANDBOX_VARIABLE, Sandbox

@@ -13,7 +13,7 @@ import msgspec
 
 from gpufn_builder.identity import Target
 from gpufn_builder.report.report import CandidateRow, OutputRow, StageRow
-from gpufn_core.domain.engine import Accuracy, BuildStage, EngineIdentity, EngineManifest, Latency
+from gpufn_core.domain.devices.engine import Accuracy, BuildStage, EngineIdentity, EngineManifest, Latency
 from gpufn_core.errors import ErrorInfo
 from gpufn_core.spec.model_spec import ModelSpec, ShapeProfile, TensorSpec, Tolerance
 

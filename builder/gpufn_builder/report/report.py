@@ -10,7 +10,15 @@ from typing import Any
 
 import msgspec
 
-from gpufn_core.domain.engine import Accuracy, Backend, BuildStage, BuildState, EngineIdentity, EngineManifest, Latency
+from gpufn_core.domain.devices.engine import (
+    Accuracy,
+    Backend,
+    BuildStage,
+    BuildState,
+    EngineIdentity,
+    EngineManifest,
+    Latency,
+)
 from gpufn_core.errors import ErrorInfo
 from gpufn_core.spec.model_spec import ModelFile, Precision, ShapeProfile, TensorSpec, Tolerance
 

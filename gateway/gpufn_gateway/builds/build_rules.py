@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from gpufn_core.domain.device import ANY_KIND, DeviceType, has_kind
-from gpufn_core.domain.engine import CPU_KIND, Build, BuildState, EngineManifest
+from gpufn_core.domain.devices.device import ANY_KIND, DeviceType, has_kind
+from gpufn_core.domain.devices.engine import CPU_KIND, Build, BuildState, EngineManifest
 from gpufn_core.domain.revision import Revision, RevisionState
 from gpufn_core.errors import BuildFailed, ErrorInfo, NoCapacity
 from gpufn_core.protocol.reports import NodeReport

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from gpufn_core.domain.engine import Build, BuildState
+from gpufn_core.domain.devices.engine import Build, BuildState
 from gpufn_core.errors import BuildNotFound, Conflict
 from gpufn_core.ids import is_invocation_id, new_ulid
 from gpufn_core.protocol import subjects

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterable
 from typing import Any
 
-from gpufn_core.domain.engine import EngineManifest
+from gpufn_core.domain.devices.engine import EngineManifest
 from gpufn_core.domain.revision import Revision
 from gpufn_core.errors import Conflict, FunctionNotFound
 from gpufn_core.protocol import subjects

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gpufn_core.domain.engine import Build, EngineManifest
+from gpufn_core.domain.devices.engine import Build, EngineManifest
 from gpufn_core.domain.revision import Revision
 from gpufn_core.spec.units import format_bytes
 

@@ -14,8 +14,8 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from gpufn_core.domain.device import DeviceType
-from gpufn_core.domain.engine import CPU_KIND, Build, BuildState
+from gpufn_core.domain.devices.device import DeviceType
+from gpufn_core.domain.devices.engine import CPU_KIND, Build, BuildState
 from gpufn_core.protocol import subjects
 from gpufn_core.protocol.reports import NodeReport
 from gpufn_gateway.background_loop import log_failures

@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 
-from gpufn_core.domain.device import DeviceType
+from gpufn_core.domain.devices.device import DeviceType
 from gpufn_core.domain.usage import Usage, UsageKey, day_of, days
 from gpufn_gateway.costs.attribution import Cost, DayHeld, Held, UsageRow, costs
 from gpufn_gateway.costs.price_file import PriceFile

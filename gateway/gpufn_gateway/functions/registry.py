@@ -13,7 +13,7 @@ from typing import Final
 
 import msgspec
 
-from gpufn_core.domain.engine import EngineManifest
+from gpufn_core.domain.devices.engine import EngineManifest
 from gpufn_core.domain.revision import Function, Revision, RevisionState
 from gpufn_core.errors import FunctionNotFound, InvalidInput, PlatformError, RevisionNotFound
 from gpufn_core.protocol import subjects

@@ -19,7 +19,7 @@ from typing import Final
 
 import msgspec
 
-from gpufn_core.domain.engine import Build, EngineManifest, model_digest
+from gpufn_core.domain.devices.engine import Build, EngineManifest, model_digest
 from gpufn_core.domain.revision import Function, Revision, RevisionState
 from gpufn_core.ids import Digest
 from gpufn_core.protocol import subjects

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from gpufn_core.domain.device import Health
+from gpufn_core.domain.devices.device import Health
 from gpufn_core.domain.revision import Function
 from gpufn_core.protocol.reports import FunctionStatus, NodeReport, WorkerEvent, WorkerEventKind
 from gpufn_gateway.history.blocks import Event, EventKind

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from gpufn_core.domain.device import DeviceType
-from gpufn_core.domain.device_metrics import DeviceMetrics
+from gpufn_core.domain.devices.device import DeviceType
+from gpufn_core.domain.devices.device_metrics import DeviceMetrics
 from gpufn_core.domain.revision import RevisionKey
 from gpufn_core.protocol.reports import (
     FunctionStatus,

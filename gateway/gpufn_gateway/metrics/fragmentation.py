@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from gpufn_core.domain.device import Device, DeviceType, Health
+from gpufn_core.domain.devices.device import Device, DeviceType, Health
 from gpufn_gateway.controller.placement.gpus import available_bytes
 from gpufn_gateway.controller.state.leases import NodeUse
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Final, NamedTuple
 
-from gpufn_core.domain.device import Device, DeviceType, Health
-from gpufn_core.domain.device_metrics import DeviceMetrics
+from gpufn_core.domain.devices.device import Device, DeviceType, Health
+from gpufn_core.domain.devices.device_metrics import DeviceMetrics
 from gpufn_core.protocol.reports import NodeReport
 from gpufn_gateway.metrics.families import Families
 from gpufn_gateway.metrics.telemetry import Fill

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from gpufn_core.domain.engine import Build, BuildState
+from gpufn_core.domain.devices.engine import Build, BuildState
 from gpufn_core.domain.worker import WorkerState
 from gpufn_core.protocol.reports import FunctionTotals, NodeReport, RunnerReport, TotalsReport
 from gpufn_gateway.controller.loop import Controller

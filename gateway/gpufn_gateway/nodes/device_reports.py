@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from gpufn_core.domain.device_metrics import DeviceMetrics
+from gpufn_core.domain.devices.device_metrics import DeviceMetrics
 from gpufn_core.protocol import subjects
 from gpufn_core.protocol.reports import DeviceReport
 from gpufn_gateway.nodes.latest_reports import LatestReports

@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from gpufn_core.domain.device import Health
+from gpufn_core.domain.devices.device import Health
 
 DRAIN_BELOW: Final = 0.5
 _MIN_STARTS: Final = 5  # with fewer starts or attempts, a share says nothing

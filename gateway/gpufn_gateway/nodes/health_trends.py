@@ -12,8 +12,8 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from gpufn_core.domain.device import Device, DeviceType
-from gpufn_core.domain.device_metrics import DeviceMetrics
+from gpufn_core.domain.devices.device import Device, DeviceType
+from gpufn_core.domain.devices.device_metrics import DeviceMetrics
 from gpufn_core.protocol.reports import DeviceReport, FunctionTotals, NodeReport, TotalsReport
 from gpufn_gateway.nodes.health_score import GpuTrend, NodeTrend, Score, gpu_score, node_score
 

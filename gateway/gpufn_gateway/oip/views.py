@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import msgspec
 
-from gpufn_core.domain.engine import Backend, EngineManifest
+from gpufn_core.domain.devices.engine import Backend, EngineManifest
 from gpufn_core.domain.invocation import OutcomeKind
 from gpufn_core.domain.revision import Revision
 from gpufn_core.spec.function_spec import MethodSpec

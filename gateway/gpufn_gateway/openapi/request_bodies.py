@@ -6,7 +6,7 @@ from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
-from gpufn_core.domain.engine import CPU_KIND
+from gpufn_core.domain.devices.engine import CPU_KIND
 from gpufn_core.domain.revision import Lease, Source
 from gpufn_core.domain.team import TeamLimits
 from gpufn_core.domain.traffic import (

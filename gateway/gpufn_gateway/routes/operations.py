@@ -11,8 +11,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from gpufn_core.domain.device import DeviceType
-from gpufn_core.domain.device_metrics import DeviceMetrics
+from gpufn_core.domain.devices.device import DeviceType
+from gpufn_core.domain.devices.device_metrics import DeviceMetrics
 from gpufn_core.domain.revision import Revision
 from gpufn_core.errors import Conflict, InvalidInput
 from gpufn_core.protocol.codec import encode

@@ -20,7 +20,7 @@ from typing import Final
 
 from gpufn_core.errors import CapacityError, Conflict, IdempotencyMismatch, InvocationNotFound
 from gpufn_core.protocol.messages import ItemReply, ResultReply
-from gpufn_core.protocol.stream_window import UnreadItems
+from gpufn_core.protocol.streams.stream_window import UnreadItems
 from gpufn_gateway.http import sender
 from gpufn_platform.process.clock import Clock
 from gpufn_platform.queue.pending import PendingStream

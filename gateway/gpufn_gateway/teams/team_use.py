@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import Iterable
 from typing import Final
 
-from gpufn_core.domain.device import DeviceType, Health
+from gpufn_core.domain.devices.device import DeviceType, Health
 from gpufn_core.domain.team import NO_TEAM, Team, Teams, TeamUse
 from gpufn_core.domain.usage import Usage
 from gpufn_core.domain.worker import WorkerState

@@ -11,10 +11,10 @@ from typing import Final
 import msgspec
 
 from gpufn_core.errors import InvalidInput, InvocationTimedOut, WorkerLost
-from gpufn_core.protocol import terminal, web_session
 from gpufn_core.protocol.codec import pack
-from gpufn_core.protocol.terminal import Channel, Status
-from gpufn_core.protocol.web_session import BodyPart, Disconnect, Down, MessagePart
+from gpufn_core.protocol.streams import terminal, web_session
+from gpufn_core.protocol.streams.terminal import Channel, Status
+from gpufn_core.protocol.streams.web_session import BodyPart, Disconnect, Down, MessagePart
 from gpufn_gateway.http.body_reader import Receive, Send
 from gpufn_gateway.problems import Problem, problem_of
 from gpufn_gateway.web import session

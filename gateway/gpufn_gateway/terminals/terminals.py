@@ -17,9 +17,9 @@ from starlette.types import ASGIApp
 from gpufn_core.domain.invocation import OutcomeKind
 from gpufn_core.encoding import media
 from gpufn_core.errors import FunctionNotFound, GpufnError, InvalidInput
-from gpufn_core.protocol import terminal
 from gpufn_core.protocol.codec import pack
-from gpufn_core.protocol.terminal import Start
+from gpufn_core.protocol.streams import terminal
+from gpufn_core.protocol.streams.terminal import Start
 from gpufn_core.spec.naming.names import IN_PATH, shown
 from gpufn_core.spec.naming.variant_names import is_variant
 from gpufn_gateway import problems

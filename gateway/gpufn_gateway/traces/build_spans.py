@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from gpufn_core.domain import trace_context
-from gpufn_core.domain.engine import Build, BuildStage, BuildState
+from gpufn_core.domain.devices.engine import Build, BuildStage, BuildState
 from gpufn_core.domain.trace_context import span_id
 from gpufn_core.protocol.spans import Span, SpanError, SpanKind, error_of
 from gpufn_gateway.traces.tracing import Sampling

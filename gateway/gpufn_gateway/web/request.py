@@ -9,9 +9,16 @@ from __future__ import annotations
 from typing import Final
 
 from gpufn_core.errors import FunctionRaised
-from gpufn_core.protocol import web_session
 from gpufn_core.protocol.codec import pack
-from gpufn_core.protocol.web_session import ABNORMAL_CLOSE, PART_BYTES, BodyPart, Disconnect, Down, ResponseStart
+from gpufn_core.protocol.streams import web_session
+from gpufn_core.protocol.streams.web_session import (
+    ABNORMAL_CLOSE,
+    PART_BYTES,
+    BodyPart,
+    Disconnect,
+    Down,
+    ResponseStart,
+)
 from gpufn_gateway.calls.prepare import Calls
 from gpufn_gateway.http.body_reader import ClientDisconnected, Receive, Scope, Send, iter_body, wait_for_disconnect
 from gpufn_gateway.problems import CallFailed, Headers

@@ -12,10 +12,10 @@ import msgspec
 from gpufn_core.domain.invocation import OutcomeKind
 from gpufn_core.encoding import media
 from gpufn_core.errors import FunctionRaised, GpufnError, PlatformError
-from gpufn_core.protocol import web_session
 from gpufn_core.protocol.codec import pack
 from gpufn_core.protocol.messages import ResultReply
-from gpufn_core.protocol.web_session import WebRequest
+from gpufn_core.protocol.streams import web_session
+from gpufn_core.protocol.streams.web_session import WebRequest
 from gpufn_gateway import problems
 from gpufn_gateway.calls.call_bodies import CallBody
 from gpufn_gateway.calls.prepare import Arguments, Calls, cancel_unless_ended

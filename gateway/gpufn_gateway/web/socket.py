@@ -11,9 +11,17 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from gpufn_core.errors import FunctionRaised, GpufnError, PlatformStopping
-from gpufn_core.protocol import web_session
 from gpufn_core.protocol.codec import pack
-from gpufn_core.protocol.web_session import Accept, BodyPart, Close, Disconnect, Down, MessagePart, ResponseStart
+from gpufn_core.protocol.streams import web_session
+from gpufn_core.protocol.streams.web_session import (
+    Accept,
+    BodyPart,
+    Close,
+    Disconnect,
+    Down,
+    MessagePart,
+    ResponseStart,
+)
 from gpufn_gateway import problems
 from gpufn_gateway.calls.prepare import Calls
 from gpufn_gateway.http.body_reader import Receive, Scope, Send

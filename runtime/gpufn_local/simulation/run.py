@@ -14,7 +14,7 @@ import random
 
 import msgspec
 
-from gpufn_core.domain.gpu_fair_queue import Arrivals, FairQueueing, Order, ShortestFirst, Turn
+from gpufn_core.domain.devices.gpu_fair_queue import Arrivals, FairQueueing, Order, ShortestFirst, Turn
 from gpufn_core.errors import InvalidInput
 from gpufn_local.simulation.figures import Ended, Figures, figures
 from gpufn_local.simulation.gpu import Gpu, Residents

@@ -23,7 +23,7 @@ from gpufn_core.protocol.messages import (
     StartedReply,
     StreamCredit,
 )
-from gpufn_core.protocol.stream_window import ReadItems
+from gpufn_core.protocol.streams.stream_window import ReadItems
 from gpufn_platform.process.clock import Clock
 
 _SILENT_S = 2.0  # a stream without an item

@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from gpufn_core.domain.engine import Build
+from gpufn_core.domain.devices.engine import Build
 from gpufn_core.domain.revision import Revision, RevisionKey
 from gpufn_core.encoding.msgspec_errors import DECODE_ERRORS
 from gpufn_core.errors import UntrustedDeploy

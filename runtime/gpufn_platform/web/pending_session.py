@@ -10,9 +10,9 @@ import asyncio
 from collections.abc import AsyncIterator
 
 from gpufn_core.errors import BusUnavailable, GpufnError, WorkerLost
-from gpufn_core.protocol import web_session
 from gpufn_core.protocol.messages import CallInput, InputCredit, InvocationMessage, Reply
-from gpufn_core.protocol.web_session import DOWN_WINDOW_BYTES, UP_WINDOW_BYTES
+from gpufn_core.protocol.streams import web_session
+from gpufn_core.protocol.streams.web_session import DOWN_WINDOW_BYTES, UP_WINDOW_BYTES
 from gpufn_platform.process.clock import Clock
 from gpufn_platform.queue.pending import Owner, PendingStream
 

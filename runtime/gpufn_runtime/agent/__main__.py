@@ -17,7 +17,7 @@ from pathlib import Path
 
 import msgspec
 
-from gpufn_core.domain.engine import EngineManifest
+from gpufn_core.domain.devices.engine import EngineManifest
 from gpufn_core.errors import BusUnavailable, Conflict, GpufnError
 from gpufn_core.find_uv import find_uv
 from gpufn_core.home import Home

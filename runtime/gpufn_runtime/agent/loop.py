@@ -24,7 +24,7 @@ from typing import Protocol
 
 import msgspec
 
-from gpufn_core.domain.device import Health
+from gpufn_core.domain.devices.device import Health
 from gpufn_core.domain.worker import Assignment, Desired, WorkerState
 from gpufn_core.home import Home
 from gpufn_core.protocol import subjects

@@ -13,7 +13,7 @@ import platform
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from gpufn_core.domain.device_metrics import DeviceMetrics
+from gpufn_core.domain.devices.device_metrics import DeviceMetrics
 from gpufn_core.errors import BusUnavailable
 from gpufn_core.protocol import subjects
 from gpufn_core.protocol.codec import encode

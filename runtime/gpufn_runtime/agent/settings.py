@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from gpufn_core.domain.device import Device
+from gpufn_core.domain.devices.device import Device
 from gpufn_core.errors import InvalidSpec
 from gpufn_core.home import Home
 from gpufn_core.spec.image_spec import ImageSpec

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from gpufn_core.domain.gpu_fair_queue import TURNS_PER_GPU
+from gpufn_core.domain.devices.gpu_fair_queue import TURNS_PER_GPU
 from gpufn_core.home import Home
 from gpufn_platform.process.settings import bus_url, node_name, volume_store_address, whole_number
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from gpufn.client.http_calls import CallRequests
-from gpufn.client.http_functions import FunctionRequests
-from gpufn.client.http_maps import MapRequests
+from gpufn.client.endpoints.calls import CallRequests
+from gpufn.client.endpoints.functions import FunctionRequests
+from gpufn.client.endpoints.maps import MapRequests
 
 
 class CallApi(FunctionRequests, CallRequests, MapRequests):

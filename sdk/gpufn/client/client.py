@@ -2,9 +2,8 @@
 
     Client    one method per endpoint; raises the exceptions of `gpufn.errors`
 
-`http` sends and retries requests. `responses` and `streams` decode responses. `http_functions`, `http_calls`,
-`http_maps`, `http_models`, `http_terminals`, `http_volumes`, `http_data` and `http_history` hold the other endpoints.
-`http_transport` connects `.remote` and related methods to them.
+`http` sends and retries requests. `responses` and `streams` decode responses. The modules of `endpoints` hold the
+requests of each group of endpoints.
 """
 
 from __future__ import annotations
@@ -19,13 +18,13 @@ import msgspec
 
 from gpufn.call.result_decoding import PLAIN
 from gpufn.client.call_api import CallApi
+from gpufn.client.endpoints.data import DataRequests
+from gpufn.client.endpoints.history import HistoryRequests
+from gpufn.client.endpoints.models import ModelRequests
+from gpufn.client.endpoints.terminals import TerminalRequests
+from gpufn.client.endpoints.traffic import TrafficRequests
+from gpufn.client.endpoints.volumes import VolumeRequests
 from gpufn.client.http import JSON_BODY
-from gpufn.client.http_data import DataRequests
-from gpufn.client.http_history import HistoryRequests
-from gpufn.client.http_models import ModelRequests
-from gpufn.client.http_terminals import TerminalRequests
-from gpufn.client.http_traffic import TrafficRequests
-from gpufn.client.http_volumes import VolumeRequests
 from gpufn.client.views import (
     AuditPage,
     FunctionView,

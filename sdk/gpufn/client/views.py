@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from gpufn.notebook import html
-from gpufn_core.domain.engine import Accuracy, BuildStage, BuildState, Latency
+from gpufn_core.domain.devices.engine import Accuracy, BuildStage, BuildState, Latency
 from gpufn_core.domain.invocation import InvocationState
 from gpufn_core.domain.revision import Check, Lease, RevisionState, Source, Variant
 from gpufn_core.domain.team import Team, TeamUse

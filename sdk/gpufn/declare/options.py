@@ -16,7 +16,7 @@ from gpufn.declare.image import Image
 from gpufn.declare.model import Model
 from gpufn.declare.volume import Volume
 from gpufn.declare.weights import Weights
-from gpufn_core.domain.device import Share
+from gpufn_core.domain.devices.device import Share
 from gpufn_core.errors import InvalidSpec
 from gpufn_core.spec.function_spec import (
     SESSIONS,

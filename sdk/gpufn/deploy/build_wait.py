@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Protocol
 
 from gpufn.client.views import BuildView
-from gpufn_core.domain.engine import BuildState
+from gpufn_core.domain.devices.engine import BuildState
 from gpufn_core.errors import BuildFailed, ErrorInfo, GpufnError, error_from
 
 _LONG_POLL_S = 30.0

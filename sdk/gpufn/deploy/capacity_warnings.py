@@ -27,7 +27,7 @@ def unmet_requirement(
     >>> gpu = {"type": "gpu", "kind": "NVIDIA L4", "memory_bytes": 24 << 30}
     >>> unmet_requirement(Resources(gpu=("L4",), gpu_count=2), [{"devices": [gpu]}])
     "no node has 2 of the GPU 'L4'"
-    >>> from gpufn_core.domain.device import Share
+    >>> from gpufn_core.domain.devices.device import Share
     >>> unmet_requirement(Resources(gpu=("any",), share=Share.MPS, vram_bytes=40 << 30), [{"devices": [gpu]}])
     'no GPU has 40 GiB of memory, the largest has 24 GiB'
     >>> unmet_requirement(Resources(memory_bytes=16 << 30), [node])

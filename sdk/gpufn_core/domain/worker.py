@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from gpufn_core.domain.device import DeviceShare
+from gpufn_core.domain.devices.device import DeviceShare
 from gpufn_core.errors import ErrorInfo
 from gpufn_core.spec.units import format_bytes
 

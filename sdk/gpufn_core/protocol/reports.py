@@ -12,8 +12,8 @@ from typing import Final
 
 import msgspec
 
-from gpufn_core.domain.device import Device, DeviceLink, DeviceShare, NodeFacts
-from gpufn_core.domain.device_metrics import DeviceMetrics
+from gpufn_core.domain.devices.device import Device, DeviceLink, DeviceShare, NodeFacts
+from gpufn_core.domain.devices.device_metrics import DeviceMetrics
 from gpufn_core.domain.worker import ColdStart, Exit, ParkedMemory, StartFailure, WorkerState
 from gpufn_core.errors import ErrorInfo
 

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from gpufn_core.domain.device import Share
+from gpufn_core.domain.devices.device import Share
 from gpufn_core.errors import InvalidSpec
 from gpufn_core.spec.units import MIN_PROCESS_BYTES, Bounds, check_fields, check_least_bytes, parse_bytes
 

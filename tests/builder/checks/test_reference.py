@@ -13,7 +13,7 @@ from gpufn_builder.checks.samples import Case, generate
 from gpufn_builder.onnx_model.ingest import IngestLimits, ingest
 from gpufn_builder.onnx_model.normalise import NormalModel, normalise
 from gpufn_builder.onnx_model.tensors import BF16, Arrays
-from gpufn_core.domain.engine import BuildStage
+from gpufn_core.domain.devices.engine import BuildStage
 from gpufn_core.errors import BuildFailed
 from gpufn_core.spec.model_spec import ShapeProfile, ShapeRange, TensorSpec
 from tests.builder import models

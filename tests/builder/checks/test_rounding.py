@@ -11,7 +11,7 @@ from gpufn_builder.checks.reference import run_reference
 from gpufn_builder.checks.rounding import OPTIMIZER_FACTOR, floor_of, rounding_floors
 from gpufn_builder.checks.samples import Case, generate
 from gpufn_builder.onnx_model.normalise import NormalModel
-from gpufn_core.domain.engine import BuildStage
+from gpufn_core.domain.devices.engine import BuildStage
 from tests.builder.checks.test_reference import normal
 from tests.builder.models import amplified_rounding, cnn, constant, model, node, value
 

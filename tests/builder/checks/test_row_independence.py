@@ -14,7 +14,7 @@ from gpufn_builder.onnx_model.ingest import IngestLimits, ingest
 from gpufn_builder.onnx_model.normalise import normalise
 from gpufn_builder.onnx_model.profiles import resolve_profiles
 from gpufn_builder.onnx_model.tensors import Array, Arrays
-from gpufn_core.domain.engine import BuildStage
+from gpufn_core.domain.devices.engine import BuildStage
 from gpufn_core.errors import BuildFailed
 from gpufn_core.spec.model_spec import TOLERANCES, Precision, ShapeProfile, ShapeRange, Tolerance
 from tests.builder import models

@@ -11,7 +11,7 @@ import pytest
 from gpufn_builder.checks.verify import check, compare
 from gpufn_builder.onnx_model.tensors import BF16
 from gpufn_builder.report.report import Element, OutputRow
-from gpufn_core.domain.engine import Accuracy
+from gpufn_core.domain.devices.engine import Accuracy
 from gpufn_core.errors import BuildFailed
 from gpufn_core.spec.model_spec import TOLERANCES, Precision, Tolerance
 

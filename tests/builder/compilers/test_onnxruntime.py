@@ -13,7 +13,7 @@ from onnx import TensorProto
 
 from gpufn_builder.compilers.base import CompileJob
 from gpufn_builder.processes.compile_process import compiler_for
-from gpufn_core.domain.engine import Backend
+from gpufn_core.domain.devices.engine import Backend
 from gpufn_core.errors import BuildFailed
 from gpufn_core.spec.model_spec import TensorSpec
 from tests.builder import models

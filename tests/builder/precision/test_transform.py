@@ -18,7 +18,7 @@ from gpufn_builder.onnx_model.normalise import NormalModel, normalise
 from gpufn_builder.onnx_model.profiles import resolve_profiles
 from gpufn_builder.onnx_model.tensors import Arrays
 from gpufn_builder.precision.transform import TransformedModel, transform
-from gpufn_core.domain.engine import BuildStage
+from gpufn_core.domain.devices.engine import BuildStage
 from gpufn_core.errors import BuildFailed
 from gpufn_core.spec.model_spec import TOLERANCES, Precision, ShapeProfile, ShapeRange, Tolerance
 from tests.builder import models

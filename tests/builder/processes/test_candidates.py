@@ -17,7 +17,7 @@ from gpufn_builder.processes import output_tail, process
 from gpufn_builder.processes.candidates import run_candidate
 from gpufn_builder.processes.process import ChildProcess, environment, without_repetitions
 from gpufn_builder.processes.process_messages import CandidateRequest, CandidateResult, MeasurePlan, ProgressUpdate
-from gpufn_core.domain.engine import Backend, BuildStage
+from gpufn_core.domain.devices.engine import Backend, BuildStage
 from gpufn_core.errors import BuildFailed
 from gpufn_core.spec.model_spec import ModelFile, ModelSpec, Tolerance
 from tests.builder import misbehaving

@@ -17,7 +17,7 @@ from gpufn_builder.identity import Target
 from gpufn_builder.onnx_model.tensors import Arrays
 from gpufn_builder.processes.compile_process import make
 from gpufn_builder.processes.process_messages import CandidateRequest, MeasurePlan
-from gpufn_core.domain.engine import Backend, BuildStage
+from gpufn_core.domain.devices.engine import Backend, BuildStage
 from gpufn_core.spec.model_spec import ModelFile, ModelSpec, ShapeProfile, ShapeRange, TensorSpec, Tolerance
 
 SPEC = ModelSpec(parameter="net", files=(ModelFile("m.onnx", "a" * 64, 1),))

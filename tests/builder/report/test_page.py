@@ -10,7 +10,7 @@ import msgspec
 
 from gpufn_builder.report import page
 from gpufn_builder.report.report import BuildReport, CandidateRow, OutputRow, StageRow
-from gpufn_core.domain.engine import Accuracy, Backend, BuildStage, BuildState, Latency
+from gpufn_core.domain.devices.engine import Accuracy, Backend, BuildStage, BuildState, Latency
 from gpufn_core.errors import ErrorInfo
 from gpufn_core.spec.model_spec import ModelFile, Precision, ShapeProfile, ShapeRange, TensorSpec, Tolerance
 

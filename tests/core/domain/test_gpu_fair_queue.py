@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpufn_core.domain.gpu_fair_queue import Arrivals, FairQueueing, Order, ShortestFirst, Turn
+from gpufn_core.domain.devices.gpu_fair_queue import Arrivals, FairQueueing, Order, ShortestFirst, Turn
 
 # --- a simulated GPU --------------------------------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpufn_core.domain.engine import Build
+from gpufn_core.domain.devices.engine import Build
 from gpufn_core.domain.revision import Revision, Variant
 from gpufn_core.errors import UntrustedDeploy
 from gpufn_core.ids import Digest, digest_of

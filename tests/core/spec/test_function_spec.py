@@ -10,7 +10,7 @@ import hypothesis.strategies as st
 import msgspec
 import pytest
 
-from gpufn_core.domain.device import Share
+from gpufn_core.domain.devices.device import Share
 from gpufn_core.errors import InvalidSpec
 from gpufn_core.spec.function_spec import (
     Batch,

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from gpufn_core.errors import InvalidInput
-from gpufn_core.protocol.terminal import Start, parse_start
+from gpufn_core.protocol.streams.terminal import Start, parse_start
 from gpufn_core.spec.function_spec import Batch, EntryPoint, FunctionSpec, MethodSpec, Retry, ScalingPolicy
 from gpufn_core.spec.isolation import Network
 from gpufn_core.spec.resources import Resources

@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 import httpx
 import msgspec
 
-from gpufn_core.domain.engine import Accuracy, Backend, Build, EngineIdentity, EngineManifest
+from gpufn_core.domain.devices.engine import Accuracy, Backend, Build, EngineIdentity, EngineManifest
 from gpufn_core.domain.invocation import InvocationState, OutcomeKind
 from gpufn_core.domain.revision import Function, Revision
 from gpufn_core.domain.usage import Usage, UsageKey, day_of

@@ -12,7 +12,7 @@ import httpx
 import msgspec
 import pytest
 
-from gpufn_core.domain.engine import BuildState
+from gpufn_core.domain.devices.engine import BuildState
 from gpufn_core.domain.revision import Revision, RevisionState
 from gpufn_core.home import Home
 from gpufn_core.ids import Digest, invocation_id_for, new_ulid

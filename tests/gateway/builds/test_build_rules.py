@@ -5,8 +5,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from gpufn_core.domain.device import Device, DeviceType, Share
-from gpufn_core.domain.engine import Build, BuildState, EngineManifest
+from gpufn_core.domain.devices.device import Device, DeviceType, Share
+from gpufn_core.domain.devices.engine import Build, BuildState, EngineManifest
 from gpufn_core.domain.revision import Revision, RevisionState
 from gpufn_core.errors import BuildFailed, NoCapacity
 from gpufn_core.ids import Digest

@@ -13,8 +13,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from gpufn_core.domain.device import Device, DeviceType
-from gpufn_core.domain.engine import Accuracy, Backend, Build, BuildState, EngineIdentity, EngineManifest
+from gpufn_core.domain.devices.device import Device, DeviceType
+from gpufn_core.domain.devices.engine import Accuracy, Backend, Build, BuildState, EngineIdentity, EngineManifest
 from gpufn_core.domain.revision import Revision, RevisionState
 from gpufn_core.errors import (
     BuildFailed,

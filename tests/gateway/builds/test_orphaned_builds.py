@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from gpufn_core.domain.device import Device, DeviceType
-from gpufn_core.domain.engine import Build, BuildState
+from gpufn_core.domain.devices.device import Device, DeviceType
+from gpufn_core.domain.devices.engine import Build, BuildState
 from gpufn_core.ids import new_ulid
 from gpufn_core.protocol import subjects
 from gpufn_core.protocol.codec import encode

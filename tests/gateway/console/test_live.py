@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from gpufn_core.domain.device import Device, DeviceShare, DeviceType, Health, Share
-from gpufn_core.domain.device_metrics import DeviceMetrics
+from gpufn_core.domain.devices.device import Device, DeviceShare, DeviceType, Health, Share
+from gpufn_core.domain.devices.device_metrics import DeviceMetrics
 from gpufn_core.domain.revision import Function
 from gpufn_core.errors import CapacityError, ErrorInfo, FunctionNotFound
 from gpufn_core.protocol.reports import (

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from gpufn_core.domain.engine import BuildStage
+from gpufn_core.domain.devices.engine import BuildStage
 from gpufn_core.spec.isolation import LEAST
 from gpufn_gateway.history.blocks import EventKind
 from tests.conftest import ROOT

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from gpufn_core.domain.device import Device, DeviceShare, DeviceType
+from gpufn_core.domain.devices.device import Device, DeviceShare, DeviceType
 from gpufn_core.domain.revision import Function, Revision, RevisionKey
 from gpufn_core.domain.worker import Assignment, ColdStart, Desired, ParkedMemory, StartFailure, WorkerState
 from gpufn_core.errors import ErrorInfo

@@ -9,7 +9,7 @@ from types import FrameType
 import msgspec
 import pytest
 
-from gpufn_core.domain.device import DeviceShare, Health
+from gpufn_core.domain.devices.device import DeviceShare, Health
 from gpufn_core.domain.worker import WorkerState
 from gpufn_core.protocol.codec import encode
 from gpufn_core.protocol.reports import FunctionStatus, RunnerReport, WorkerReport

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from gpufn_core.domain.engine import BuildState
+from gpufn_core.domain.devices.engine import BuildState
 from gpufn_core.domain.invocation import OutcomeKind
 from gpufn_core.errors import BusUnavailable, RevisionNotFound
 from gpufn_core.ids import digest_of

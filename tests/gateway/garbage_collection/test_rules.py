@@ -3,7 +3,15 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from gpufn_core.domain.engine import Accuracy, Backend, Build, BuildState, EngineIdentity, EngineManifest, model_digest
+from gpufn_core.domain.devices.engine import (
+    Accuracy,
+    Backend,
+    Build,
+    BuildState,
+    EngineIdentity,
+    EngineManifest,
+    model_digest,
+)
 from gpufn_core.domain.revision import Function, Lease, Revision, RevisionState
 from gpufn_core.ids import Digest
 from gpufn_core.protocol import subjects

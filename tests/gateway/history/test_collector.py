@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from gpufn_core.domain.device import Device, DeviceShare, DeviceType, Health
-from gpufn_core.domain.device_metrics import DeviceMetrics
+from gpufn_core.domain.devices.device import Device, DeviceShare, DeviceType, Health
+from gpufn_core.domain.devices.device_metrics import DeviceMetrics
 from gpufn_core.domain.revision import Function
 from gpufn_core.domain.traffic import Returned, Split
 from gpufn_core.domain.worker import ColdStart, Exit, ParkedMemory

@@ -10,8 +10,8 @@ import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
-from gpufn_core.domain.device import Device, DeviceShare, DeviceType, Health, Share
-from gpufn_core.domain.engine import BuildState
+from gpufn_core.domain.devices.device import Device, DeviceShare, DeviceType, Health, Share
+from gpufn_core.domain.devices.engine import BuildState
 from gpufn_core.domain.invocation import OutcomeKind
 from gpufn_core.domain.worker import ColdStart
 from gpufn_core.protocol import subjects

@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from gpufn_core.domain.device import Device, DeviceLink, DeviceType, Health, LinkKind, MpsLevel, NodeFacts
-from gpufn_core.domain.device_metrics import DeviceMetrics, GpuProcess
+from gpufn_core.domain.devices.device import Device, DeviceLink, DeviceType, Health, LinkKind, MpsLevel, NodeFacts
+from gpufn_core.domain.devices.device_metrics import DeviceMetrics, GpuProcess
 from gpufn_core.protocol.reports import DeviceReport, NodeReport, ProcessReport
 from gpufn_gateway.metrics.gpus import FIELDS
 from gpufn_gateway.settings import GatewaySettings

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gpufn_core.domain.device import Device, DeviceType, Health
-from gpufn_core.domain.device_metrics import DeviceMetrics
+from gpufn_core.domain.devices.device import Device, DeviceType, Health
+from gpufn_core.domain.devices.device_metrics import DeviceMetrics
 from gpufn_core.protocol.reports import DeviceReport, FunctionTotals, NodeReport, TotalsReport
 from gpufn_gateway.nodes.health_score import GpuTrend, NodeTrend, Score, gpu_score, node_score
 from gpufn_gateway.nodes.health_trends import HealthTrends

@@ -19,7 +19,7 @@ import tritonclient.http as triton
 import tritonclient.http.aio as triton_aio
 from tritonclient.utils import InferenceServerException
 
-from gpufn_core.domain.engine import Accuracy, Backend, EngineIdentity, EngineManifest
+from gpufn_core.domain.devices.engine import Accuracy, Backend, EngineIdentity, EngineManifest
 from gpufn_core.domain.invocation import OutcomeKind
 from gpufn_core.domain.revision import Revision, RevisionState
 from gpufn_core.encoding import media

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpufn_core.domain.device import Device, DeviceShare, DeviceType, Health
+from gpufn_core.domain.devices.device import Device, DeviceShare, DeviceType, Health
 from gpufn_core.domain.team import Team, Teams
 from gpufn_core.domain.worker import ParkedMemory, WorkerState
 from gpufn_core.protocol.reports import NodeReport, ProcessReport, RunnerReport, WorkerReport

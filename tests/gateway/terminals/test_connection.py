@@ -10,10 +10,10 @@ import msgspec
 import pytest
 
 from gpufn_core.errors import GpufnError, InvalidInput, Unauthorized, WorkerLost
-from gpufn_core.protocol import terminal, web_session
 from gpufn_core.protocol.codec import pack
-from gpufn_core.protocol.terminal import Channel
-from gpufn_core.protocol.web_session import Close, Disconnect, MessagePart
+from gpufn_core.protocol.streams import terminal, web_session
+from gpufn_core.protocol.streams.terminal import Channel
+from gpufn_core.protocol.streams.web_session import Close, Disconnect, MessagePart
 from gpufn_gateway.terminals import connection as module
 from gpufn_gateway.terminals.connection import Connection
 from tests.waiting import until_async

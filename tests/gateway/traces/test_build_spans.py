@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from gpufn_core.domain.engine import Build, BuildStage, BuildState
+from gpufn_core.domain.devices.engine import Build, BuildStage, BuildState
 from gpufn_core.domain.trace_context import span_id, trace_id
 from gpufn_core.errors import ErrorInfo
 from gpufn_core.ids import digest_of

@@ -10,9 +10,9 @@ import pytest
 
 from gpufn_core.domain.traffic import Split
 from gpufn_core.errors import BusUnavailable, FunctionRaised
-from gpufn_core.protocol import web_session
 from gpufn_core.protocol.codec import pack
-from gpufn_core.protocol.web_session import BodyPart, ResponseStart, WebRequest
+from gpufn_core.protocol.streams import web_session
+from gpufn_core.protocol.streams.web_session import BodyPart, ResponseStart, WebRequest
 from gpufn_core.spec.function_spec import SESSIONS, MethodSpec
 from gpufn_core.spec.web_spec import WebKind, WebSpec
 from gpufn_gateway.auth.access import new_key

@@ -9,7 +9,7 @@ from statistics import mean
 
 import pytest
 
-from gpufn_core.domain.gpu_fair_queue import Arrivals
+from gpufn_core.domain.devices.gpu_fair_queue import Arrivals
 from gpufn_local.simulation.figures import Ended, Figures, figures
 from gpufn_local.simulation.gpu import Gpu, Residents
 from gpufn_local.simulation.run import compare, play

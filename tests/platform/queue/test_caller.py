@@ -25,7 +25,7 @@ from gpufn_core.protocol.messages import (
     WaitCheck,
     unpack_invocation,
 )
-from gpufn_core.protocol.stream_window import STREAM_WINDOW
+from gpufn_core.protocol.streams.stream_window import STREAM_WINDOW
 from gpufn_core.spec.function_spec import EntryPoint, FunctionSpec, MethodSpec
 from gpufn_core.spec.priority import Priority
 from gpufn_platform.bus.connection import Bus, Message

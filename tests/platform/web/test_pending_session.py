@@ -17,7 +17,7 @@ from gpufn_core.protocol.messages import (
     ResultReply,
     StreamCredit,
 )
-from gpufn_core.protocol.web_session import DOWN_WINDOW_BYTES, UP_WINDOW_BYTES, size_of
+from gpufn_core.protocol.streams.web_session import DOWN_WINDOW_BYTES, UP_WINDOW_BYTES, size_of
 from gpufn_platform.web.pending_session import PendingSession
 
 INBOX = "gpufn.v1.run.r"

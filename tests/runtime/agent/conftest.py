@@ -17,8 +17,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from gpufn_core.domain.device import Device, DeviceShare, DeviceType
-from gpufn_core.domain.engine import EngineManifest
+from gpufn_core.domain.devices.device import Device, DeviceShare, DeviceType
+from gpufn_core.domain.devices.engine import EngineManifest
 from gpufn_core.domain.revision import Function, Revision
 from gpufn_core.domain.worker import Assignment, Desired, ParkedMemory, WorkerState
 from gpufn_core.errors import ArtifactUnavailable, GpufnError, SecretNotFound

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pynvml
 
-from gpufn_core.domain.device import Device, DeviceType, Health
+from gpufn_core.domain.devices.device import Device, DeviceType, Health
 from gpufn_core.protocol import subjects
 from gpufn_core.protocol.reports import DeviceReport
 from gpufn_runtime.agent.devices.nvml import NvmlInventory

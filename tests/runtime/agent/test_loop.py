@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from gpufn_core.domain.device import NO_MPS, DeviceType, Health
+from gpufn_core.domain.devices.device import NO_MPS, DeviceType, Health
 from gpufn_core.domain.worker import NODE_PHASE, Desired, WorkerState
 from gpufn_core.protocol.launch import EXIT_GPU_FAULT
 from gpufn_core.spec.resources import Resources

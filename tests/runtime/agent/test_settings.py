@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from gpufn_core.domain.device import Device, DeviceType
+from gpufn_core.domain.devices.device import Device, DeviceType
 from gpufn_core.spec.image_spec import ImageSpec
 from gpufn_platform.process.settings import InvalidSetting
 from gpufn_runtime.agent.devices.declared import DeclaredInventory, cpu_pool

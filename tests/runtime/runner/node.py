@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from gpufn_core.domain.device import DeviceShare
+from gpufn_core.domain.devices.device import DeviceShare
 from gpufn_core.domain.invocation import OutcomeKind
 from gpufn_core.domain.revision import Function, Revision
 from gpufn_core.domain.usage import USAGE_RETENTION_S

@@ -9,7 +9,7 @@ import pytest
 
 from gpufn_core.domain.invocation import OutcomeKind
 from gpufn_core.protocol import frames
-from gpufn_core.protocol.stream_window import STREAM_WINDOW, WINDOW_BYTES
+from gpufn_core.protocol.streams.stream_window import STREAM_WINDOW, WINDOW_BYTES
 from gpufn_core.spec.function_spec import CallKind
 from gpufn_runtime.runner.core.attempt import Execution
 from tests.runtime.runner.node import Node, on_node

@@ -89,7 +89,7 @@ def test_invoke_of_a_generator_as_json_is_one_document(gateway: StubGateway) -> 
 
 def test_the_class_of_a_call_is_an_option(gateway: StubGateway, monkeypatch: pytest.MonkeyPatch) -> None:
     id_ = "0" * 26
-    monkeypatch.setattr("gpufn.client.http_calls.new_invocation_id", lambda: id_)
+    monkeypatch.setattr("gpufn.client.endpoints.calls.new_invocation_id", lambda: id_)
     gateway.on("GET /v1/functions/f", b"", status=403)
     gateway.on("POST /v1/functions/f/invoke", 1)
     gateway.on(f"PUT /v1/functions/f/invocations/{id_}", {"id": id_, "state": "queued"}, status=202)
@@ -105,7 +105,7 @@ def test_a_call_is_submitted_and_its_result_fetched_later(
     gateway: StubGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     id_ = "0" * 26
-    monkeypatch.setattr("gpufn.client.http_calls.new_invocation_id", lambda: id_)
+    monkeypatch.setattr("gpufn.client.endpoints.calls.new_invocation_id", lambda: id_)
     status = {"id": id_, "state": "queued"}
     gateway.on(f"PUT /v1/functions/f/invocations/{id_}", status, status=202)
     gateway.on(f"GET /v1/invocations/{id_}", status | {"state": "running"})

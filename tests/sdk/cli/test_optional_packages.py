@@ -12,7 +12,7 @@ from gpufn.cli.models.build_progress import build_progress
 from gpufn.cli.terminal.output import step
 from gpufn.client.views import BuildView
 from gpufn.maps.progress_bar import Bar, WaitDisplay
-from gpufn_core.domain.engine import BuildStage, BuildState
+from gpufn_core.domain.devices.engine import BuildStage, BuildState
 from tests.conftest import ROOT
 from tests.sdk.cli.commands import command
 from tests.sdk.conftest import StubGateway

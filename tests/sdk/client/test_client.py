@@ -355,7 +355,7 @@ def test_a_function_reaches_the_gateway(gateway: StubGateway, monkeypatch: pytes
 
 
 def test_a_spawned_call_has_the_id_that_was_sent(gateway: StubGateway, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpufn.client.http_calls.new_invocation_id", lambda: "0" * 26)
+    monkeypatch.setattr("gpufn.client.endpoints.calls.new_invocation_id", lambda: "0" * 26)
     transport = HttpTransport()
     gateway.on(f"PUT /v1/functions/f.go/invocations/{'0' * 26}", _STATUS, status=202)
     gateway.on(f"GET /v1/invocations/{'0' * 26}", _STATUS | {"state": "running"})

@@ -9,7 +9,7 @@ import pytest
 from gpufn import Batch, Function, Retry, enter, exit, gpu_function, method, park, resume  # noqa: A004
 from gpufn.declare.options import Options, settings_from
 from gpufn.testing import run_locally
-from gpufn_core.domain.device import Share
+from gpufn_core.domain.devices.device import Share
 from gpufn_core.errors import InvalidSpec
 from gpufn_core.spec.function_spec import CallKind, FunctionSpec, ScalingPolicy, spec_from_json
 

@@ -11,7 +11,7 @@ import pytest
 from gpufn.client.views import BuildingRevision, BuildView, FunctionView, RevisionProgress, RevisionView
 from gpufn.deploy.capacity_warnings import unmet_requirement
 from gpufn.deploy.deployment import Deployable, deploy, wait_until_built, wait_until_serving
-from gpufn_core.domain.engine import BuildStage, BuildState
+from gpufn_core.domain.devices.engine import BuildStage, BuildState
 from gpufn_core.domain.package_needs import PackageNeeds
 from gpufn_core.domain.revision import Lease, RevisionState
 from gpufn_core.errors import BuildFailed, Conflict, ErrorInfo, Forbidden, FunctionNotFound, FunctionStartFailed

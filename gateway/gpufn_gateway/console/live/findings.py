@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from gpufn_core.domain.device import Health
+from gpufn_core.domain.devices.device import Health
 from gpufn_core.protocol.reports import FunctionStatus, NodeReport, WaitReason
 from gpufn_gateway.console.live.rates import Rates
 

@@ -9,8 +9,8 @@ from typing import Any, Final
 
 import msgspec
 
-from gpufn_core.domain.device import Device, DeviceShare, DeviceType
-from gpufn_core.domain.device_metrics import DeviceMetrics
+from gpufn_core.domain.devices.device import Device, DeviceShare, DeviceType
+from gpufn_core.domain.devices.device_metrics import DeviceMetrics
 from gpufn_core.domain.revision import Function, Revision
 from gpufn_core.protocol.reports import FunctionStatus, NodeReport, ProcessReport, RunnerReport, WorkerCounts
 from gpufn_gateway.console.live.findings import Finding

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from gpufn_core.domain.device import DeviceShare
+from gpufn_core.domain.devices.device import DeviceShare
 from gpufn_core.domain.invocation import OutcomeKind
 from gpufn_core.domain.revision import CheckState, Revision, RevisionKey
 from gpufn_core.domain.worker import Cause

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from gpufn_core.domain.device import DeviceShare, Share
+from gpufn_core.domain.devices.device import DeviceShare, Share
 from gpufn_core.domain.team import NO_TEAM
 from gpufn_core.domain.worker import WorkerState
 from gpufn_core.spec.resources import Resources

@@ -18,8 +18,8 @@ from typing import Final
 
 import msgspec
 
-from gpufn_core.domain.device import Device, DeviceLink, Health, LinkKind, MpsLevel, Share, has_kind
-from gpufn_core.domain.gpu_fair_queue import TURNS_PER_GPU
+from gpufn_core.domain.devices.device import Device, DeviceLink, Health, LinkKind, MpsLevel, Share, has_kind
+from gpufn_core.domain.devices.gpu_fair_queue import TURNS_PER_GPU
 from gpufn_core.protocol.reports import NodeReport
 from gpufn_core.spec.resources import Resources
 from gpufn_gateway.controller.limits import Limits

@@ -19,7 +19,7 @@ from typing import Final
 
 import msgspec
 
-from gpufn_core.domain.device import Device, DeviceShare, Health, Share
+from gpufn_core.domain.devices.device import Device, DeviceShare, Health, Share
 from gpufn_core.protocol.reports import NodeReport
 from gpufn_core.spec.resources import Resources
 from gpufn_core.spec.units import format_bytes

@@ -6,8 +6,8 @@ from collections.abc import Hashable
 
 import msgspec
 
-from gpufn_core.domain.device import Device, DeviceType
-from gpufn_core.domain.engine import CPU_KIND
+from gpufn_core.domain.devices.device import Device, DeviceType
+from gpufn_core.domain.devices.engine import CPU_KIND
 from gpufn_core.domain.package_needs import PackageNeeds, package_needs
 from gpufn_core.domain.revision import Revision
 from gpufn_core.domain.team import Team, domain_of

@@ -13,8 +13,8 @@ from typing import Final
 
 import msgspec
 
-from gpufn_core.domain.device import ANY_KIND, Device, Health
-from gpufn_core.domain.engine import CPU_KIND
+from gpufn_core.domain.devices.device import ANY_KIND, Device, Health
+from gpufn_core.domain.devices.engine import CPU_KIND
 from gpufn_core.protocol.reports import NodeReport
 from gpufn_core.spec.units import format_bytes
 from gpufn_gateway.controller.limits import Limits

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from gpufn_core.domain.device import DeviceShare, Share
+from gpufn_core.domain.devices.device import DeviceShare, Share
 from gpufn_core.domain.worker import ParkedMemory
 
 

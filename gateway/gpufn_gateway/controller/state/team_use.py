@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from gpufn_core.domain.device import DeviceShare
+from gpufn_core.domain.devices.device import DeviceShare
 
 HALF_LIFE_S: Final = 3600.0
 CORE_IN_GPUS: Final = 0.01  # a worker without a GPU counts as this part of one for each of its cores

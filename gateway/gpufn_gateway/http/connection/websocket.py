@@ -11,7 +11,7 @@ from typing import Any
 
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
-from gpufn_core.protocol.web_session import MAX_MESSAGE_BYTES
+from gpufn_core.protocol.streams.web_session import MAX_MESSAGE_BYTES
 from gpufn_gateway.http.connection.lingering_close import ClosingTransport
 
 _PING_EVERY_S = 20.0

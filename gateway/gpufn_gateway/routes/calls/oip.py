@@ -12,7 +12,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 import gpufn
-from gpufn_core.domain.engine import EngineManifest
+from gpufn_core.domain.devices.engine import EngineManifest
 from gpufn_core.domain.revision import Revision, RevisionState
 from gpufn_core.errors import CapacityError, FunctionNotFound, GpufnError, InvalidInput
 from gpufn_core.spec.function_spec import Packaging

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from gpufn_core.domain.engine import Build
+from gpufn_core.domain.devices.engine import Build
 from gpufn_core.encoding import media
 from gpufn_core.errors import BuildNotFound
 from gpufn_core.protocol import subjects

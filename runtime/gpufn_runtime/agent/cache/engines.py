@@ -17,7 +17,7 @@ from pathlib import Path
 
 import msgspec
 
-from gpufn_core.domain.engine import MANIFEST_FILE, EngineManifest
+from gpufn_core.domain.devices.engine import MANIFEST_FILE, EngineManifest
 from gpufn_core.errors import ArtifactUnavailable
 from gpufn_runtime.agent.cache import folder_cache
 

@@ -18,8 +18,8 @@ from typing import Protocol
 
 import msgspec
 
-from gpufn_core.domain.device import Device, has_kind
-from gpufn_core.domain.engine import CPU_KIND
+from gpufn_core.domain.devices.device import Device, has_kind
+from gpufn_core.domain.devices.engine import CPU_KIND
 from gpufn_core.domain.revision import Function, Revision, RevisionKey
 from gpufn_core.domain.team import Team, Teams, domain_of
 from gpufn_core.errors import ArtifactUnavailable, GpufnError, RevisionNotFound, UntrustedDeploy

@@ -8,7 +8,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
-from gpufn_core.domain.device import Share
+from gpufn_core.domain.devices.device import Share
 from gpufn_core.domain.revision import RevisionKey
 from gpufn_core.domain.worker import Assignment, ParkedMemory
 from gpufn_runtime.agent.decide.parking_check import Claim

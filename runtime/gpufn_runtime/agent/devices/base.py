@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from gpufn_core.domain.device import Device, DeviceLink, Health
-from gpufn_core.domain.device_metrics import DeviceMetrics
+from gpufn_core.domain.devices.device import Device, DeviceLink, Health
+from gpufn_core.domain.devices.device_metrics import DeviceMetrics
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from typing import Final
 
 import msgspec
 
-from gpufn_core.domain.device import Health
+from gpufn_core.domain.devices.device import Health
 from gpufn_core.protocol.launch import PROVE_CUDA, CudaProof
 from gpufn_runtime.agent.devices.base import HealthCondition
 from gpufn_runtime.agent.workers import processes

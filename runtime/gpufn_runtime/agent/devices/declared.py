@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from gpufn_core.domain.device import Device, DeviceType
+from gpufn_core.domain.devices.device import Device, DeviceType
 from gpufn_platform.process.settings import InvalidSetting
 from gpufn_runtime.agent.devices.base import FoundDevices, Sample
 

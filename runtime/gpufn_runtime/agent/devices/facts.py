@@ -7,7 +7,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from gpufn_core.domain.device import MpsLevel, NodeFacts
+from gpufn_core.domain.devices.device import MpsLevel, NodeFacts
 
 _TIMEOUT_S = 5.0
 _PID_NAMESPACE = Path("/proc/self/ns/pid")

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import enum
 
-from gpufn_core.domain.device import Health
-from gpufn_core.domain.device_metrics import DeviceMetrics
+from gpufn_core.domain.devices.device import Health
+from gpufn_core.domain.devices.device_metrics import DeviceMetrics
 from gpufn_runtime.agent.devices.base import HealthCondition
 from gpufn_runtime.agent.devices.sampling import HARDWARE_THERMAL
 

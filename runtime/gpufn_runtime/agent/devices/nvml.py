@@ -16,8 +16,8 @@ import itertools
 import logging
 from typing import Any
 
-from gpufn_core.domain.device import Device, DeviceLink, DeviceType, Health, LinkKind
-from gpufn_core.domain.device_metrics import DeviceMetrics
+from gpufn_core.domain.devices.device import Device, DeviceLink, DeviceType, Health, LinkKind
+from gpufn_core.domain.devices.device_metrics import DeviceMetrics
 from gpufn_runtime.agent.devices.base import FoundDevices, HealthCondition, Sample
 from gpufn_runtime.agent.devices.sampling import Sampler, query, read_memory, text
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from gpufn_core.domain.device import ANY_KIND, Device, DeviceType, NodeFacts, has_kind
+from gpufn_core.domain.devices.device import ANY_KIND, Device, DeviceType, NodeFacts, has_kind
 from gpufn_platform.process.private_files import write_private
 from gpufn_platform.process.settings import InvalidSetting, number
 from gpufn_runtime.agent.devices.sampling import text

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from gpufn_core.domain.device_metrics import DeviceMetrics, GpuProcess
+from gpufn_core.domain.devices.device_metrics import DeviceMetrics, GpuProcess
 
 _SLOW_INTERVAL = 10  # rounds between two reads of a device's slow metrics
 _MAX_PROCESSES = 64

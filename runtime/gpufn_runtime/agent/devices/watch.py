@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
 
-from gpufn_core.domain.device import Device, DeviceType, Health, NodeFacts
-from gpufn_core.domain.device_metrics import DeviceMetrics, GpuProcess
+from gpufn_core.domain.devices.device import Device, DeviceType, Health, NodeFacts
+from gpufn_core.domain.devices.device_metrics import DeviceMetrics, GpuProcess
 from gpufn_platform.process.clock import Clock
 from gpufn_runtime.agent.devices.base import HealthCondition, Inventory, Sample
 from gpufn_runtime.agent.devices.failed_gpus import FailedGpus

@@ -14,7 +14,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from gpufn_core.domain.device import DeviceShare
+from gpufn_core.domain.devices.device import DeviceShare
 from gpufn_core.domain.revision import RevisionKey
 from gpufn_core.spec.priority import Priority
 from gpufn_runtime.agent.devices.base import HealthCondition

@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from gpufn_core.domain.device import DeviceShare
+from gpufn_core.domain.devices.device import DeviceShare
 from gpufn_core.protocol.launch import IN_CONTAINER
 from gpufn_core.spec.priority import Priority
 

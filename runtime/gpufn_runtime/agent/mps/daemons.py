@@ -18,7 +18,7 @@ import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 
-from gpufn_core.domain.device import DeviceShare, Health, Share
+from gpufn_core.domain.devices.device import DeviceShare, Health, Share
 from gpufn_core.domain.revision import RevisionKey
 from gpufn_core.errors import DeviceFailed, FunctionStartFailed
 from gpufn_core.spec.priority import Priority

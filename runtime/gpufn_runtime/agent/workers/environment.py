@@ -21,7 +21,7 @@ import gpufn
 import gpufn_core
 import gpufn_platform
 import gpufn_runtime
-from gpufn_core.domain.device import NO_MPS
+from gpufn_core.domain.devices.device import NO_MPS
 from gpufn_core.spec.function_spec import FunctionSpec
 from gpufn_core.spec.isolation import Isolation, Network
 from gpufn_runtime.agent.environments.environment import Environment

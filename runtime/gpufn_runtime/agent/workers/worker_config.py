@@ -7,8 +7,8 @@ import sys
 
 import msgspec
 
-from gpufn_core.domain.device import NO_MPS, Device
-from gpufn_core.domain.engine import CPU_KIND
+from gpufn_core.domain.devices.device import NO_MPS, Device
+from gpufn_core.domain.devices.engine import CPU_KIND
 from gpufn_core.domain.revision import Revision
 from gpufn_core.domain.worker import Assignment
 from gpufn_core.home import Home

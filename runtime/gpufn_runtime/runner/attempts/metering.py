@@ -17,7 +17,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from gpufn_core.domain.device_metrics import DeviceMetrics
+from gpufn_core.domain.devices.device_metrics import DeviceMetrics
 from gpufn_core.domain.usage import STORE_INTERVAL_S, Usage, UsageKey, day_of
 from gpufn_core.errors import Conflict, GpufnError
 from gpufn_core.protocol.codec import encode

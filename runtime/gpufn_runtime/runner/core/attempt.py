@@ -20,7 +20,7 @@ import msgspec
 
 from gpufn_core.domain.invocation import OutcomeKind, StartReason
 from gpufn_core.protocol.messages import InvocationMessage, Progress
-from gpufn_core.protocol.stream_window import STREAM_WINDOW, UnreadItems
+from gpufn_core.protocol.streams.stream_window import STREAM_WINDOW, UnreadItems
 from gpufn_core.spec.function_spec import MethodSpec
 from gpufn_runtime.runner.core.views import DeliveryView, WorkerView
 

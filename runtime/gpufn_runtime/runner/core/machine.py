@@ -26,7 +26,7 @@ from gpufn_core.errors import ErrorInfo, InvalidInput, WorkerLost
 from gpufn_core.protocol import frames
 from gpufn_core.protocol.messages import InvocationMessage
 from gpufn_core.protocol.records import StartNote
-from gpufn_core.protocol.stream_window import STREAM_WINDOW
+from gpufn_core.protocol.streams.stream_window import STREAM_WINDOW
 from gpufn_core.spec.function_spec import CallKind
 from gpufn_runtime.runner.core import actions, events, start_numbers
 from gpufn_runtime.runner.core.attempt import Attempt, AttemptState, Decided, Execution, Stop, may_run_s

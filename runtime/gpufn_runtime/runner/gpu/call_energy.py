@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from gpufn_core.domain.device_metrics import DeviceMetrics
+from gpufn_core.domain.devices.device_metrics import DeviceMetrics
 from gpufn_core.protocol.messages import InvocationMessage
 from gpufn_runtime.runner.core.attempt import Attempt, AttemptState
 

@@ -1,5 +1,6 @@
-"""Turns on this node's time-shared GPUs. `gpufn_core.domain.gpu_fair_queue` decides who is next; this module adds
-workers and timers.
+"""Turns on this node's time-shared GPUs.
+
+`gpufn_core.domain.devices.gpu_fair_queue` chooses the next worker. This module adds workers and timers.
 
 1. A READY worker on such a GPU has a seat. Turns are required while the seats belong to several functions and outnumber
    the turns.
@@ -17,8 +18,8 @@ import math
 from collections.abc import Callable
 from typing import Final, Protocol
 
-from gpufn_core.domain.device import DeviceShare, Share
-from gpufn_core.domain.gpu_fair_queue import FairQueueing, Turn
+from gpufn_core.domain.devices.device import DeviceShare, Share
+from gpufn_core.domain.devices.gpu_fair_queue import FairQueueing, Turn
 from gpufn_platform.process.clock import Clock
 from gpufn_runtime.runner.core.attempt import Attempt
 

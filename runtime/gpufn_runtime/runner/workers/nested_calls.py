@@ -41,7 +41,7 @@ from gpufn_core.protocol.frames import Verb
 from gpufn_core.protocol.limits import CHECKPOINT_BYTES, LONGEST_TIMEOUT_S, MESSAGE_BYTES, RECORD_BYTES, inline_bytes
 from gpufn_core.protocol.messages import ResultReply
 from gpufn_core.protocol.records import BodyReference, CallRecord, Checkpoint
-from gpufn_core.protocol.stream_window import UnreadItems
+from gpufn_core.protocol.streams.stream_window import UnreadItems
 from gpufn_core.spec.naming.names import home_of
 from gpufn_core.spec.priority import Priority
 from gpufn_platform.bus.connection import Bus

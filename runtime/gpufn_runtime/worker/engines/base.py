@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from gpufn_core.domain.engine import EngineManifest
+from gpufn_core.domain.devices.engine import EngineManifest
 
 Array = npt.NDArray[Any]
 Arrays = dict[str, Array]  # by the name of the input or output

@@ -12,7 +12,7 @@ from typing import NamedTuple, NoReturn, TypeVar
 
 import numpy as np
 
-from gpufn_core.domain.engine import EngineManifest
+from gpufn_core.domain.devices.engine import EngineManifest
 from gpufn_core.errors import InvalidInput
 from gpufn_core.spec.model_spec import ShapeProfile, TensorSpec
 from gpufn_runtime.worker.engines.base import Array, Arrays

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from gpufn_core.domain.engine import EngineManifest
+from gpufn_core.domain.devices.engine import EngineManifest
 from gpufn_core.spec.model_spec import TOLERANCES, Precision, TensorSpec, Tolerance, absolute_limit
 from gpufn_runtime.worker.engines.base import Array, Arrays
 from gpufn_runtime.worker.engines.tensors import dtype_of

@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from gpufn_core.domain.engine import GOLDEN_FILE, MANIFEST_FILE, Backend, EngineManifest
+from gpufn_core.domain.devices.engine import GOLDEN_FILE, MANIFEST_FILE, Backend, EngineManifest
 from gpufn_core.protocol.launch import WorkerConfig
 from gpufn_core.spec.model_spec import ShapeProfile, TensorSpec
 from gpufn_runtime.worker.engines import golden_check

@@ -11,7 +11,7 @@ import numpy as np
 import onnxruntime
 from onnxruntime.capi.onnxruntime_pybind11_state import Fail, InvalidArgument
 
-from gpufn_core.domain.engine import Backend, EngineManifest
+from gpufn_core.domain.devices.engine import Backend, EngineManifest
 from gpufn_core.inference.ort_integers import EXACT
 from gpufn_core.inference.ort_threads import spin_config
 from gpufn_core.spec.model_spec import Precision, TensorSpec

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from gpufn_core.domain.engine import EngineManifest
+from gpufn_core.domain.devices.engine import EngineManifest
 from gpufn_core.errors import InvalidInput
 from gpufn_core.spec.model_spec import TensorSpec
 from gpufn_runtime.worker.engines.base import Array, Arrays, EngineSession

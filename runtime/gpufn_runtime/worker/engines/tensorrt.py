@@ -33,7 +33,7 @@ from typing import Any
 
 import numpy as np
 
-from gpufn_core.domain.engine import EngineManifest
+from gpufn_core.domain.devices.engine import EngineManifest
 from gpufn_core.inference.cudart import Cuda, CudaError
 from gpufn_core.spec.model_spec import TensorSpec
 from gpufn_runtime.worker.engines.base import Array, Arrays

@@ -20,7 +20,7 @@ import msgspec
 from gpufn.call.context import Context
 from gpufn_core.errors import ArtifactUnavailable, InvalidInput, ProtocolMismatch
 from gpufn_core.protocol.frames import Run, Unfinished
-from gpufn_core.protocol.stream_window import STREAM_WINDOW, UnreadItems
+from gpufn_core.protocol.streams.stream_window import STREAM_WINDOW, UnreadItems
 from gpufn_platform.shared_bodies.bodies import SharedBodies
 
 

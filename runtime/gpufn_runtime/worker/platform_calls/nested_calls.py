@@ -17,7 +17,7 @@ from gpufn_core.encoding import media
 from gpufn_core.errors import InvalidInput
 from gpufn_core.protocol.frames import Answer, Progress, Verb
 from gpufn_core.protocol.limits import PROGRESS_CHARS
-from gpufn_core.protocol.stream_window import ReadItems
+from gpufn_core.protocol.streams.stream_window import ReadItems
 from gpufn_runtime.worker.context import current_attempt
 from gpufn_runtime.worker.execute.attempts import Attempt
 from gpufn_runtime.worker.link import Link

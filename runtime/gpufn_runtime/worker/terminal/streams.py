@@ -11,7 +11,7 @@ import termios
 from collections.abc import AsyncIterator
 from typing import Final
 
-from gpufn_core.protocol.terminal import Size
+from gpufn_core.protocol.streams.terminal import Size
 
 _READ_BYTES: Final = 32 << 10
 

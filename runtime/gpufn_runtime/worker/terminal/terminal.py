@@ -17,9 +17,9 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from gpufn_core.errors import InvalidInput
-from gpufn_core.protocol import terminal, web_session
-from gpufn_core.protocol.terminal import BY_SIGNAL, Channel, Start, Status
-from gpufn_core.protocol.web_session import Close, Disconnect, MessagePart
+from gpufn_core.protocol.streams import terminal, web_session
+from gpufn_core.protocol.streams.terminal import BY_SIGNAL, Channel, Start, Status
+from gpufn_core.protocol.streams.web_session import Close, Disconnect, MessagePart
 from gpufn_runtime.worker.terminal import child
 from gpufn_runtime.worker.terminal.streams import Reader, Writer, set_size
 from gpufn_runtime.worker.web.session import Session

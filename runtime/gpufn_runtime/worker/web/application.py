@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
 from gpufn_core.errors import InvalidInput
-from gpufn_core.protocol import web_session
-from gpufn_core.protocol.web_session import WebRequest
+from gpufn_core.protocol.streams import web_session
+from gpufn_core.protocol.streams.web_session import WebRequest
 from gpufn_core.spec.web_spec import WebKind, root_path
 from gpufn_runtime.worker.web.lifespan import Lifespan
 from gpufn_runtime.worker.web.request import serve_request

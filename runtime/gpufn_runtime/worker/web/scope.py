@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from gpufn_core.protocol.web_session import Headers, WebRequest
+from gpufn_core.protocol.streams.web_session import Headers, WebRequest
 
 
 def scope_of(request: WebRequest, state: Mapping[str, Any]) -> dict[str, Any]:

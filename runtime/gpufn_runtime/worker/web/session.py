@@ -8,11 +8,11 @@ from collections import deque
 from typing import Final, Generic, TypeVar
 
 from gpufn_core.errors import BusUnavailable
-from gpufn_core.protocol import web_session
 from gpufn_core.protocol.codec import pack
 from gpufn_core.protocol.frames import InputTaken, Item
-from gpufn_core.protocol.stream_window import STREAM_WINDOW
-from gpufn_core.protocol.web_session import (
+from gpufn_core.protocol.streams import web_session
+from gpufn_core.protocol.streams.stream_window import STREAM_WINDOW
+from gpufn_core.protocol.streams.web_session import (
     CREDIT_REPEATED_S,
     DOWN_WINDOW_BYTES,
     UP_WINDOW_BYTES,

@@ -5,8 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, MutableMapping
 from typing import Any
 
-from gpufn_core.protocol import web_session
-from gpufn_core.protocol.web_session import Accept, BodyPart, Close, Disconnect, MessagePart, ResponseStart, WebRequest
+from gpufn_core.protocol.streams import web_session
+from gpufn_core.protocol.streams.web_session import (
+    Accept,
+    BodyPart,
+    Close,
+    Disconnect,
+    MessagePart,
+    ResponseStart,
+    WebRequest,
+)
 from gpufn_runtime.worker.web.request import ClientDisconnected
 from gpufn_runtime.worker.web.scope import headers_of, scope_of
 from gpufn_runtime.worker.web.session import Session

@@ -12,7 +12,7 @@ from gpufn.cli.terminal.command import Argument, Command, connect
 from gpufn.cli.terminal.name_completion import function_name
 from gpufn.cli.terminal.output import step
 from gpufn_core.errors import InvalidInput
-from gpufn_core.protocol.terminal import Start
+from gpufn_core.protocol.streams.terminal import Start
 
 
 @click.command("exec", cls=Command)

@@ -14,10 +14,10 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
 
-from gpufn_core.protocol.terminal import Channel, Size
+from gpufn_core.protocol.streams.terminal import Channel, Size
 
 if TYPE_CHECKING:
-    from gpufn.client.http_terminals import RemoteCommand
+    from gpufn.client.endpoints.terminals import RemoteCommand
 
 _STDIN, _STDOUT, _STDERR = 0, 1, 2
 _READ_BYTES: Final = 32 << 10

@@ -12,7 +12,7 @@ from gpufn.cli.terminal.output import ago, as_usage_error, duration, print_field
 from gpufn_core.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from gpufn.client.http_traffic import ComparedCalls, TrafficView
+    from gpufn.client.endpoints.traffic import ComparedCalls, TrafficView
     from gpufn_core.domain.traffic import Difference, HeaderRule, Mirror, Returned
     from gpufn_core.protocol.reports import RevisionStatus
 

@@ -23,7 +23,7 @@ from gpufn.cli.terminal.output import (
     step,
 )
 from gpufn.deploy.convert.formats import NAMES, format_of
-from gpufn_core.domain.engine import Accuracy, Latency
+from gpufn_core.domain.devices.engine import Accuracy, Latency
 from gpufn_core.errors import BuildFailed, GpufnError
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpufn.cli.terminal.escape import visible
 from gpufn.cli.terminal.output import duration, is_animated, say
-from gpufn_core.domain.engine import BuildState
+from gpufn_core.domain.devices.engine import BuildState
 
 if TYPE_CHECKING:
     from gpufn.client.views import BuildAhead, BuildView

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpufn_core.domain.device import DeviceShare, Share
+from gpufn_core.domain.devices.device import DeviceShare, Share
 from gpufn_core.domain.revision import Function
 from gpufn_core.domain.worker import Assignment, ColdStart, Desired, Exit, ParkedMemory, StartFailure, WorkerState
 from gpufn_core.errors import ErrorInfo

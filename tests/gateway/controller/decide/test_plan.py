@@ -8,7 +8,7 @@ from unittest.mock import Mock
 import msgspec
 import pytest
 
-from gpufn_core.domain.device import Device, DeviceType
+from gpufn_core.domain.devices.device import Device, DeviceType
 from gpufn_core.domain.invocation import OutcomeKind
 from gpufn_core.domain.worker import Cause, WorkerState
 from gpufn_core.errors import ErrorInfo

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from gpufn_core.domain.device import Share
+from gpufn_core.domain.devices.device import Share
 from gpufn_core.domain.team import Team, TeamLimits
 from gpufn_core.protocol.reports import WaitReason
 from gpufn_core.spec.function_spec import ScalingPolicy

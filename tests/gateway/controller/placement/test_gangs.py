@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from gpufn_core.domain.device import DeviceShare, Share
+from gpufn_core.domain.devices.device import DeviceShare, Share
 from gpufn_core.protocol.reports import NodeReport
 from gpufn_core.spec.resources import Resources
 from gpufn_gateway.controller.placement.node_choice import NoRoom, Placement

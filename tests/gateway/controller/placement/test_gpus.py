@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from gpufn_core.domain.device import (
+from gpufn_core.domain.devices.device import (
     Device,
     DeviceLink,
     DeviceShare,

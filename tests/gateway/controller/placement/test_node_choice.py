@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from gpufn_core.domain.device import DeviceShare, Health, Share, has_kind
+from gpufn_core.domain.devices.device import DeviceShare, Health, Share, has_kind
 from gpufn_core.domain.package_needs import PackageNeeds
 from gpufn_core.protocol.reports import NodeReport
 from gpufn_core.spec.resources import Resources

@@ -11,7 +11,7 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpufn_core.domain.device import Device, DeviceShare, DeviceType, Health, MpsLevel, NodeFacts, Share
+from gpufn_core.domain.devices.device import Device, DeviceShare, DeviceType, Health, MpsLevel, NodeFacts, Share
 from gpufn_core.protocol.reports import NodeReport
 from gpufn_core.spec.resources import Resources
 from gpufn_core.spec.units import MIN_PROCESS_BYTES

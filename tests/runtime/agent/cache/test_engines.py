@@ -14,8 +14,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from gpufn_core.domain.device import Device, DeviceType
-from gpufn_core.domain.engine import Accuracy, Backend, EngineIdentity, EngineManifest
+from gpufn_core.domain.devices.device import Device, DeviceType
+from gpufn_core.domain.devices.engine import Accuracy, Backend, EngineIdentity, EngineManifest
 from gpufn_core.domain.revision import Revision
 from gpufn_core.domain.worker import WorkerState
 from gpufn_core.errors import ArtifactUnavailable

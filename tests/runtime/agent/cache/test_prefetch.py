@@ -10,7 +10,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from gpufn_core.domain.device import Device, DeviceType
+from gpufn_core.domain.devices.device import Device, DeviceType
 from gpufn_core.domain.revision import Function, Revision
 from gpufn_core.ids import digest_of
 from gpufn_core.protocol.codec import encode

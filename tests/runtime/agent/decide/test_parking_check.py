@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gpufn_core.domain.device import Device, DeviceType
+from gpufn_core.domain.devices.device import Device, DeviceType
 from gpufn_core.domain.worker import Desired, ParkedMemory, WorkerState
 from gpufn_core.protocol.reports import ProcessReport
 from gpufn_runtime.agent.decide.parking_check import MAX_REMAINING_BYTES, Claim, verify

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpufn_core.domain.device import DeviceShare
+from gpufn_core.domain.devices.device import DeviceShare
 from gpufn_core.domain.worker import Assignment, Desired
 from gpufn_runtime.agent.decide.fleet import Fleet, Phase, WorkerRecord
 from gpufn_runtime.agent.decide.reconcile import on_change, when_overdue

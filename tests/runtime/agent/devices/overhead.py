@@ -8,8 +8,8 @@ from __future__ import annotations
 import asyncio
 import time
 
-from gpufn_core.domain.device import Device, DeviceType
-from gpufn_core.domain.device_metrics import DeviceMetrics
+from gpufn_core.domain.devices.device import Device, DeviceType
+from gpufn_core.domain.devices.device_metrics import DeviceMetrics
 from gpufn_core.protocol.codec import encode
 from gpufn_core.protocol.reports import DeviceReport
 from gpufn_platform.process.clock import SystemClock

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gpufn_core.domain.device import Health
+from gpufn_core.domain.devices.device import Health
 from gpufn_runtime.agent.devices.cuda_proofs import CudaProofs
 from gpufn_runtime.agent.workers import processes
 from tests.waiting import until_async

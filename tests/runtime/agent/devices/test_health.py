@@ -7,8 +7,8 @@ from typing import Any
 import pynvml
 import pytest
 
-from gpufn_core.domain.device import Device, DeviceType, Health, NodeFacts
-from gpufn_core.domain.device_metrics import DeviceMetrics
+from gpufn_core.domain.devices.device import Device, DeviceType, Health, NodeFacts
+from gpufn_core.domain.devices.device_metrics import DeviceMetrics
 from gpufn_platform.process.clock import SystemClock
 from gpufn_runtime.agent.devices.base import FoundDevices, HealthCondition, Sample
 from gpufn_runtime.agent.devices.failed_gpus import FailedGpus

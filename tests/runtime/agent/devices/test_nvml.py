@@ -13,8 +13,8 @@ import pynvml
 import pytest
 
 import gpufn_runtime.agent.devices as package
-from gpufn_core.domain.device import Device, DeviceLink, DeviceType, Health, LinkKind
-from gpufn_core.domain.device_metrics import DeviceMetrics, GpuProcess
+from gpufn_core.domain.devices.device import Device, DeviceLink, DeviceType, Health, LinkKind
+from gpufn_core.domain.devices.device_metrics import DeviceMetrics, GpuProcess
 from gpufn_runtime.agent.devices.base import HealthCondition
 from gpufn_runtime.agent.devices.nvml import NvmlInventory
 from gpufn_runtime.agent.devices.sampling import CLOCK_LIMITS

@@ -7,7 +7,7 @@ from pathlib import Path
 import pynvml
 import pytest
 
-from gpufn_core.domain.device import NodeFacts
+from gpufn_core.domain.devices.device import NodeFacts
 from gpufn_runtime.agent.devices.declared import cpu_pool
 from gpufn_runtime.agent.devices.nvml import NvmlInventory
 from gpufn_runtime.agent.devices.power_limits import PowerLimits, parse_power_limits

@@ -8,7 +8,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
-from gpufn_core.domain.device import Device, DeviceType
+from gpufn_core.domain.devices.device import Device, DeviceType
 from gpufn_core.domain.worker import WorkerState
 from gpufn_core.protocol import subjects
 from gpufn_core.protocol.codec import encode

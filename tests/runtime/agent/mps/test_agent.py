@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Iterable
 from pathlib import Path
 from typing import Any
 
-from gpufn_core.domain.device import Device, DeviceShare, DeviceType, Health, Share
+from gpufn_core.domain.devices.device import Device, DeviceShare, DeviceType, Health, Share
 from gpufn_core.domain.revision import RevisionKey
 from gpufn_core.domain.worker import WorkerState
 from gpufn_core.protocol import subjects

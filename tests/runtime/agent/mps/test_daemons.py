@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gpufn_core.domain.device import DeviceShare, Health, Share
+from gpufn_core.domain.devices.device import DeviceShare, Health, Share
 from gpufn_core.errors import DeviceFailed, FunctionStartFailed
 from gpufn_core.spec.priority import Priority
 from gpufn_platform.process.clock import SystemClock

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gpufn_core.domain.device import MpsLevel, NodeFacts
+from gpufn_core.domain.devices.device import MpsLevel, NodeFacts
 from gpufn_runtime.agent.devices.facts import has_own_pids, node_facts
 from tests.runtime.agent.mps.machine import Machine
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gpufn_core.domain.device import DeviceShare, Share
+from gpufn_core.domain.devices.device import DeviceShare, Share
 from gpufn_core.domain.invocation import DELIVERIES_ON_FAILED_GPUS
 from gpufn_core.spec.priority import Priority
 from gpufn_runtime.agent.mps.client import client_environment

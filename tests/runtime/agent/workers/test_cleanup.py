@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from gpufn_core.domain.device import DeviceShare
+from gpufn_core.domain.devices.device import DeviceShare
 from gpufn_core.domain.worker import Assignment
 from gpufn_runtime.agent.decide.fleet import Fleet, WorkerRecord
 from gpufn_runtime.agent.workers import cleanup, processes, worker_folder

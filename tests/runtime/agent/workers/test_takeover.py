@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import pytest
 
-from gpufn_core.domain.device import DeviceShare
+from gpufn_core.domain.devices.device import DeviceShare
 from gpufn_core.domain.worker import Assignment
 from gpufn_core.errors import SecretNotFound
 from gpufn_core.protocol.launch import WorkerConfig

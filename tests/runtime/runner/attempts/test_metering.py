@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from gpufn_core.domain.device import DeviceShare, Share
-from gpufn_core.domain.device_metrics import DeviceMetrics
+from gpufn_core.domain.devices.device import DeviceShare, Share
+from gpufn_core.domain.devices.device_metrics import DeviceMetrics
 from gpufn_core.domain.invocation import OutcomeKind
 from gpufn_core.domain.usage import USAGE_RETENTION_S, Usage
 from gpufn_core.errors import BusUnavailable, DeviceFailed

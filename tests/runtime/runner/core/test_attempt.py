@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from gpufn_core.protocol.stream_window import STREAM_WINDOW
+from gpufn_core.protocol.streams.stream_window import STREAM_WINDOW
 from gpufn_runtime.runner.core.attempt import TRANSITIONS, Attempt, AttemptState, Execution, may_run_s
 from tests.runtime.runner.core.bench import NOW, FakeDelivery, FakeWorker, message_of, revision_of
 

@@ -11,7 +11,7 @@ from gpufn_core.domain.invocation import Outcome, OutcomeKind, StartReason
 from gpufn_core.domain.retry_policy import Settlement
 from gpufn_core.domain.worker import ColdStart
 from gpufn_core.errors import DeviceFailed, ResultNotEncodable
-from gpufn_core.protocol.stream_window import STREAM_WINDOW
+from gpufn_core.protocol.streams.stream_window import STREAM_WINDOW
 from gpufn_core.spec.function_spec import Batch, CallKind, Retry
 from gpufn_runtime.runner.core import actions, events
 from gpufn_runtime.runner.core.attempt import AttemptState

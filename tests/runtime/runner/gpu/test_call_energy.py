@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpufn_core.domain.device_metrics import DeviceMetrics
+from gpufn_core.domain.devices.device_metrics import DeviceMetrics
 from gpufn_runtime.runner.core.attempt import Attempt
 from gpufn_runtime.runner.gpu.call_energy import CallEnergy
 from tests.runtime.runner.core.bench import Bench, FakeWorker

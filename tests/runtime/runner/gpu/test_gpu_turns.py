@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpufn_core.domain.device import DeviceShare, Share
+from gpufn_core.domain.devices.device import DeviceShare, Share
 from gpufn_platform.process.clock import SystemClock
 from gpufn_runtime.runner.core.attempt import Attempt
 from gpufn_runtime.runner.gpu.gpu_turns import NodeTurns, Seat

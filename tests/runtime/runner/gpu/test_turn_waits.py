@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from gpufn_core.domain.device import DeviceShare, Share
+from gpufn_core.domain.devices.device import DeviceShare, Share
 from gpufn_core.domain.invocation import InvocationState, OutcomeKind
 from gpufn_core.domain.revision import Revision
 from gpufn_core.domain.worker import Desired, WorkerState

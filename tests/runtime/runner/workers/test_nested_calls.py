@@ -20,7 +20,7 @@ from gpufn_core.protocol.limits import LONGEST_TIMEOUT_S, MESSAGE_BYTES
 from gpufn_core.protocol.messages import InvocationMessage, unpack_invocation
 from gpufn_core.protocol.records import CallRecord
 from gpufn_core.protocol.reports import ControllerReport, FunctionStatus, WorkerCounts
-from gpufn_core.protocol.stream_window import STREAM_WINDOW
+from gpufn_core.protocol.streams.stream_window import STREAM_WINDOW
 from gpufn_core.spec.function_spec import CallKind
 from gpufn_platform.bus.connection import Bus
 from gpufn_platform.bus.storage import object_store, streams

@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from gpufn_core.domain.engine import Accuracy, Backend, EngineIdentity, EngineManifest
+from gpufn_core.domain.devices.engine import Accuracy, Backend, EngineIdentity, EngineManifest
 from gpufn_core.spec.model_spec import ModelFile, Precision, ShapeProfile, ShapeRange, TensorSpec
 from gpufn_runtime.worker.engines.base import Array, Arrays
 

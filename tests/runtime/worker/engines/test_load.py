@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gpufn_core.domain.engine import Accuracy, Backend
+from gpufn_core.domain.devices.engine import Accuracy, Backend
 from gpufn_core.protocol.launch import WorkerConfig
 from gpufn_core.spec.function_spec import EntryPoint, FunctionSpec, MethodSpec
 from gpufn_core.spec.model_spec import ModelFile, ModelSpec, Precision

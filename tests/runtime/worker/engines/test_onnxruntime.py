@@ -9,7 +9,7 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from gpufn_core.domain.engine import Backend, EngineManifest
+from gpufn_core.domain.devices.engine import Backend, EngineManifest
 from gpufn_core.inference.ort_threads import spin_config
 from gpufn_core.spec.model_spec import DATATYPES
 from gpufn_runtime.worker.engines.onnxruntime import OrtSession, open_engine

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gpufn_core.domain.engine import Backend
+from gpufn_core.domain.devices.engine import Backend
 from gpufn_core.inference.cudart import CudaError
 from gpufn_runtime.worker.engines.tensorrt import EngineRefused, TensorRTSession
 from tests.runtime.worker.engines.engines import manifest, profile, rows, tensor

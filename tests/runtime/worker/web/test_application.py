@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 
 from gpufn_core.errors import BusUnavailable, InvalidInput
-from gpufn_core.protocol import frames, web_session
+from gpufn_core.protocol import frames
 from gpufn_core.protocol.codec import pack
-from gpufn_core.protocol.stream_window import STREAM_WINDOW
-from gpufn_core.protocol.web_session import (
+from gpufn_core.protocol.streams import web_session
+from gpufn_core.protocol.streams.stream_window import STREAM_WINDOW
+from gpufn_core.protocol.streams.web_session import (
     Accept,
     BodyPart,
     Close,

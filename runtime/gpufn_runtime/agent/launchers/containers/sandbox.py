@@ -18,7 +18,7 @@ from typing import Any
 
 import msgspec
 
-from gpufn_core.domain.device import NO_MPS
+from gpufn_core.domain.devices.device import NO_MPS
 from gpufn_core.protocol.launch import CONTAINED, IN_CONTAINER, MountedVolume, WorkerConfig
 from gpufn_core.spec.weights_spec import WeightsSpec
 from gpufn_runtime.agent.launchers.containers.gpu_access import CDI_KIND, GpuDriver

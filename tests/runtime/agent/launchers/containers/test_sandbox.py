@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gpufn_core.domain.device import NO_MPS
+from gpufn_core.domain.devices.device import NO_MPS
 from gpufn_core.protocol.launch import MountedVolume, WorkerConfig
 from gpufn_core.spec.function_spec import EntryPoint, FunctionSpec, MethodSpec
 from gpufn_core.spec.weights_spec import WeightsFile, WeightsSpec

@@ -12,9 +12,9 @@ import msgspec
 from gpufn.client.http import Requests, trusted_certificates
 from gpufn.client.responses import error_of
 from gpufn_core.errors import GatewayUnavailable, GpufnError, ProtocolMismatch
-from gpufn_core.protocol import terminal
-from gpufn_core.protocol.terminal import Channel, Size, Start
-from gpufn_core.protocol.web_session import MAX_MESSAGE_BYTES
+from gpufn_core.protocol.streams import terminal
+from gpufn_core.protocol.streams.terminal import Channel, Size, Start
+from gpufn_core.protocol.streams.web_session import MAX_MESSAGE_BYTES
 
 if TYPE_CHECKING:
     from websockets.sync.client import ClientConnection

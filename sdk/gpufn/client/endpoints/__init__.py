@@ -1,0 +1,1 @@
+"""Endpoints of the HTTP API, each group as a mixin of `Client`."""

@@ -1,0 +1,1 @@
+"""GPUs and other devices: identity, figures, fair queue, and the engines built for them."""
