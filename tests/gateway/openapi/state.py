@@ -43,12 +43,22 @@ _BASE64: Final = re.compile(r"(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z
 
 _ITEMS: Final = {"shout": '{"text": "a"}', "detect": '{"image": ""}'}
 
+_EXCLUSIVE: Final = ("constructor", "serves", "web")
+
 _numbers = itertools.count(1)
 
 
 @schemathesis.serializer(media.LINES)
 def lines(_context: Any, value: Any) -> bytes:
     return (value if isinstance(value, str) else json.dumps(value)).encode()
+
+
+@schemathesis.hook
+def before_load_schema(_context: Any, document: dict[str, Any]) -> None:
+    """Remove fields of a function that exclude others. Schemathesis looks for a value with all fields, and took 17 of
+    35 seconds until it had found that there is none."""
+    for name in _EXCLUSIVE:
+        del document["components"]["schemas"]["FunctionSpec"]["properties"][name]
 
 
 @schemathesis.hook
