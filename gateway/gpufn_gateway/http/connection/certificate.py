@@ -10,8 +10,6 @@ import os
 import ssl
 from typing import Any
 
-from cryptography import x509
-
 from gpufn_platform.process.settings import InvalidSetting
 
 log = logging.getLogger(__name__)
@@ -56,6 +54,8 @@ class Certificate:
 
 
 def _end_of(chain: str) -> float | None:
+    from cryptography import x509  # noqa: PLC0415  (a gateway without TLS starts without it)
+
     try:
         with open(chain, "rb") as file:
             return x509.load_pem_x509_certificates(file.read())[0].not_valid_after_utc.timestamp()

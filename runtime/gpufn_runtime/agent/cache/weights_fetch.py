@@ -13,9 +13,7 @@ import socket
 import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Final
-
-import httpx
+from typing import TYPE_CHECKING, Final
 
 from gpufn_core.errors import ArtifactUnavailable
 from gpufn_core.spec.file_tree import FileTree, TreeFile
@@ -25,6 +23,9 @@ from gpufn_core.weights.hub import Hub
 from gpufn_core.weights.s3 import Bucket
 from gpufn_platform.process.clock import Clock
 from gpufn_runtime.agent.cache.weights_disk import PartFile
+
+if TYPE_CHECKING:
+    import httpx
 
 _THREADS: Final = 64  # four for each of 16 fetches
 _STALLED_S: Final = 10.0
@@ -126,6 +127,8 @@ class WeightsFetch:
 
     def _download(self, spec: WeightsSpec, file: WeightsFile, part: PartFile, stop: _Stop) -> None:
         """Transfer a file, with retries. Runs in a thread."""
+        import httpx  # noqa: PLC0415  (a fifth of an agent's start)
+
         stop.check()  # before a thread was free
         part.resume()
         failures = 0
