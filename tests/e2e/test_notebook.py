@@ -5,9 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import nbformat
 import pytest
-from nbclient import NotebookClient
 
 from tests.conftest import Platform
 
@@ -67,6 +65,9 @@ _CELLS = (
 def test_functions_of_cells_are_deployed_called_and_redefined(
     platform: Platform, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    import nbformat  # its import takes a second, which each process of a run would pay
+    from nbclient import NotebookClient
+
     monkeypatch.setenv("GPUFN_URL", platform.url)
     for variable in ("IPYTHONDIR", "JUPYTER_RUNTIME_DIR", "JUPYTER_CONFIG_DIR"):
         monkeypatch.setenv(variable, str(tmp_path / variable))

@@ -2,12 +2,15 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-import openai
 import pytest
 
 from tests.conftest import ROOT, Platform
 from tests.examples.conftest import deploy, imported
+
+if TYPE_CHECKING:
+    import openai
 
 pytestmark = pytest.mark.e2e
 
@@ -18,6 +21,8 @@ TEXT = ROOT / "docs" / "concepts.md"
 @pytest.fixture(scope="module")
 def client(platform: Platform, tmp_path_factory: pytest.TempPathFactory) -> Iterator[openai.OpenAI]:
     """OpenAI's client, of the example with a trained model."""
+    import openai
+
     folder = tmp_path_factory.mktemp("chat")
     shutil.copytree(FOLDER, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("model.json"))
     with imported(folder, "train") as train:
@@ -45,6 +50,8 @@ def test_openais_client_streams_the_words_of_an_answer(client: openai.OpenAI) ->
 
 
 def test_an_option_that_the_model_does_not_take_is_named(client: openai.OpenAI) -> None:
+    import openai
+
     with pytest.raises(openai.BadRequestError) as refused:
         client.chat.completions.create(model="parrot.chat", messages=[{"role": "user", "content": "x"}], top_p=0.5)
     assert refused.value.param == "top_p"

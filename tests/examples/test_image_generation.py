@@ -5,7 +5,6 @@ import io
 import json
 from typing import Any
 
-import openai
 import pytest
 
 from tests.conftest import Platform
@@ -32,6 +31,8 @@ def test_previews_become_the_picture_of_the_prompt(platform: Platform) -> None:
 
 
 def test_openais_client_gets_the_same_picture(platform: Platform) -> None:
+    import openai
+
     with openai.OpenAI(base_url=f"{platform.url}/openai/v1", api_key="any") as client:
         (image,) = client.images.generate(model="toy-painter", prompt="a red ring").data or []
     (preview,) = platform.invoke("painter.paint", {"prompt": "a red ring", "previews": 1})

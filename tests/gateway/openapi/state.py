@@ -24,11 +24,8 @@ from gpufn_core.protocol.data import MAX_ITEMS
 from gpufn_core.signing.ed25519 import Signer
 from gpufn_core.spec.naming.names import GROUP, canonical, is_function_name
 from gpufn_gateway.openapi.request_bounds import HISTORY_SUBJECT, NAMES
+from tests.gateway.openapi.stored import BUNDLE_VARIABLE, FUNCTION, KEY_VARIABLE, MODEL
 
-MODEL: Final = b"a model"  # uploaded before
-FUNCTION: Final = "shout"  # deployed before
-BUNDLE_VARIABLE: Final = "GPUFN_TEST_BUNDLE"  # the digest of a bundle that was uploaded before
-KEY_VARIABLE: Final = "GPUFN_TEST_KEY"  # the id of an API key that authenticates no request
 _MODEL_DIGEST: Final = digest_of(MODEL)
 _IN_AN_HOUR: Final = 3600.0
 _WHOLE: Final = 100

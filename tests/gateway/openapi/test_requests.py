@@ -20,7 +20,7 @@ from gpufn_platform.bus.connection import Bus
 from gpufn_platform.bus.storage import object_store
 from tests.conftest import ROOT
 from tests.gateway.listening import serving
-from tests.gateway.openapi.state import BUNDLE_VARIABLE, KEY_VARIABLE, MODEL
+from tests.gateway.openapi.stored import BUNDLE_VARIABLE, KEY_VARIABLE, MODEL
 from tests.gateway.whole import DIGEST, Whole, gateway_on
 from tests.waiting import until_async
 

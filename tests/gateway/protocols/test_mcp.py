@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import mcp
-import mcp.client.streamable_http
 import msgspec
 import pytest
 
@@ -44,6 +42,8 @@ def tools_on_a_gateway(gateway: Any, make: Any) -> Any:
 
 
 async def test_the_client_works_unmodified(tools: Any) -> None:
+    import mcp.client.streamable_http  # it takes a second, which each process of a run would pay
+
     async with (
         serving(tools.app) as (_, port),
         mcp.client.streamable_http.streamable_http_client(f"http://127.0.0.1:{port}/mcp") as streams,

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
-import openai
 import pytest
 
 from gpufn_core.protocol.codec import encode
@@ -15,6 +14,9 @@ from gpufn_core.spec.function_spec import MethodSpec, Serves
 from gpufn_gateway.auth.access import new_key
 from gpufn_platform.bus.storage.key_value import Entry
 from tests.gateway.listening import serving
+
+if TYPE_CHECKING:
+    import openai
 
 CHAT = {
     "type": "object",
@@ -73,6 +75,8 @@ def models_on_a_gateway(gateway: Any, make: Any) -> Any:
 
 def talk(url: str) -> dict[str, Any]:
     """Call the blocking client; return the results."""
+    import openai
+
     got: dict[str, Any] = {}
     with openai.OpenAI(base_url=url, api_key="any", max_retries=0) as client:
         got["models"] = [model.id for model in client.models.list()]
@@ -115,6 +119,8 @@ def talk(url: str) -> dict[str, Any]:
 
 
 async def test_openai_works_unmodified(models: Any) -> None:
+    import openai
+
     async with serving(models.app) as (_, port):
         got = await asyncio.to_thread(talk, f"http://127.0.0.1:{port}/openai/v1")
         async with openai.AsyncOpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="any") as client:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import openai
 import pytest
 
 from gpufn_core.spec.function_spec import MethodSpec, Serves
@@ -15,6 +14,9 @@ from tests.gateway.listening import serving
 from tests.gateway.protocols.keys import with_key, without_keys
 from tests.gateway.protocols.runner import running
 from tests.gateway.whole import DIGEST, gateway_on
+
+if TYPE_CHECKING:
+    import openai
 
 CHAT = MethodSpec(parameters={"type": "object", "properties": {"messages": {"type": "array"}}})
 ENDPOINT: Any = "/v1/chat/completions"
@@ -77,6 +79,8 @@ def run_batches(client: openai.OpenAI) -> dict[str, Any]:
 
 
 def refusals(client: openai.OpenAI) -> dict[str, Any]:
+    import openai
+
     def status(content: bytes, **changes: Any) -> tuple[int, str | None]:
         file = client.files.create(file=("in.jsonl", content), purpose="batch")
         request: Any = {"input_file_id": file.id, "endpoint": ENDPOINT, "completion_window": "24h"}
@@ -100,6 +104,8 @@ def refusals(client: openai.OpenAI) -> dict[str, Any]:
 
 
 async def test_batches_and_files_work_unmodified(nats: Any, make: Any) -> None:
+    import openai
+
     async with gateway_on(nats) as gateway:
         for name in ("oa-run", "oa-idle", "oa-foreign"):
             await gateway.deploys.deploy(make.spec(name, CHAT, serves=Serves.OPENAI_CHAT), DIGEST)
