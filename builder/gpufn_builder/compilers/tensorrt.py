@@ -109,14 +109,15 @@ class TrtEngine:
         self._addresses: dict[str, int] = {}
         profile = self._profile_for(inputs)
         try:
-            self._context.set_optimization_profile_async(profile, self._stream)
-        except RuntimeError as error:
-            raise self._log.failed(f"TensorRT cannot select profile {profile}", stage="verify") from error
+            is_selected = self._context.set_optimization_profile_async(profile, self._stream)
+        except RuntimeError:  # as the bindings of 10 and 11 report it
+            is_selected = False
+        if not is_selected:
+            raise self._log.failed(f"TensorRT cannot select profile {profile}", stage="verify")
         for name, array in inputs.items():
             if not self._context.set_input_shape(name, array.shape):
                 raise self._log.failed(f"TensorRT rejects {name} with the shape {list(array.shape)}", stage="verify")
-            self._addresses[name] = self._allocate(array.nbytes)
-            self._context.set_tensor_address(name, self._addresses[name])
+            self._allocate(name, array.nbytes)
         if missing := self._context.infer_shapes():
             raise self._log.failed(f"TensorRT lacks shapes for {', '.join(missing)}", stage="verify")
         outputs: Arrays = {}
@@ -127,8 +128,8 @@ class TrtEngine:
                     raise self._log.failed(f"TensorRT rejects an allocator for {name}", stage="verify", node=name)
                 continue
             output = np.empty(shape, self._dtypes[name])
-            self._addresses[name] = self._allocate(output.nbytes)
-            self._context.set_tensor_address(name, self._addresses[name])
+            upper_bound = self._context.get_max_output_size(name)  # -1 if TensorRT knows none
+            self._allocate(name, max(upper_bound, output.nbytes))
             outputs[name] = output
         return outputs
 
@@ -154,10 +155,11 @@ class TrtEngine:
         self._cuda.synchronize(self._stream)
         return outputs
 
-    def _allocate(self, size: int) -> int:
-        address = self._cuda.allocate(size)
+    def _allocate(self, name: str, size: int) -> None:
+        address = self._addresses[name] = self._cuda.allocate(size)
         self._allocations.append(address)
-        return address
+        if not self._context.set_tensor_address(name, address):
+            raise self._log.failed(f"TensorRT rejects the address of {name}", stage="verify", node=name)
 
     def _release(self) -> None:
         while self._allocations:

@@ -53,6 +53,9 @@ class Script:
         self.accepts_timings = True
         self.has_context = True
         self.selects_profiles = True
+        self.raises = True
+        self.takes_addresses = True
+        self.most_bytes = -1  # that TensorRT may write to an output
         self.plan: bytes | None = b"plan"
         self.logs: list[tuple[str, str]] = []
         self.loads = True
@@ -74,10 +77,10 @@ class Script:
         return True
 
     def select_profile(self) -> bool:
-        """Raise as the real bindings do, which never return False."""
-        if not self.selects_profiles:
+        """Raise as the real bindings do, unless the test wants a result."""
+        if not self.selects_profiles and self.raises:
             raise RuntimeError("Error in set optimization profile async.")
-        return True
+        return self.selects_profiles
 
     def called(self, name: str) -> list[list[Any]]:
         return [list(call[1:]) for call in self.calls if call[0] == name]
@@ -147,7 +150,9 @@ def _stand_in(script: Script) -> Any:
         set_input_shape=lambda name, shape: True,
         set_optimization_profile_async=lambda index, stream: script.select_profile(),
         infer_shapes=list,
+        set_tensor_address=lambda name, address: script.takes_addresses,
         get_tensor_shape=lambda name: script.output_shape,
+        get_max_output_size=lambda name: script.most_bytes,
         set_output_allocator=script.set_allocator,
         execute_async_v3=script.execute,
     )
@@ -327,13 +332,30 @@ def test_an_engine_runs_between_copies_both_ways(module: Any, script: Script, tm
 
 
 @pytest.mark.usefixtures("cuda")
-@pytest.mark.parametrize("fails", ["has_context", "selects_profiles"])
-def test_an_engine_that_cannot_be_run_is_told(module: Any, script: Script, tmp_path: Path, fails: str) -> None:
+@pytest.mark.parametrize(
+    "fails", [("has_context",), ("selects_profiles",), ("selects_profiles", "raises"), ("takes_addresses",)]
+)
+def test_an_engine_that_cannot_be_run_is_told(
+    module: Any, script: Script, tmp_path: Path, fails: tuple[str, ...]
+) -> None:
     compiled = _compile(module, tmp_path)
-    setattr(script, fails, False)
+    for name in fails:
+        setattr(script, name, False)
     with pytest.raises(BuildFailed) as it, closing(module.TensorRT().load(_job(tmp_path), compiled)) as engine:
         engine.run({"x": np.zeros((4, 3), np.float32)})
     assert it.value.stage == "verify"
+
+
+@pytest.mark.usefixtures("cuda")
+@pytest.mark.parametrize(("most_bytes", "allocated"), [(-1, 48), (64, 64)])
+def test_an_output_has_the_memory_that_tensorrt_may_write(
+    module: Any, script: Script, tmp_path: Path, most_bytes: int, allocated: int
+) -> None:
+    compiled = _compile(module, tmp_path)
+    script.most_bytes = most_bytes
+    with closing(module.TensorRT().load(_job(tmp_path), compiled)) as engine:
+        assert engine.run({"x": np.zeros((4, 3), np.float32)})["y"].nbytes == 48
+    assert script.called("allocate") == [[48], [allocated]]
 
 
 @pytest.mark.usefixtures("cuda")

@@ -47,6 +47,7 @@ class CudaProofs:
         self._due_at: dict[str, float] = {}  # GPUs to prove, and when, in seconds of the event loop
         self._wakeup = asyncio.Event()
         self._holders: dict[str, Popen[bytes]] = {}  # by GPU: the process of its last successful proof
+        self._killed: dict[str, processes.Process] = {}  # by GPU: the last prover that was killed; it may not end
 
     def trouble(self, gpu: str) -> HealthCondition | None:
         return self._troubles.get(gpu)
@@ -64,7 +65,7 @@ class CudaProofs:
                 self._wakeup.clear()
                 for gpu in [gpu for gpu, due_at in self._due_at.items() if due_at <= loop.time()]:
                     del self._due_at[gpu]
-                    self._record(gpu, await self._prove(gpu))
+                    self._record(gpu, await self._try_to_prove(gpu))
                     if gpu in self._troubles:
                         self._due_at.setdefault(gpu, loop.time() + self._retry_s)
                 with contextlib.suppress(TimeoutError):
@@ -73,6 +74,18 @@ class CudaProofs:
         finally:
             for gpu in list(self._holders):
                 self._release(gpu)
+
+    async def _try_to_prove(self, gpu: str) -> str:
+        """Return why CUDA does not work on a GPU, or why no proof is possible."""
+        killed = self._killed.get(gpu)
+        if killed is not None and processes.is_running(killed):  # another one would hang as well
+            return f"CUDA does not answer: process {killed.pid} hangs in the driver and cannot be killed"
+        self._killed.pop(gpu, None)
+        try:
+            return await self._prove(gpu)
+        except Exception as error:  # it must not end the agent
+            log.exception("the proof of CUDA on %s failed", gpu)
+            return f"the proof of CUDA failed: {error}"
 
     async def _prove(self, gpu: str) -> str:
         """Return why CUDA does not work on a GPU; empty if it works, or if the GPU is too full for a context."""
@@ -89,8 +102,10 @@ class CudaProofs:
             return f"the proof of CUDA cannot start: {error}"
         prover.returncode = 0  # the agent reaps all children by pid: one that hangs in the driver may never end
         assert prover.stdin is not None
-        process = processes.identify(prover.pid)
+        assert prover.stdout is not None
+        process = None
         try:
+            process = processes.identify(prover.pid)
             async with asyncio.timeout(self._timeout_s):
                 output = await _read_all(prover)
             if not (trouble := msgspec.json.decode(output, type=CudaProof).trouble):
@@ -103,9 +118,11 @@ class CudaProofs:
             printed = f", but printed {output[:80].decode(errors='replace')!r}" if output else ""
             return f"the proof of CUDA ended without a result{printed}"
         finally:
+            prover.stdout.close()
             if self._holders.get(gpu) is not prover:
                 prover.stdin.close()
                 if process is not None:
+                    self._killed[gpu] = process
                     processes.kill(process)
 
     def _release(self, gpu: str) -> None:

@@ -264,9 +264,11 @@ class _Slot:
         chosen = self._choose(shapes) if profile is None else profile
         if chosen != self._profile:
             try:
-                self._context.set_optimization_profile_async(chosen, self._stream)
-            except RuntimeError as error:
-                raise EngineRefused(f"cannot select profile {chosen}: {self._log.take_errors()}") from error
+                is_selected = self._context.set_optimization_profile_async(chosen, self._stream)
+            except RuntimeError:  # as the bindings of 10 and 11 report it
+                is_selected = False
+            if not is_selected:
+                raise EngineRefused(f"cannot select profile {chosen}: {self._log.take_errors()}")
             self._cuda.synchronize(self._stream)
             self._profile = chosen
         for spec, shape in zip(self._manifest.inputs, shapes, strict=True):

@@ -116,6 +116,66 @@ def test_a_prover_that_cannot_be_killed_is_recorded_and_does_not_hold_up_others(
         os.kill(hanging[0], signal.SIGKILL)
 
 
+_HANGS_ONCE = """
+import os, pathlib, sys, time
+runs = pathlib.Path(sys.argv[1]) / f"{os.environ['CUDA_VISIBLE_DEVICES']}.runs"
+with open(runs, "a") as file:
+    file.write("x")
+if len(runs.read_text()) == 1:
+    time.sleep(60)
+print("{}")
+"""
+
+
+def test_no_prover_joins_one_that_still_hangs_in_the_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Regression: each retry left one more process that could not be killed."""
+    hanging: list[int] = []
+    monkeypatch.setattr(processes, "kill", lambda process: hanging.append(process.pid))
+
+    async def run() -> None:
+        command = (sys.executable, "-S", "-c", _HANGS_ONCE, str(tmp_path))
+        proofs = CudaProofs(command, retry_s=0.01, timeout_s=0.5)
+        proofs.request(["GPU-0"])
+        running = asyncio.create_task(proofs.run())
+        trouble = await until_async(lambda: proofs.trouble("GPU-0"))
+        trouble = await until_async(lambda: (now := proofs.trouble("GPU-0")) is not trouble and now)
+        assert f"process {hanging[0]} " in trouble.reason
+        assert _runs(tmp_path, "GPU-0") == 1
+        os.kill(hanging[0], signal.SIGKILL)
+        await until_async(lambda: proofs.trouble("GPU-0") is None)
+        assert _runs(tmp_path, "GPU-0") == 2
+        running.cancel()
+
+    try:
+        asyncio.run(run())
+    finally:
+        for pid in hanging:
+            os.kill(pid, signal.SIGKILL)  # a zombie, if the test passed
+
+
+def test_a_fault_of_a_proof_degrades_its_gpu_and_does_not_end_the_proofs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Regression: any other exception ended the agent."""
+    (tmp_path / "GPU-0").write_text("{}")
+
+    def fail(pid: int) -> None:
+        raise OSError(f"no descriptors are left for {pid}")
+
+    async def run() -> None:
+        proofs = _proofs(tmp_path, retry_s=0.01)
+        monkeypatch.setattr(processes, "identify", fail)
+        proofs.request(["GPU-0"])
+        running = asyncio.create_task(proofs.run())
+        trouble = await until_async(lambda: proofs.trouble("GPU-0"))
+        assert "descriptors" in trouble.reason
+        monkeypatch.undo()
+        await until_async(lambda: proofs.trouble("GPU-0") is None)
+        running.cancel()
+
+    asyncio.run(run())
+
+
 def test_requests_for_other_gpus_do_not_postpone_a_retry(tmp_path: Path) -> None:
     (tmp_path / "GPU-0").write_text('{"trouble": "CUDA does not work"}')
     (tmp_path / "GPU-1").write_text("{}")
