@@ -1,8 +1,10 @@
 """Collect wheels for a machine that reaches no package registry. Uses only the standard library and pip.
 
-platform/  what gpufn needs except numpy, onnx and onnxruntime; always needed
+platform/  what gpufn needs except numpy, onnx and onnxruntime; always needed, in one file with the repository
 models/    numpy, onnx, onnxruntime and their dependencies, for a machine without them
-cuda/      onnxruntime-gpu, in parts that can be transferred one by one
+cuda/      onnxruntime-gpu
+
+No file is larger than 30 MiB, so that each can be transferred by itself.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ _BESIDES: Final = ("nvidia-ml-py", "pytest>=9", "hypothesis>=6.100")  # tests/co
 _MODELS: Final = ("numpy>=2", "onnx>=1.18", "onnxruntime>=1.20")
 _CUDA: Final = ("onnxruntime-gpu>=1.21",)
 _PART_BYTES: Final = 30 << 20
+_REPOSITORY_BYTES: Final = 4 << 20  # compressed
 PYTHONS: Final = ("3.11", "3.12")
 # pip matches these names exactly, so each glibc version that wheels exist for is listed.
 _PLATFORMS: Final = (
@@ -39,13 +42,31 @@ def collect(folder: Path, pythons: Sequence[str] = PYTHONS) -> None:
     models = _download(folder / "models", _MODELS, pythons)
     for name in models & platform:
         (folder / "models" / name).unlink()
-    cuda = folder / "cuda"
-    _download(cuda, _CUDA, pythons, with_needs=False)
-    for wheel in list(cuda.glob("*.whl")):
-        cut(wheel)
+    _download(folder / "cuda", _CUDA, pythons, with_needs=False)
+    cut_large(folder)
     for part in ("platform", "models", "cuda"):
-        files = list((folder / part).iterdir())
-        print(f"{folder / part}: {len(files)} files, {sum(file.stat().st_size for file in files) / 2**20:.1f} MiB")
+        sizes = [file.stat().st_size for file in (folder / part).iterdir()]
+        print(f"{folder / part}: {len(sizes)} files, {sum(sizes) / 2**20:.1f} MiB")
+    if warning := size_warning(folder / "platform", len(pythons)):
+        print(warning)
+
+
+def size_warning(platform: Path, pythons: int) -> str:
+    """Return what is wrong if the platform's wheels for one Python and the repository exceed one part."""
+    size = sum(file.stat().st_size for file in platform.iterdir()) + _REPOSITORY_BYTES
+    if pythons > 1 or size <= _PART_BYTES:
+        return ""
+    return (
+        f"{platform} and the repository are {size / 2**20:.1f} MiB together, more than a part of "
+        f"{_PART_BYTES >> 20} MiB: does every step need its largest wheels?"
+    )
+
+
+def cut_large(folder: Path, part_bytes: int = _PART_BYTES) -> None:
+    """Split all wheels that are larger than a part."""
+    for wheel in list(folder.rglob("*.whl")):
+        if wheel.stat().st_size > part_bytes:
+            cut(wheel, part_bytes)
 
 
 def _download(

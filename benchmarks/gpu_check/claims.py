@@ -42,7 +42,12 @@ class Status(msgspec.Struct, frozen=True):
 _README, _GPU, _CONTAINERS, _MODELS, _CONCEPTS, _WEIGHTS = (
     "README.md", "docs/gpu.md", "docs/containers.md", "docs/models.md", "docs/concepts.md", "docs/weights.md",
 )  # fmt: skip
+_ALERTS, _BATCHING, _GANGS, _METRICS, _PACKAGES, _PRIORITIES, _TRUST = (
+    "docs/alerts.md", "docs/batching.md", "docs/gangs.md", "docs/metrics.md", "docs/packages.md", "docs/priorities.md",
+    "docs/trust.md",
+)  # fmt: skip
 _SEVERAL: Final = "two GPUs in one machine"
+_SEVERAL_NODES: Final = "two machines with GPUs"
 _MIG: Final = "a GPU in MIG mode"
 _BROKEN: Final = "a GPU or driver that fails in this way"
 
@@ -124,7 +129,21 @@ CLAIMS: Final = (
           ("container",)),
     Claim(_CONTAINERS, "the agent labels the folders that containers mount `container_file_t`",
           lacks="a host that enforces SELinux"),
+    # Isolation, priorities, gangs and packages
+    Claim(_TRUST, "A worker with a GPU has the device files of all GPUs.",
+          lacks="a report that says how workers are confined; `inventory` records it now"),
+    Claim(_PRIORITIES, "their kernels wait for those of the others", lacks="a step that compares classes under MPS"),
+    Claim(_GANGS, "takes eight GPUs on each of two nodes", lacks=_SEVERAL_NODES),
+    Claim(_GANGS, "NCCL chooses its interfaces itself", lacks=_SEVERAL_NODES),
+    Claim(_PACKAGES, "if it contains CUDA libraries, one major version of CUDA", lacks="a step with packages"),
+    # Metrics and alerts
+    Claim(_METRICS, "GPUs, under the names of DCGM", lacks="dcgm-exporter"),
+    Claim(_ALERTS, "A GPU is at the temperature where its hardware slows it down", lacks="a GPU that is hot"),
+    Claim(_ALERTS, "A failed GPU needs a reset or a reboot", lacks=_BROKEN),
     # Models
+    Claim(_BATCHING, "one batch computes while the next one gathers", lacks="a step that compares `concurrency`"),
+    Claim(_MODELS, "A GPU draws other numbers than the reference.", lacks="a model that draws random numbers"),
+    Claim(_MODELS, "All values as outputs prevent fusions.", lacks="an engine that loses its accuracy"),
     Claim(_MODELS, "fp32. Also tf32, bf16, and int8, which needs samples", ("engine-fp16", "engine-int8"),
           lacks="tf32 and bf16"),
     Claim(_MODELS, "On a GPU, an engine of ONNX Runtime serves such a model.", ("onnxruntime",),

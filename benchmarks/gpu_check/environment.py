@@ -24,6 +24,7 @@ from typing import Final, NoReturn
 _ROOT = Path(__file__).parents[2]
 _OURS = ("sdk", "gateway", "runtime", "builder")
 EVERYWHERE: Final = ("bus", "gateway", "runtime", "local")  # further needs are checked by each step
+_UNUSED: Final = frozenset({"uv"})  # no step makes an environment with packages, and uv is as large as all others
 
 
 def missing() -> list[str]:
@@ -33,10 +34,10 @@ def missing() -> list[str]:
 
 
 def required(extras: Sequence[str]) -> list[str]:
-    """Return the requirements in pyproject.toml and in its `extras`, without our own extras."""
+    """Return the requirements in pyproject.toml and in its `extras`, without our own extras and what no step uses."""
     project = tomllib.loads((_ROOT / "pyproject.toml").read_text())["project"]
     groups = [project["dependencies"], *(project["optional-dependencies"][extra] for extra in extras)]
-    return [each for part in groups for each in part if not each.startswith("gpufn[")]
+    return [each for part in groups for each in part if _name(each) not in {"gpufn", *_UNUSED}]
 
 
 def _name(requirement: str) -> str:

