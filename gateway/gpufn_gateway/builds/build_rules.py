@@ -72,7 +72,11 @@ def build_ahead(build: Build, builds: Iterable[Build]) -> Build | None:
 
     None if none runs. A builder always runs one build of each DeviceKind, so builds of other kinds are not ahead.
     """
-    running = [each for each in builds if each.state is BuildState.BUILDING and each.device == build.device]
+    running = [
+        each
+        for each in builds
+        if each.state is BuildState.BUILDING and each.device == build.device and each.id != build.id
+    ]
     if build.state is not BuildState.PENDING or not running:
         return None
     return min(running, key=lambda each: (each.started_at or 0.0, each.id))

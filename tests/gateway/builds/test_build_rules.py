@@ -185,6 +185,11 @@ def test_a_build_waits_behind_the_build_of_its_device_that_runs_for_the_longest_
     assert (found and found.id) == ahead
 
 
+def test_a_build_is_not_ahead_of_itself() -> None:
+    """Regression: its record is read before it starts, and the list of all builds after."""
+    assert build_ahead(waiting("1"), [RUNNING]) is None
+
+
 @pytest.mark.parametrize("state", [state for state in BuildState if state is not BuildState.PENDING])
 def test_a_build_that_does_not_wait_has_no_build_ahead(state: BuildState) -> None:
     assert build_ahead(waiting("9", state=state), [RUNNING]) is None

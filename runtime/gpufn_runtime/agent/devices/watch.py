@@ -183,6 +183,8 @@ class DeviceWatch:
                 log.info("%s has recovered since it failed: %s", uuid, self._records[uuid].failure)
                 self._records[uuid].failure = ""
         failures = {uuid: record.failure for uuid, record in self._records.items() if record.failure}
+        # A GPU that cannot be read now may be offered again after the next start of the agent.
+        failures |= {uuid: reason for uuid, reason in self._failures.items() if uuid not in self._records}
         if failures != self._failures:
             self._failures = failures
             self._failed_gpus.save(failures)

@@ -270,6 +270,16 @@ def test_a_failed_gpu_stays_failed_over_a_restart_of_the_agent(
     assert _restarted(path, gpu, boot_id=boot_id) is health
 
 
+def test_a_failed_gpu_that_an_agent_cannot_read_stays_failed_for_the_next_one(tmp_path: Path) -> None:
+    """Regression: an agent that found only the other GPU stored that nothing had failed."""
+    path = tmp_path / "failed.json"
+    gpu = FakeGpu("GPU-0", lacks={"recovery_action"})
+    assert _restarted(path, gpu, xid=79) is Health.FAILED
+    assert _restarted(path, FakeGpu("GPU-1", lacks={"recovery_action"}), xid=79) is Health.FAILED
+    assert _restarted(path, gpu) is Health.FAILED
+    assert FailedGpus(path, boot_id="b").load().keys() == {"GPU-0", "GPU-1"}
+
+
 @pytest.mark.parametrize("content", [b"", b"{", b'{"boot_id": 1}'])
 def test_a_damaged_file_of_failed_gpus_is_ignored(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "failed.json"
