@@ -158,10 +158,11 @@ def running_origins(files: dict[str, bytes]) -> Iterator[Origins]:
             if self.command == "HEAD":
                 return
             if is_file and origins.hold is not None and len(body) > LFS_BYTES:
-                self.wfile.write(body[:1])
+                first = 0 if self.headers.get("range") else 1
+                self.wfile.write(body[:first])
                 self.wfile.flush()
                 origins.hold.wait(30)
-                self.wfile.write(body[1:])
+                self.wfile.write(body[first:])
                 return
             if is_file and origins.cut is not None and origins.cuts > 0 and len(body) > origins.cut:
                 origins.cuts -= 1

@@ -11,6 +11,7 @@ import pytest
 from gpufn.client.views import BuildingRevision, BuildView, FunctionView, RevisionProgress, RevisionView
 from gpufn.deploy.capacity_warnings import unmet_requirement
 from gpufn.deploy.deployment import Deployable, deploy, wait_until_built, wait_until_serving
+from gpufn_core.domain.devices.device import Share
 from gpufn_core.domain.devices.engine import BuildStage, BuildState
 from gpufn_core.domain.package_needs import PackageNeeds
 from gpufn_core.domain.revision import Lease, RevisionState
@@ -285,6 +286,10 @@ def test_a_key_that_may_not_read_does_not_wait() -> None:
     assert _wait(_Blind(None), _view(2, 1)).serving == 1
 
 
+def _part(vram_bytes: int) -> Resources:
+    return Resources(gpu=("L4",), share=Share.MPS, vram_bytes=vram_bytes)
+
+
 @pytest.mark.parametrize(
     ("resources", "nodes", "lacks"),
     [
@@ -294,6 +299,8 @@ def test_a_key_that_may_not_read_does_not_wait() -> None:
         (Resources(gpu=("H100", "any")), [_NODE], ""),
         (Resources(gpu=("H100", "A100")), [_NODE], "no node has the GPU 'H100' or 'A100'"),
         (Resources(gpu=("any",)), [{"devices": _NODE["devices"][:1]}], "no node has a GPU"),
+        (_part(24 << 30), [_NODE], ""),
+        (_part(25 << 30), [_NODE], "no GPU has 25 GiB of memory, the largest has 24 GiB"),
         (Resources(memory_bytes=9 << 30), [_NODE], "no node has 9 GiB of memory, the largest has 8 GiB"),
         (Resources(cpu=5), [_NODE], "no node has 5 cores, the largest has 4"),
         (Resources(gpu=("H100",)), [], ""),

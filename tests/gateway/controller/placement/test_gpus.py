@@ -129,6 +129,7 @@ FULL = [held("u", "g1", Share.EXCLUSIVE), held("v", "g2", Share.EXCLUSIVE), held
             [held("w", "g", vram=8)],
             "a: its GPU has too little memory: 20 GiB are needed, 16 GiB are free",
         ),
+        (part(25), [], "a: its GPU has too little memory: 25 GiB are needed, 24 GiB are free"),
         (part(1), [held(f"w{n}", "g", vram=0.1) for n in range(48)], "a: its GPU has the maximum number of workers"),
         (Resources(gpu=("H100",), gpu_count=2), [], "a: it has no H100 GPU"),
         (Resources(gpu=("L4",), gpu_count=2), [], "a: needs 2 L4 GPUs, it has 1"),

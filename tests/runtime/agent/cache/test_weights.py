@@ -21,7 +21,7 @@ from gpufn_core.errors import ArtifactUnavailable
 from gpufn_core.remove_folder import remove_tree
 from gpufn_core.spec.weights_spec import WeightsFile, WeightsSpec
 from gpufn_platform.process.clock import SystemClock
-from gpufn_runtime.agent.cache import transfer_rate
+from gpufn_runtime.agent.cache import transfer_rate, weights_fetch
 from gpufn_runtime.agent.cache import weights as module
 from gpufn_runtime.agent.cache.weights import WeightsCache
 from gpufn_runtime.agent.cache.weights_disk import PartFile, WeightsDisk, WrongContent
@@ -370,6 +370,25 @@ def test_an_origin_that_is_away_is_reported(on_cache: Run) -> None:
         with pytest.raises(ArtifactUnavailable):
             await node.get(hub())
         assert (node.names(), node.cache.report().fetches) == ([], ())
+
+    on_cache(test)
+
+
+def test_an_origin_that_sends_no_more_bytes_is_tried_again_and_reported(
+    on_cache: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(weights_fetch, "_STALLED_S", 0.2)
+
+    async def test(node: CacheNode) -> None:
+        node.origins.hold = threading.Event()
+        try:
+            with pytest.raises(ArtifactUnavailable, match=r"model\.bin"):
+                await node.get(hub({"model.bin": _FILES["model.bin"]}))
+        finally:
+            node.origins.hold.set()
+        ranges = [headers.get("range") for headers in node.origins.downloads("model.bin")]
+        assert ranges == [None, "bytes=1-", "bytes=1-"], "it continued where it had stopped"
+        assert node.names() == []
 
     on_cache(test)
 
