@@ -2,7 +2,8 @@
 
     load_weights.py LOADER FILE
 
-All loaders but `mmap` end with torch tensors in memory of their own; `mmap` ends with every page of the file mapped.
+All loaders but `mmap` and `mmap_summed` end with torch tensors in memory of their own; these two end with every page of
+the file mapped. `mmap_summed` also prints how long the same sum takes over a copy in memory: that is the memory's rate.
 """
 
 from __future__ import annotations
@@ -35,6 +36,30 @@ def mmap(path: str) -> object:
     return tensors
 
 
+def mmap_summed(path: str) -> object:
+    from safetensors.torch import load_file
+
+    tensors = load_file(path)
+    _sum(tensors)
+    return tensors
+
+
+def memory_s(tensors: Any) -> float:
+    """Return the seconds of the sum over a copy of the tensors."""
+    copies = {name: tensor.clone() for name, tensor in tensors.items()}
+    started = time.perf_counter()
+    _sum(copies)
+    return time.perf_counter() - started
+
+
+def _sum(tensors: Any) -> None:
+    """Read each byte, with as many threads as torch uses."""
+    import torch
+
+    for tensor in tensors.values():
+        tensor.view(torch.int64).sum()
+
+
 def mmap_copied(path: str) -> object:
     from safetensors import safe_open
 
@@ -59,6 +84,7 @@ def fast(path: str) -> object:
 
 _IMPORTS = {
     "mmap": "safetensors.torch",
+    "mmap_summed": "safetensors.torch",
     "mmap_copied": "safetensors.torch",
     "runai": "runai_model_streamer",
     "fast": "fastsafetensors",
@@ -73,11 +99,21 @@ def main(loader: str, path: str) -> None:
     if loader in _IMPORTS:
         __import__(_IMPORTS[loader])
     import_s = time.perf_counter() - started - torch_s
-    loaders: dict[str, Any] = {"read": read, "mmap": mmap, "mmap_copied": mmap_copied, "runai": runai, "fast": fast}
+    loaders: dict[str, Any] = {
+        "read": read,
+        "mmap": mmap,
+        "mmap_summed": mmap_summed,
+        "mmap_copied": mmap_copied,
+        "runai": runai,
+        "fast": fast,
+    }
     cpu_s, started = time.process_time(), time.perf_counter()
     loaded = loaders[loader](path)
     load_s = time.perf_counter() - started
-    print(json.dumps({"load_s": load_s, "cpu_s": time.process_time() - cpu_s, "import_s": import_s}), flush=True)
+    told = {"load_s": load_s, "cpu_s": time.process_time() - cpu_s, "import_s": import_s}
+    if loader == "mmap_summed":
+        told["memory_s"] = memory_s(loaded)
+    print(json.dumps(told), flush=True)
     del loaded
 
 
