@@ -20,6 +20,7 @@ from gpu_check.platform import declared
 from gpu_check.program_output import output_of
 from gpufn_core.domain.devices.device import Device, DeviceType
 from gpufn_platform.sandbox import policy
+from gpufn_platform.sandbox.support import Support
 from gpufn_runtime.agent.devices.declared import parse_devices
 from tests.runtime.agent.mps.machine import Machine as Programs
 
@@ -143,7 +144,7 @@ def test_what_a_device_does_not_tell_is_said_in_the_drivers_words() -> None:
 
 
 def test_how_workers_are_confined_is_read_from_the_agents_log(tmp_path: Path) -> None:
-    support = policy.Support(signals="Landlock is of version 4")
+    support = Support(signals="Landlock is of version 4")
     described = policy.describe(policy.Isolation.AUTO, support)
     log = tmp_path / "agent.log"
     log.write_text(f"INFO started\nINFO worker processes run {described}\nINFO node n1 is ready\n")
