@@ -11,10 +11,13 @@ import errno
 import functools
 import os
 import resource
+from typing import NamedTuple
 
 from gpufn_core.protocol.launch import NetworkNamespace, Sandbox
-from gpufn_platform.sandbox import landlock, layout, namespaces, seccomp, system_calls
+from gpufn_platform.sandbox import layout, namespaces, seccomp, system_calls
 from gpufn_platform.sandbox.descendants import go_on_in_child
+from gpufn_platform.sandbox.landlock import Ruleset
+from gpufn_platform.sandbox.layout import Rule
 
 _CAP_SETFCAP = 31
 _OWN_NETWORK = "/proc/self/ns/net"
@@ -22,17 +25,30 @@ _NONE: frozenset[int] = frozenset()
 # Processes and threads of one worker. The kernel counts them per user namespace, but does not limit root's, whose
 # workers have a cgroup for that.
 MAX_PROCESSES = 4096
-_prepared: list[namespaces.Root] = []
+_AHEAD_BYTES = 1 << 20  # of each file system in memory, until a worker's own limit is known
+
+
+class _Prepared(NamedTuple):
+    root: namespaces.Root
+    ruleset: Ruleset
+    rules: frozenset[Rule]  # those in `ruleset`
+
+
+_prepared: list[_Prepared] = []
 
 
 def prepare(template: Sandbox) -> None:
     """Do what is the same for all sandboxes in the one of `template`, in a process that will enter one of them. It
     takes most of the time of an entry. Raises OSError."""
     if template.namespaces:
-        root = namespaces.Root()
-        root.add(layout.common_mounts(template, _list("/dev"), os.getpid()), 0)
+        common = layout.common(template)
+        own = layout.own_paths(common, _list("/dev"), _pid_in_proc())
+        root, ruleset = namespaces.Root(), Ruleset()
+        root.add(layout.mounts(common, own), _AHEAD_BYTES)
+        rules = layout.rules(common, own, _list)
+        ruleset.allow(rules, root.place)
         system_calls.bound_capabilities(_NONE)
-        _prepared.append(root)
+        _prepared.append(_Prepared(root, ruleset, frozenset(rules)))
 
 
 def enter(sandbox: Sandbox) -> None:
@@ -45,26 +61,32 @@ def enter(sandbox: Sandbox) -> None:
     # Root needs this capability to map its own id in a further namespace. It means nothing outside of ours.
     keep = frozenset({_CAP_SETFCAP}) if has_mounts_ahead and os.geteuid() == 0 else _NONE
     program = _program(has_mounts_ahead)
-    is_prepared = bool(_prepared)
+    prepared = _prepared.pop() if sandbox.namespaces and _prepared else None
     if sandbox.gpus:
         # Fast networks lock the memory that they transfer. Root may lock any until it drops its capabilities.
         with contextlib.suppress(OSError, ValueError):
             resource.setrlimit(resource.RLIMIT_MEMLOCK, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     if sandbox.namespaces:
-        root = _prepared.pop() if _prepared else namespaces.Root(own_pids=sandbox.own_pids)
+        root = namespaces.Root(own_pids=sandbox.own_pids) if prepared is None else prepared.root
     elif sandbox.own_pids:
         go_on_in_child(is_in_namespace=False)
     own = layout.own_paths(sandbox, _list("/dev"), _pid_in_proc())
     if sandbox.namespaces:
-        root.add(layout.mounts(sandbox, own), sandbox.memory_bytes)
+        added = root.add(layout.mounts(sandbox, own), sandbox.memory_bytes)
         root.move_in(network=sandbox.network, shares_memory=sandbox.shares_memory)
         if not sandbox.is_template:
             resource.setrlimit(resource.RLIMIT_NPROC, (MAX_PROCESSES, MAX_PROCESSES))
-    if not is_prepared:
+    if prepared is None:
         system_calls.bound_capabilities(keep)
     system_calls.drop_capabilities(keep)
     system_calls.set_no_new_privileges()
-    landlock.restrict(None if has_mounts_ahead else layout.rules(sandbox, own, _list))
+    ruleset = Ruleset(limits_files=not has_mounts_ahead) if prepared is None else prepared.ruleset
+    ruleset.allow(
+        (path, access)
+        for path, access in layout.rules(sandbox, own, _list)
+        if prepared is None or (path, access) not in prepared.rules or layout.is_in_any(path, added)
+    )
+    ruleset.restrict()
     if program:
         system_calls.set_seccomp_filter(program)
 

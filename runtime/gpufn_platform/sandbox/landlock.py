@@ -23,21 +23,29 @@ _SCOPES: Final = 0b11
 _RIGHTS_BY_ABI: Final = {1: 13, 2: 14, 3: 15, 4: 15}  # number of file rights; 16 from version 5 on
 
 
-def restrict(rules: Iterable[tuple[str, Access]] | None) -> None:
-    """Allow this process only what `rules` allow; None does not limit files. Without Landlock, do nothing. Raises
+class Ruleset:
+    """Rules that a process collects and then restricts itself to. Without Landlock, it has none. The methods raise
     OSError."""
-    abi = system_calls.landlock_abi()
-    scopes = _SCOPES if abi >= SCOPES_ABI else 0
-    files = 0 if rules is None or not abi else (1 << _RIGHTS_BY_ABI.get(abi, 16)) - 1
-    if not (files or scopes):
-        return
-    ruleset = system_calls.landlock_create_ruleset(files, scopes)
-    try:
-        for path, access in (rules or ()) if files else ():
-            _allow(ruleset, path, access, files)
-        system_calls.landlock_restrict_self(ruleset)
-    finally:
-        os.close(ruleset)
+
+    def __init__(self, *, limits_files: bool = True) -> None:
+        abi = system_calls.landlock_abi()
+        scopes = _SCOPES if abi >= SCOPES_ABI else 0
+        self._files = (1 << _RIGHTS_BY_ABI.get(abi, 16)) - 1 if limits_files and abi else 0
+        self._fd = system_calls.landlock_create_ruleset(self._files, scopes) if self._files or scopes else None
+
+    def allow(self, rules: Iterable[tuple[str, Access]], root: str = "") -> None:
+        """Add rules for paths below `root`, which becomes the root later."""
+        if self._fd is not None and self._files:
+            for path, access in rules:
+                _allow(self._fd, root + path, access, self._files)
+
+    def restrict(self) -> None:
+        """Allow this process only what the rules allow."""
+        if self._fd is not None:
+            try:
+                system_calls.landlock_restrict_self(self._fd)
+            finally:
+                os.close(self._fd)
 
 
 def _allow(ruleset: int, path: str, access: Access, handled: int) -> None:

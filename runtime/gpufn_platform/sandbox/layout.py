@@ -28,6 +28,9 @@ class Kind(enum.Enum):
     HIDDEN = "hidden"  # an empty folder that cannot be written to, or an empty file
 
 
+Rule = tuple[str, Access]
+
+
 class Mount(NamedTuple):
     path: str
     kind: Kind
@@ -78,12 +81,11 @@ def own_paths(sandbox: Sandbox, names: Iterable[str], pid: int) -> list[str]:
     return [*(f"/dev/{name}" for name in sorted(chosen)), PROC if sandbox.is_template else f"{PROC}/{pid}"]
 
 
-def common_mounts(template: Sandbox, names: Iterable[str], pid: int) -> list[Mount]:
-    """Return the mounts that the process `pid` has in any sandbox of a worker that is forked from `template`."""
-    common = Sandbox(
+def common(template: Sandbox) -> Sandbox:
+    """Return the part that the sandboxes of all workers have that are forked from `template`."""
+    return Sandbox(
         shared=template.shared, hidden=template.hidden, network=template.network, namespace=template.namespace
     )
-    return [mount for mount in mounts(common, own_paths(common, names, pid)) if mount.kind is not Kind.MEMORY]
 
 
 def mounts(sandbox: Sandbox, own: Iterable[str]) -> list[Mount]:
@@ -120,9 +122,7 @@ def missing(wanted: Iterable[Mount], present: Collection[Mount]) -> list[Mount]:
     return found
 
 
-def rules(
-    sandbox: Sandbox, own: Iterable[str], list_folder: Callable[[str], Sequence[str]]
-) -> list[tuple[str, Access]]:
+def rules(sandbox: Sandbox, own: Iterable[str], list_folder: Callable[[str], Sequence[str]]) -> list[Rule]:
     """Return the rules for Landlock. It knows no exceptions: without namespaces, each path next to a hidden one is
     listed."""
     if sandbox.namespaces:  # there are no other files
@@ -160,3 +160,7 @@ def _as_prefixes(paths: Iterable[str]) -> tuple[str, ...]:
 
 def is_inside(path: str, folder: str) -> bool:
     return path == folder or path.startswith(folder.rstrip("/") + "/")
+
+
+def is_in_any(path: str, mounts: Iterable[Mount]) -> bool:
+    return any(is_inside(path, mount.path) for mount in mounts)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterable
+from collections.abc import Collection
 
 from gpufn_platform.sandbox import layout
 from gpufn_platform.sandbox import system_calls as calls
@@ -32,9 +32,9 @@ class Root:
     def __init__(self, *, own_pids: bool = False) -> None:
         """Enter the namespaces. With `own_pids` the caller goes on in a child process. Raises OSError."""
         uid, gid = os.geteuid(), os.getegid()
-        self._place = _INNER_PLACE if os.path.isdir(_INNER_PLACE) else layout.TMP
+        self.place = _INNER_PLACE if os.path.isdir(_INNER_PLACE) else layout.TMP
         self._is_mounted = False
-        self._read_only = [self._place]
+        self._read_only = [self.place]
         self._mounts: set[Mount] = set()
         calls.unshare(calls.CLONE_NEWUSER | calls.CLONE_NEWNS | (calls.CLONE_NEWPID if own_pids else 0))
         _write("/proc/self/setgroups", "deny")
@@ -44,18 +44,24 @@ class Root:
             go_on_in_child(is_in_namespace=True)
         calls.mount("none", "/", None, calls.MS_REC | calls.MS_PRIVATE)
 
-    def add(self, mounts: Iterable[Mount], memory_bytes: int) -> None:
-        """Add the mounts that are still missing, each after the mounts that contain it. Each file system in memory
-        holds at most `memory_bytes`. Raises OSError."""
+    def add(self, mounts: Collection[Mount], memory_bytes: int) -> list[Mount]:
+        """Add the mounts that are still missing, each after the mounts that contain it, and return them. Each file
+        system in memory holds at most `memory_bytes`. Raises OSError."""
         new = layout.missing(mounts, self._mounts)
+        for mount in mounts:
+            if mount.kind is Kind.MEMORY and mount not in new:
+                calls.mount(
+                    "none", self.place + mount.path, None, calls.MS_REMOUNT | _MEMORY_FLAGS, f"size={memory_bytes}"
+                )
         parts = {mount: part for mount in new if (part := _read(mount)) is not None}  # before the root covers any
         if not self._is_mounted:
-            calls.mount("none", self._place, "tmpfs", _MEMORY_FLAGS, f"mode=755,size={_ROOT_BYTES}")
-            os.mkdir(self._place + _INNER_PLACE)
+            calls.mount("none", self.place, "tmpfs", _MEMORY_FLAGS, f"mode=755,size={_ROOT_BYTES}")
+            os.mkdir(self.place + _INNER_PLACE)
             self._is_mounted = True
         for mount, part in parts.items():
             self._add(mount, part, memory_bytes)
         self._mounts.update(new)
+        return new
 
     def move_in(self, *, network: bool, shares_memory: bool) -> None:
         """Make this the root. Raises OSError."""
@@ -65,7 +71,7 @@ class Root:
             calls.unshare(flags)
         for target in self._read_only:
             calls.set_mount_attributes(target, calls.MOUNT_READ_ONLY, recursive=False)
-        os.chdir(self._place)
+        os.chdir(self.place)
         calls.pivot_root(".", ".")  # the old root is now mounted over the new one
         calls.unmount(".")
         try:
@@ -74,7 +80,7 @@ class Root:
             os.chdir("/")
 
     def _add(self, mount: Mount, part: str | int | _New, memory_bytes: int) -> None:
-        target = self._place + mount.path
+        target = self.place + mount.path
         if isinstance(part, str):
             _make_folder(os.path.dirname(target))
             if not os.path.lexists(target):

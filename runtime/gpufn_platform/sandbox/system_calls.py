@@ -17,6 +17,7 @@ MS_RDONLY: Final = 1
 MS_NOSUID: Final = 2
 MS_NODEV: Final = 4
 MS_NOEXEC: Final = 8
+MS_REMOUNT: Final = 32
 MS_REC: Final = 0x4000
 MS_PRIVATE: Final = 1 << 18
 MNT_DETACH: Final = 2

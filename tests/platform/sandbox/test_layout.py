@@ -10,6 +10,7 @@ from gpufn_platform.sandbox.layout import Access, Kind, Mount
 
 HOME = "/var/lib/gpufn"
 NAMESPACE = NetworkNamespace("/run/netns/x", 7, "/run/resolv.conf", "/srv/run/resolv.conf")
+OWN = ["/dev/null", "/proc/7"]
 SANDBOX = Sandbox(
     shared=("/srv/python",), readable=(f"{HOME}/cache/a",), writable=(f"{HOME}/run/w/1/tmp",), hidden=(HOME,)
 )
@@ -82,9 +83,12 @@ def test_each_mount_comes_after_those_that_it_is_in() -> None:
 
 def test_all_mounts_of_a_template_that_its_workers_share_are_theirs_too() -> None:
     template = Sandbox(shared=SANDBOX.shared, writable=("/x",), gpus=True, is_template=True)
-    common = layout.common_mounts(template, ["null", "nvidia0"], 7)
-    assert Mount("/srv/python", Kind.READ_ONLY) in common
-    assert set(common) <= set(layout.mounts(SANDBOX, ["/dev/null", "/proc/7"]))
+    common = layout.common(template)
+    mounts, rules = layout.mounts(common, OWN), layout.rules(common, OWN, lambda _: [])
+    assert Mount("/srv/python", Kind.READ_ONLY) in mounts
+    assert ("/tmp", Access.ALL) in rules
+    assert set(mounts) <= set(layout.mounts(SANDBOX, OWN))
+    assert set(rules) <= set(layout.rules(SANDBOX, OWN, lambda _: []))
 
 
 @pytest.mark.parametrize(
