@@ -92,7 +92,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "model.onnx")
         write_model(file)
-        subprocess.run([sys.executable, "-m", "gpufn", "deploy", str(file), "--name", MODEL], check=True)
+        subprocess.run([sys.executable, "-m", "gpufn", "deploy", str(file), "--name", MODEL, "--replace"], check=True)
     asyncio.run(measure(urlsplit(os.environ["GPUFN_URL"]).netloc, gateway, options.calls, options.turns))
 
 

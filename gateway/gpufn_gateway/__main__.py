@@ -90,6 +90,7 @@ from gpufn_gateway.metrics.gpus import GpuSeries
 from gpufn_gateway.metrics.platform_series import PlatformSeries, ReportSeries
 from gpufn_gateway.metrics.telemetry import Telemetry
 from gpufn_gateway.oip.inference import Inference
+from gpufn_gateway.oip.shared_memory import regions as shared_memory
 from gpufn_gateway.protocols.client_files import ClientFiles
 from gpufn_gateway.protocols.live_items import LiveItems
 from gpufn_gateway.protocols.platform import Platform
@@ -105,6 +106,7 @@ from gpufn_gateway.routes.calls.invocations import InvocationRoutes
 from gpufn_gateway.routes.calls.invoke import Invoke
 from gpufn_gateway.routes.calls.maps import MapRoutes
 from gpufn_gateway.routes.calls.oip import OipRoutes
+from gpufn_gateway.routes.calls.shared_memory import SharedMemoryRoutes
 from gpufn_gateway.routes.calls.webhooks import WebhookRoutes
 from gpufn_gateway.routes.costs import CostRoutes
 from gpufn_gateway.routes.data import DataRoutes
@@ -322,6 +324,9 @@ class _Gateway:
             bus, services.buckets.usage, services.registry.teams, services.name, services.clock
         )
         self._addresses = AddressPolicy(services.settings.webhook_networks)
+        self._regions = shared_memory.allowed_by(services.settings)
+        if self._regions is not None:
+            registry.on_key_deleted.append(self._regions.forget)
         self._artifacts = Artifacts(bus)
         self._operations = Operations(Queues(bus), Dicts(services.buckets.dicts), services.storage_of_teams)
         self._team_uses = TeamUses(registry, self._quotas, services.storage_of_teams)
@@ -426,7 +431,7 @@ class _Gateway:
         ]
 
     def app(self) -> App:
-        inference = Inference(self._calls, self._invoke, self._readers.for_calls)
+        inference = Inference(self._calls, self._invoke, self._readers.for_calls, self._regions)
         rate = self._services.settings.max_requests_per_address
         return App(
             self._invoke,
@@ -483,7 +488,15 @@ class _Gateway:
             *SigningRoutes(TrustedKeys(buckets.signing, services.signatures, registry, clock), bodies).routes(),
             *ScheduleRoutes(services.schedules, self._calls, bodies).routes(),
             *EngineRoutes(Engines(bus, buckets, registry, clock), bodies).routes(),
-            *OipRoutes(registry, self._telemetry, self._why_not_ready, deploys=self._deploys, bodies=bodies).routes(),
+            *SharedMemoryRoutes(self._regions, access, bodies).routes(),
+            *OipRoutes(
+                registry,
+                self._telemetry,
+                self._why_not_ready,
+                deploys=self._deploys,
+                bodies=bodies,
+                shares_memory=self._regions is not None,
+            ).routes(),
             *AuditRoutes(self._audit).routes(),
             *HistoryRoutes(self._recorder, registry, clock).routes(),
             *TraceRoutes(None if self._traces is None else self._traces.store, registry).routes(),

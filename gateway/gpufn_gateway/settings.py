@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import ipaddress
 import os
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -20,6 +21,7 @@ from gpufn_platform.process.settings import SYNC, InvalidSetting, Sync, number, 
 from gpufn_platform.volume_store import address
 
 T = TypeVar("T")
+_OF_PLATFORM = "gpufn"  # names in shared memory that the platform uses itself
 _VARIABLES = {"grace_s": "GPUFN_GRACE"}  # shared with the agent
 
 
@@ -39,6 +41,9 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     max_streams: int = 1000  # GPUFN_MAX_STREAMS: WebSockets and gRPC streams of a team, or of a key without one
     max_connections_per_address: int = 4096  # GPUFN_MAX_CONNECTIONS_PER_ADDRESS: open at a time; beyond it, 503
     max_requests_per_address: float = 0.0  # GPUFN_MAX_REQUESTS_PER_ADDRESS: per second; beyond it, 429; 0: no bound
+    shared_memory_prefix: str = ""  # GPUFN_SHARED_MEMORY_PREFIX: how names in /dev/shm of tensors begin; empty: off
+    shared_memory_uid: int = -1  # GPUFN_SHARED_MEMORY_UID: the user of clients with shared memory; empty: the gateway's
+    shared_memory_networks: tuple[str, ...] = ()  # GPUFN_SHARED_MEMORY_NETWORKS: clients on this host, besides loopback
     body_timeout_s: float = 30.0  # GPUFN_BODY_TIMEOUT_S: time to receive a request body
     grace_s: float = GRACE_S  # GPUFN_GRACE: time that running calls get to finish at shutdown
     shutdown_timeout_s: float = 10.0  # GPUFN_SHUTDOWN_TIMEOUT_S: time that other requests get to finish at shutdown
@@ -141,6 +146,19 @@ def _token_ttl(text: str) -> float:
     return value
 
 
+def _shared_memory_prefix(text: str) -> str:
+    is_of_platform = text.startswith(_OF_PLATFORM) or _OF_PLATFORM.startswith(text)
+    if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]{3,63}", text) or is_of_platform:
+        raise ValueError(f"use 4 to 64 letters, digits, '.', '_' and '-', and do not begin with {_OF_PLATFORM!r}")
+    return text
+
+
+def _uid(text: str) -> int:
+    if not (text.isascii() and text.isdecimal() and len(text) <= 10):
+        raise ValueError("use the number of a user, as `id -u` prints it")
+    return int(text)
+
+
 def _networks(text: str) -> tuple[str, ...]:
     return tuple(str(ipaddress.ip_network(each.strip())) for each in text.split(","))
 
@@ -165,6 +183,9 @@ _PARSER_BY_FIELD: dict[str, Callable[[str], Any]] = {
     "oidc_issuer": _issuer,
     "oidc_jwks_url": _issuer,
     "port": _port,
+    "shared_memory_networks": _networks,
+    "shared_memory_prefix": _shared_memory_prefix,
+    "shared_memory_uid": _uid,
     "token_ttl_s": _token_ttl,
     "traces_ratio": _ratio,
     "traces_slow_s": functools.partial(number, "GPUFN_TRACES_SLOW_S"),

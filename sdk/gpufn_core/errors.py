@@ -193,7 +193,7 @@ class SecretNotFound(RequestError, code="secret_not_found"):
 
 
 class DataNotFound(RequestError, code="data_not_found"):
-    """There is no volume, dict, queue or stored value of this name."""
+    """There is no volume, dict, queue, stored value or region of shared memory of this name."""
 
 
 class SignerNotFound(RequestError, code="signer_not_found"):

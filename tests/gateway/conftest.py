@@ -35,11 +35,13 @@ from gpufn_gateway.metrics.gpus import GpuSeries
 from gpufn_gateway.metrics.platform_series import ReportSeries
 from gpufn_gateway.metrics.telemetry import Telemetry
 from gpufn_gateway.oip.inference import Inference
+from gpufn_gateway.oip.shared_memory.regions import Regions
 from gpufn_gateway.protocols.platform import Platform
 from gpufn_gateway.protocols.registration import installed
 from gpufn_gateway.routes.calls.invocations import InvocationRoutes
 from gpufn_gateway.routes.calls.invoke import Invoke
 from gpufn_gateway.routes.calls.oip import OipRoutes
+from gpufn_gateway.routes.calls.shared_memory import SharedMemoryRoutes
 from gpufn_gateway.routes.functions.functions import FunctionRoutes
 from gpufn_gateway.routes.operations import OperationRoutes
 from gpufn_gateway.store_sync import StoreSync
@@ -173,6 +175,7 @@ class Gateway:
         shared_bodies: GatewaySharedBodies | None = None,
         limit_bytes: int = CALL_LIMIT,
         address_rate: AddressRate | None = None,
+        regions: Regions | None = None,
     ) -> None:
         self.audit = Unaudited()
         self.clock = clock
@@ -234,14 +237,20 @@ class Gateway:
         routes = [
             *functions.routes(),
             *InvocationRoutes(submissions, self.registry).routes(),
+            *SharedMemoryRoutes(regions, self.access, bodies).routes(),
             *OipRoutes(
-                self.registry, self.telemetry, lambda: self.reason, deploys=stub_deploys, bodies=bodies
+                self.registry,
+                self.telemetry,
+                lambda: self.reason,
+                deploys=stub_deploys,
+                bodies=bodies,
+                shares_memory=regions is not None,
             ).routes(),
             *operations.routes(),
         ]
         self.app = App(
             self.invoke,
-            Inference(self.calls, self.invoke, call_bodies),
+            Inference(self.calls, self.invoke, call_bodies, regions),
             self.access,
             routes,
             StoreSync(None, waits=False),

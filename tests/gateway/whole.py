@@ -60,6 +60,7 @@ from gpufn_gateway.http.body_reader import BodyBudget, BodyReader
 from gpufn_gateway.maps.maps import Maps
 from gpufn_gateway.metrics.telemetry import Telemetry
 from gpufn_gateway.oip.inference import Inference
+from gpufn_gateway.oip.shared_memory import regions as shared_memory
 from gpufn_gateway.protocols.client_files import ClientFiles
 from gpufn_gateway.protocols.live_items import LiveItems
 from gpufn_gateway.protocols.platform import Platform
@@ -75,6 +76,7 @@ from gpufn_gateway.routes.calls.invocations import InvocationRoutes
 from gpufn_gateway.routes.calls.invoke import Invoke
 from gpufn_gateway.routes.calls.maps import MapRoutes
 from gpufn_gateway.routes.calls.oip import OipRoutes
+from gpufn_gateway.routes.calls.shared_memory import SharedMemoryRoutes
 from gpufn_gateway.routes.calls.webhooks import WebhookRoutes
 from gpufn_gateway.routes.costs import CostRoutes
 from gpufn_gateway.routes.data import DataRoutes
@@ -226,6 +228,7 @@ class Whole:
         self.window = Window(telemetry, self.registry.totals.all)
         tickets = Tickets(self.access, self.token_store, clock)
         pages = Pages(registry=self.registry, window=self.window, why_not_ready=self.registry.why_not_ready)
+        regions = shared_memory.allowed_by(settings or GatewaySettings())
         routes = [
             *FunctionRoutes(
                 bus=bus,
@@ -258,6 +261,7 @@ class Whole:
             *ArtifactRoutes(self.artifacts, ARTIFACT_LIMIT).routes(),
             *BuildRoutes(bus=bus, builds=self.builds, artifacts=self.artifacts, bodies=bodies).routes(),
             *EngineRoutes(Engines(bus, buckets, self.registry, self.clock), bodies).routes(),
+            *SharedMemoryRoutes(regions, self.access, bodies).routes(),
             *OipRoutes(
                 self.registry, telemetry, self.registry.why_not_ready, deploys=self.deploys, bodies=bodies
             ).routes(),
@@ -279,7 +283,7 @@ class Whole:
             ).routes(),
         ]
         invoke = Invoke(calls, submissions)
-        inference = Inference(calls, invoke, call_bodies)
+        inference = Inference(calls, invoke, call_bodies, regions)
         self.protocols = protocols = installed(
             Platform(
                 calls,

@@ -107,7 +107,7 @@ class Calls:
             discard_result=self._discard_copy,
         )
         self.registry.on_status = self._on_status
-        self.registry.on_key_deleted = self.quotas.forget
+        self.registry.on_key_deleted.append(self.quotas.forget)
 
     async def prepare(
         self,

@@ -51,7 +51,7 @@ _runner_report = msgspec.msgpack.Decoder(RunnerReport)
 
 
 class Registry:
-    """The callbacks are `on_status(status)`, `on_key_deleted(id)` and each of `on_runner_report(report)` and
+    """The callbacks are `on_status(status)` and each of `on_key_deleted(id)`, `on_runner_report(report)` and
     `on_deleted(name)`."""
 
     def __init__(self, clock: Clock, access: Access) -> None:
@@ -73,7 +73,7 @@ class Registry:
         self.totals.on_report = lambda report: self.trends.add_totals(report, clock.monotonic())
         self.on_status: Callable[[FunctionStatus], None] = lambda status: None
         self.on_runner_report: list[Callable[[RunnerReport], None]] = []
-        self.on_key_deleted: Callable[[str], None] = lambda key: None
+        self.on_key_deleted: list[Callable[[str], None]] = []
         self.on_deleted: list[Callable[[str], None]] = []
         self.loaded = False
         self._fence = Fence()
@@ -139,7 +139,7 @@ class Registry:
     def on_team(self, name: str, entry: Entry | None) -> None:
         if entry is None:
             self.teams.remove(name)
-            self.on_key_deleted(quota_id(name))
+            self._key_deleted(quota_id(name))
         else:
             self.teams.put(decode_team(entry.value))
         self._access.on_team(name)
@@ -154,9 +154,13 @@ class Registry:
     def on_key(self, key: str, entry: Entry | None) -> None:
         if entry is None:
             self._access.remove(key)
-            self.on_key_deleted(key)
+            self._key_deleted(key)
         else:
             self._access.put(decode_key(entry.value))
+
+    def _key_deleted(self, key: str) -> None:
+        for call in self.on_key_deleted:
+            call(key)
 
     def receive_controller_report(self, report: ControllerReport) -> None:
         now = self._clock.monotonic()

@@ -1,14 +1,14 @@
 """Open Inference Protocol V2: inference with models, and with functions that take arrays. The hot path is invoke's.
 
-The body is passed to the worker unchanged, and so is the response; neither is decoded here. The gateway reads only the
-header that says where the JSON ends and the tensors start. The version of a model is the number of a revision
-that gets calls: the serving one, or a revision of a split (`gpufn traffic`). Other revisions cannot be called.
+The body is passed to the worker unchanged, and so is the response; neither is decoded here, unless tensors are in
+shared memory. The gateway reads only the header that says where the JSON ends and the tensors start. The version of a
+model is the number of a revision that gets calls: the serving one, or a revision of a split (`gpufn traffic`). Other
+revisions cannot be called.
 """
 
 from __future__ import annotations
 
 import asyncio
-import functools
 import zlib
 from typing import Final
 
@@ -27,6 +27,9 @@ from gpufn_gateway.functions.registry import Registry
 from gpufn_gateway.functions.target import Target
 from gpufn_gateway.http.body_reader import Receive, Scope, Send
 from gpufn_gateway.http.responses import GPUFN_FORMAT
+from gpufn_gateway.oip.shared_memory.exchange import Exchange, Received
+from gpufn_gateway.oip.shared_memory.regions import Regions
+from gpufn_gateway.oip.shared_memory.responses import HEADER_LENGTH
 from gpufn_gateway.problems import Headers, Problem
 from gpufn_gateway.routes.calls.invoke import Invoke
 
@@ -34,7 +37,6 @@ PREFIX: Final = "/v2"
 _MODELS: Final = "/v2/models/"
 _INFER: Final = "/infer"
 _VERSIONS: Final = "/versions/"
-_HEADER_LENGTH: Final = b"inference-header-content-length"
 _GZIP_OR_ZLIB: Final = zlib.MAX_WBITS | 32
 _INLINE_BYTES: Final = 64 << 10  # larger bodies are decompressed in a thread, so that the event loop is not blocked
 
@@ -53,7 +55,7 @@ class _OipFormat:
         header_bytes = media.header_bytes(content_type)
         if header_bytes is None:
             return [(b"content-type", media.JSON.encode()), length]
-        return [(b"content-type", media.BYTES.encode()), (_HEADER_LENGTH, b"%d" % header_bytes), length]
+        return [(b"content-type", media.BYTES.encode()), (HEADER_LENGTH, b"%d" % header_bytes), length]
 
     def refusal(self, problem: Problem) -> tuple[int, Headers, bytes]:
         headers = [header for header in problem.headers() if header[0] != b"content-type"]
@@ -103,25 +105,35 @@ def model_error(error: FunctionNotFound, name: str, registry: Registry, principa
 
 
 class Inference:
-    def __init__(self, calls: Calls, invoke: Invoke, bodies: CallBodies) -> None:
+    """`regions`: the shared memory of clients, or None if the operator does not allow any."""
+
+    def __init__(self, calls: Calls, invoke: Invoke, bodies: CallBodies, regions: Regions | None = None) -> None:
         self._calls = calls
         self._invoke = invoke
         self._bodies = bodies
+        self._regions = regions
 
     async def serve(self, name: str, version: str, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve an inference request. Raises GpufnError before the response has started."""
         headers: dict[bytes, bytes] = dict(scope["headers"])
-        read = functools.partial(self._read, version)
+        exchange = Exchange(self._regions, self._calls.access, self._bodies, scope) if self._regions else None
+
+        async def read(_: str, target: Target, headers: dict[bytes, bytes], receive: Receive) -> Arguments:
+            received = await self._receive(version, target, headers, receive)
+            if exchange is not None:
+                received = await exchange.with_inputs(received)
+            return Arguments(media.tensors(received.head_bytes), media.TENSORS, received.body)
+
         try:
             call = await self._calls.prepare(name, headers, receive, read=read, revision=version)
         except FunctionNotFound as error:
             principal = self._calls.access.authenticate(headers)
             raise model_error(error, name, self._calls.registry, principal) from None
+        if exchange is not None:
+            send = exchange.sending(send)
         await self._invoke.respond(call, receive, send, OIP_FORMAT)
 
-    async def _read(
-        self, version: str, name: str, target: Target, headers: dict[bytes, bytes], receive: Receive
-    ) -> Arguments:
+    async def _receive(self, version: str, target: Target, headers: dict[bytes, bytes], receive: Receive) -> Received:
         check_is_model(target, version)
         encoding = headers.get(b"content-encoding", b"identity").lower()
         if encoding == b"identity":
@@ -130,12 +142,11 @@ class Inference:
             compressed = await self._bodies.read(headers, receive, may_share=False)
             decompressed = await self._decompress_body(compressed, encoding)
             body = self._bodies.wrap(decompressed, may_share=True)
-        length = headers.get(_HEADER_LENGTH)
+        length = headers.get(HEADER_LENGTH)
         if length is not None and not (length.isdigit() and len(length) < 18 and int(length) <= body.size):
             self._bodies.discard(body)
             raise InvalidInput("Inference-Header-Content-Length must be a length within the body.")
-        content_type = media.tensors(None if length is None else int(length))
-        return Arguments(content_type, media.TENSORS, body)
+        return Received(body, None if length is None else int(length))
 
     async def _decompress_body(self, body: bytes, encoding: bytes) -> bytes:
         if encoding not in (b"gzip", b"deflate"):

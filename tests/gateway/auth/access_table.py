@@ -59,6 +59,11 @@ RULES: Final[dict[str, Rule]] = {
         "401 401 yes    403    403    403    yes 403 403 yes",
         "401 401 yes    403    403    403    yes 403 403 yes",
     ),
+    "invoke regions": Rule(
+        "`invoke` for any function: a region belongs to the key that registered it, or to its team",
+        "401 401 yes    403    403    403    yes 403 403 yes",
+        "401 401 yes    403    403    403    yes 403 403 yes",
+    ),
     "invoke or read": Rule(
         "`invoke` or `read` for the function",
         "401 401 yes    yes    yes    403    yes yes yes yes",
@@ -277,6 +282,13 @@ ROUTES: Final[dict[str, str]] = {
     "POST /v2/repository/index": "invoke or read, listed",
     "POST /v2/repository/models/{model}/load": "deploy",
     "POST /v2/repository/models/{model}/unload": "deploy",
+    "GET /v2/systemsharedmemory/status": "invoke regions",
+    "GET /v2/systemsharedmemory/region/{region}/status": "invoke regions",
+    "POST /v2/systemsharedmemory/region/{region}/register": "invoke regions",
+    "POST /v2/systemsharedmemory/region/{region}/unregister": "invoke regions",
+    "POST /v2/systemsharedmemory/unregister": "invoke regions",
+    "GET /v2/cudasharedmemory/status": "key",
+    "POST /v2/cudasharedmemory/unregister": "key",
     f"POST {_MODEL}/infer": "invoke",
     f"POST {_VERSION}/infer": "invoke",
     f"GET {_MODEL}": "invoke or read",
@@ -348,7 +360,6 @@ UNSUPPORTED: Final = (
         for path in (
             "/v2/logging",
             "/v2/trace/{rest}",
-            "/v2/systemsharedmemory/{rest}",
             "/v2/cudasharedmemory/{rest}",
             "/v2/tpusharedmemory/{rest}",
             f"{_MODEL}/trace/setting",

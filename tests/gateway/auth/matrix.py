@@ -52,6 +52,8 @@ _ALSO: Final[dict[str, tuple[int, str]]] = {
     "GET /v1/functions/{fn}/exec": (426, "bad_request"),  # it is a WebSocket
     "POST /v1/functions/{fn}/profile": (503, "capacity"),  # there is no worker
     "POST /v1/functions/{fn}/lease": (409, "conflict"),  # the function is permanent
+    "GET /v2/systemsharedmemory/region/{region}/status": (404, "model_not_found"),  # nobody has registered one
+    "POST /v2/systemsharedmemory/region/{region}/register": (422, "model_not_found"),  # the body names no memory
 }
 
 
@@ -244,7 +246,7 @@ class Matrix:
         values = {
             "fn": side.doomed if route == "DELETE /v1/functions/{fn}" else side.function,
             "model": side.model, "env": env, "app": app_, "number": "1", "version": "1", "first": "0",
-            "rest": "x", "name": _SIGNER if "signing" in path else _SECRET, "team": _TEAM,
+            "rest": "x", "region": "r", "name": _SIGNER if "signing" in path else _SECRET, "team": _TEAM,
             "id": self._id(route, side, principal),
             "digest": digest_of(_ONNX) if "artifacts" in path or "volumes" in path else DIGEST,
             **dict.fromkeys(("volume", "queue", "dict"), side.function),

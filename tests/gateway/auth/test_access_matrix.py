@@ -12,6 +12,7 @@ import click
 from gpufn.cli import app
 from gpufn_core.home import Home
 from gpufn_core.spec.naming.patterns import matches
+from gpufn_gateway.settings import GatewaySettings
 from gpufn_platform.secrets.master_key import MasterKey
 from tests.gateway.auth.access_table import COMMANDS, IN_PROTOCOL_TESTS, PATTERN, PRINCIPALS, ROUTES, RULES
 from tests.gateway.auth.matrix import Matrix, objects, served
@@ -50,7 +51,9 @@ async def test_every_route_for_every_kind_of_key(nats: Any, tmp_path: Path) -> N
     assert (matches(PATTERN, own.function), matches(PATTERN, foreign.function)) == (True, False)
     master_key = MasterKey.from_env({}, Home(tmp_path))
     master_key.create_file()
-    async with gateway_on(nats, master_key=master_key, history=tmp_path / "history") as gateway:
+    settings = GatewaySettings(shared_memory_prefix="access-matrix-")
+    history = tmp_path / "history"
+    async with gateway_on(nats, master_key=master_key, history=history, settings=settings) as gateway:
         matrix = Matrix(gateway, own, foreign)
         await matrix.prepare()
         differences: list[str] = []

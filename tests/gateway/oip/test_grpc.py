@@ -349,8 +349,13 @@ def test_the_messages_have_tritons_fields() -> None:
         **model_config_pb2.DESCRIPTOR.message_types_by_name,
     }
     ours = messages.DESCRIPTOR.message_types_by_name
-    requests = {f"Model{name}Request": ours["ModelRequest"] for name in ("Ready", "Metadata", "Config", "Statistics")}
-    pairs = [(theirs[name], message) for name, message in (dict(ours) | requests).items() if name != "ModelRequest"]
+    shared = {f"Model{name}Request": "ModelRequest" for name in ("Ready", "Metadata", "Config", "Statistics")}
+    shared |= {f"RepositoryModel{name}Request": "RepositoryModelRequest" for name in ("Load", "Unload")}
+    for memory in ("System", "Cuda"):
+        shared |= {f"{memory}SharedMemory{name}Request": "RegionRequest" for name in ("Status", "Unregister")}
+    own = {name: message for name, message in ours.items() if name not in {*shared.values(), "Empty"}}
+    requests = {theirs_name: ours[name] for theirs_name, name in shared.items()}
+    pairs = [(theirs[name], message) for name, message in (own | requests).items()]
     checked = 0
     while pairs:
         their, our = pairs.pop()

@@ -199,7 +199,6 @@ async def test_the_server_says_what_it_can(models: Any) -> None:
 @pytest.mark.parametrize(
     ("path", "extension"),
     [
-        ("/v2/systemsharedmemory/status", "systemsharedmemory"),
         ("/v2/cudasharedmemory/region/r/register", "cudasharedmemory"),
         ("/v2/logging", "logging"),
         ("/v2/trace/setting", "trace"),

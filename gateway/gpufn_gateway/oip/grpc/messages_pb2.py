@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%gpufn_gateway/oip/grpc/messages.proto\x12\tgpufn.oip\"\"\n\x12ServerLiveResponse\x12\x0c\n\x04live\x18\x01 \x01(\x08\"$\n\x13ServerReadyResponse\x12\r\n\x05ready\x18\x01 \x01(\x08\"#\n\x12ModelReadyResponse\x12\r\n\x05ready\x18\x01 \x01(\x08\"K\n\x16ServerMetadataResponse\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x12\n\nextensions\x18\x03 \x03(\t\"-\n\x0cModelRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\"\x8d\x02\n\x15ModelMetadataResponse\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08versions\x18\x02 \x03(\t\x12\x10\n\x08platform\x18\x03 \x01(\t\x12?\n\x06inputs\x18\x04 \x03(\x0b\x32/.gpufn.oip.ModelMetadataResponse.TensorMetadata\x12@\n\x07outputs\x18\x05 \x03(\x0b\x32/.gpufn.oip.ModelMetadataResponse.TensorMetadata\x1a?\n\x0eTensorMetadata\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08\x64\x61tatype\x18\x02 \x01(\t\x12\r\n\x05shape\x18\x03 \x03(\x03\"\x99\x01\n\x0eInferParameter\x12\x14\n\nbool_param\x18\x01 \x01(\x08H\x00\x12\x15\n\x0bint64_param\x18\x02 \x01(\x03H\x00\x12\x16\n\x0cstring_param\x18\x03 \x01(\tH\x00\x12\x16\n\x0c\x64ouble_param\x18\x04 \x01(\x01H\x00\x12\x16\n\x0cuint64_param\x18\x05 \x01(\x04H\x00\x42\x12\n\x10parameter_choice\"\xd0\x01\n\x13InferTensorContents\x12\x15\n\rbool_contents\x18\x01 \x03(\x08\x12\x14\n\x0cint_contents\x18\x02 \x03(\x05\x12\x16\n\x0eint64_contents\x18\x03 \x03(\x03\x12\x15\n\ruint_contents\x18\x04 \x03(\r\x12\x17\n\x0fuint64_contents\x18\x05 \x03(\x04\x12\x15\n\rfp32_contents\x18\x06 \x03(\x02\x12\x15\n\rfp64_contents\x18\x07 \x03(\x01\x12\x16\n\x0e\x62ytes_contents\x18\x08 \x03(\x0c\"\xee\x06\n\x11ModelInferRequest\x12\x12\n\nmodel_name\x18\x01 \x01(\t\x12\x15\n\rmodel_version\x18\x02 \x01(\t\x12\n\n\x02id\x18\x03 \x01(\t\x12@\n\nparameters\x18\x04 \x03(\x0b\x32,.gpufn.oip.ModelInferRequest.ParametersEntry\x12=\n\x06inputs\x18\x05 \x03(\x0b\x32-.gpufn.oip.ModelInferRequest.InferInputTensor\x12H\n\x07outputs\x18\x06 \x03(\x0b\x32\x37.gpufn.oip.ModelInferRequest.InferRequestedOutputTensor\x12\x1a\n\x12raw_input_contents\x18\x07 \x03(\x0c\x1a\x94\x02\n\x10InferInputTensor\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08\x64\x61tatype\x18\x02 \x01(\t\x12\r\n\x05shape\x18\x03 \x03(\x03\x12Q\n\nparameters\x18\x04 \x03(\x0b\x32=.gpufn.oip.ModelInferRequest.InferInputTensor.ParametersEntry\x12\x30\n\x08\x63ontents\x18\x05 \x01(\x0b\x32\x1e.gpufn.oip.InferTensorContents\x1aL\n\x0fParametersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12(\n\x05value\x18\x02 \x01(\x0b\x32\x19.gpufn.oip.InferParameter:\x02\x38\x01\x1a\xd5\x01\n\x1aInferRequestedOutputTensor\x12\x0c\n\x04name\x18\x01 \x01(\t\x12[\n\nparameters\x18\x02 \x03(\x0b\x32G.gpufn.oip.ModelInferRequest.InferRequestedOutputTensor.ParametersEntry\x1aL\n\x0fParametersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12(\n\x05value\x18\x02 \x01(\x0b\x32\x19.gpufn.oip.InferParameter:\x02\x38\x01\x1aL\n\x0fParametersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12(\n\x05value\x18\x02 \x01(\x0b\x32\x19.gpufn.oip.InferParameter:\x02\x38\x01\"\xee\x01\n\x12ModelInferResponse\x12\x12\n\nmodel_name\x18\x01 \x01(\t\x12\x15\n\rmodel_version\x18\x02 \x01(\t\x12\n\n\x02id\x18\x03 \x01(\t\x12@\n\x07outputs\x18\x05 \x03(\x0b\x32/.gpufn.oip.ModelInferResponse.InferOutputTensor\x12\x1b\n\x13raw_output_contents\x18\x06 \x03(\x0c\x1a\x42\n\x11InferOutputTensor\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08\x64\x61tatype\x18\x02 \x01(\t\x12\r\n\x05shape\x18\x03 \x03(\x03\"h\n\x18ModelStreamInferResponse\x12\x15\n\rerror_message\x18\x01 \x01(\t\x12\x35\n\x0einfer_response\x18\x02 \x01(\x0b\x32\x1d.gpufn.oip.ModelInferResponse\"b\n\nModelInput\x12\x0c\n\x04name\x18\x01 \x01(\t\x12&\n\tdata_type\x18\x02 \x01(\x0e\x32\x13.gpufn.oip.DataType\x12\x0c\n\x04\x64ims\x18\x04 \x03(\x03\x12\x10\n\x08optional\x18\x08 \x01(\x08\"Q\n\x0bModelOutput\x12\x0c\n\x04name\x18\x01 \x01(\t\x12&\n\tdata_type\x18\x02 \x01(\x0e\x32\x13.gpufn.oip.DataType\x12\x0c\n\x04\x64ims\x18\x03 \x03(\x03\"Z\n\x14ModelDynamicBatching\x12\x1c\n\x14preferred_batch_size\x18\x01 \x03(\x05\x12$\n\x1cmax_queue_delay_microseconds\x18\x02 \x01(\x04\"\xdf\x01\n\x0bModelConfig\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08platform\x18\x02 \x01(\t\x12\x16\n\x0emax_batch_size\x18\x04 \x01(\x05\x12$\n\x05input\x18\x05 \x03(\x0b\x32\x15.gpufn.oip.ModelInput\x12&\n\x06output\x18\x06 \x03(\x0b\x32\x16.gpufn.oip.ModelOutput\x12\x39\n\x10\x64ynamic_batching\x18\x0b \x01(\x0b\x32\x1f.gpufn.oip.ModelDynamicBatching\x12\x0f\n\x07\x62\x61\x63kend\x18\x11 \x01(\t\"=\n\x13ModelConfigResponse\x12&\n\x06\x63onfig\x18\x01 \x01(\x0b\x32\x16.gpufn.oip.ModelConfig\".\n\x11StatisticDuration\x12\r\n\x05\x63ount\x18\x01 \x01(\x04\x12\n\n\x02ns\x18\x02 \x01(\x04\"\xce\x01\n\x0fInferStatistics\x12-\n\x07success\x18\x01 \x01(\x0b\x32\x1c.gpufn.oip.StatisticDuration\x12*\n\x04\x66\x61il\x18\x02 \x01(\x0b\x32\x1c.gpufn.oip.StatisticDuration\x12+\n\x05queue\x18\x03 \x01(\x0b\x32\x1c.gpufn.oip.StatisticDuration\x12\x33\n\rcompute_infer\x18\x05 \x01(\x0b\x32\x1c.gpufn.oip.StatisticDuration\"~\n\x0fModelStatistics\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x17\n\x0finference_count\x18\x04 \x01(\x04\x12\x33\n\x0finference_stats\x18\x06 \x01(\x0b\x32\x1a.gpufn.oip.InferStatistics\"J\n\x17ModelStatisticsResponse\x12/\n\x0bmodel_stats\x18\x01 \x03(\x0b\x32\x1a.gpufn.oip.ModelStatistics\"\xa4\x01\n\x17RepositoryIndexResponse\x12=\n\x06models\x18\x01 \x03(\x0b\x32-.gpufn.oip.RepositoryIndexResponse.ModelIndex\x1aJ\n\nModelIndex\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\r\n\x05state\x18\x03 \x01(\t\x12\x0e\n\x06reason\x18\x04 \x01(\t*\xfa\x01\n\x08\x44\x61taType\x12\x10\n\x0cTYPE_INVALID\x10\x00\x12\r\n\tTYPE_BOOL\x10\x01\x12\x0e\n\nTYPE_UINT8\x10\x02\x12\x0f\n\x0bTYPE_UINT16\x10\x03\x12\x0f\n\x0bTYPE_UINT32\x10\x04\x12\x0f\n\x0bTYPE_UINT64\x10\x05\x12\r\n\tTYPE_INT8\x10\x06\x12\x0e\n\nTYPE_INT16\x10\x07\x12\x0e\n\nTYPE_INT32\x10\x08\x12\x0e\n\nTYPE_INT64\x10\t\x12\r\n\tTYPE_FP16\x10\n\x12\r\n\tTYPE_FP32\x10\x0b\x12\r\n\tTYPE_FP64\x10\x0c\x12\x0f\n\x0bTYPE_STRING\x10\r\x12\r\n\tTYPE_BF16\x10\x0e\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%gpufn_gateway/oip/grpc/messages.proto\x12\tgpufn.oip\"\"\n\x12ServerLiveResponse\x12\x0c\n\x04live\x18\x01 \x01(\x08\"$\n\x13ServerReadyResponse\x12\r\n\x05ready\x18\x01 \x01(\x08\"#\n\x12ModelReadyResponse\x12\r\n\x05ready\x18\x01 \x01(\x08\"K\n\x16ServerMetadataResponse\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x12\n\nextensions\x18\x03 \x03(\t\"-\n\x0cModelRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\"\x8d\x02\n\x15ModelMetadataResponse\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08versions\x18\x02 \x03(\t\x12\x10\n\x08platform\x18\x03 \x01(\t\x12?\n\x06inputs\x18\x04 \x03(\x0b\x32/.gpufn.oip.ModelMetadataResponse.TensorMetadata\x12@\n\x07outputs\x18\x05 \x03(\x0b\x32/.gpufn.oip.ModelMetadataResponse.TensorMetadata\x1a?\n\x0eTensorMetadata\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08\x64\x61tatype\x18\x02 \x01(\t\x12\r\n\x05shape\x18\x03 \x03(\x03\"\x99\x01\n\x0eInferParameter\x12\x14\n\nbool_param\x18\x01 \x01(\x08H\x00\x12\x15\n\x0bint64_param\x18\x02 \x01(\x03H\x00\x12\x16\n\x0cstring_param\x18\x03 \x01(\tH\x00\x12\x16\n\x0c\x64ouble_param\x18\x04 \x01(\x01H\x00\x12\x16\n\x0cuint64_param\x18\x05 \x01(\x04H\x00\x42\x12\n\x10parameter_choice\"\xd0\x01\n\x13InferTensorContents\x12\x15\n\rbool_contents\x18\x01 \x03(\x08\x12\x14\n\x0cint_contents\x18\x02 \x03(\x05\x12\x16\n\x0eint64_contents\x18\x03 \x03(\x03\x12\x15\n\ruint_contents\x18\x04 \x03(\r\x12\x17\n\x0fuint64_contents\x18\x05 \x03(\x04\x12\x15\n\rfp32_contents\x18\x06 \x03(\x02\x12\x15\n\rfp64_contents\x18\x07 \x03(\x01\x12\x16\n\x0e\x62ytes_contents\x18\x08 \x03(\x0c\"\xee\x06\n\x11ModelInferRequest\x12\x12\n\nmodel_name\x18\x01 \x01(\t\x12\x15\n\rmodel_version\x18\x02 \x01(\t\x12\n\n\x02id\x18\x03 \x01(\t\x12@\n\nparameters\x18\x04 \x03(\x0b\x32,.gpufn.oip.ModelInferRequest.ParametersEntry\x12=\n\x06inputs\x18\x05 \x03(\x0b\x32-.gpufn.oip.ModelInferRequest.InferInputTensor\x12H\n\x07outputs\x18\x06 \x03(\x0b\x32\x37.gpufn.oip.ModelInferRequest.InferRequestedOutputTensor\x12\x1a\n\x12raw_input_contents\x18\x07 \x03(\x0c\x1a\x94\x02\n\x10InferInputTensor\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08\x64\x61tatype\x18\x02 \x01(\t\x12\r\n\x05shape\x18\x03 \x03(\x03\x12Q\n\nparameters\x18\x04 \x03(\x0b\x32=.gpufn.oip.ModelInferRequest.InferInputTensor.ParametersEntry\x12\x30\n\x08\x63ontents\x18\x05 \x01(\x0b\x32\x1e.gpufn.oip.InferTensorContents\x1aL\n\x0fParametersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12(\n\x05value\x18\x02 \x01(\x0b\x32\x19.gpufn.oip.InferParameter:\x02\x38\x01\x1a\xd5\x01\n\x1aInferRequestedOutputTensor\x12\x0c\n\x04name\x18\x01 \x01(\t\x12[\n\nparameters\x18\x02 \x03(\x0b\x32G.gpufn.oip.ModelInferRequest.InferRequestedOutputTensor.ParametersEntry\x1aL\n\x0fParametersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12(\n\x05value\x18\x02 \x01(\x0b\x32\x19.gpufn.oip.InferParameter:\x02\x38\x01\x1aL\n\x0fParametersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12(\n\x05value\x18\x02 \x01(\x0b\x32\x19.gpufn.oip.InferParameter:\x02\x38\x01\"\x92\x03\n\x12ModelInferResponse\x12\x12\n\nmodel_name\x18\x01 \x01(\t\x12\x15\n\rmodel_version\x18\x02 \x01(\t\x12\n\n\x02id\x18\x03 \x01(\t\x12@\n\x07outputs\x18\x05 \x03(\x0b\x32/.gpufn.oip.ModelInferResponse.InferOutputTensor\x12\x1b\n\x13raw_output_contents\x18\x06 \x03(\x0c\x1a\xe5\x01\n\x11InferOutputTensor\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08\x64\x61tatype\x18\x02 \x01(\t\x12\r\n\x05shape\x18\x03 \x03(\x03\x12S\n\nparameters\x18\x04 \x03(\x0b\x32?.gpufn.oip.ModelInferResponse.InferOutputTensor.ParametersEntry\x1aL\n\x0fParametersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12(\n\x05value\x18\x02 \x01(\x0b\x32\x19.gpufn.oip.InferParameter:\x02\x38\x01\"h\n\x18ModelStreamInferResponse\x12\x15\n\rerror_message\x18\x01 \x01(\t\x12\x35\n\x0einfer_response\x18\x02 \x01(\x0b\x32\x1d.gpufn.oip.ModelInferResponse\"b\n\nModelInput\x12\x0c\n\x04name\x18\x01 \x01(\t\x12&\n\tdata_type\x18\x02 \x01(\x0e\x32\x13.gpufn.oip.DataType\x12\x0c\n\x04\x64ims\x18\x04 \x03(\x03\x12\x10\n\x08optional\x18\x08 \x01(\x08\"Q\n\x0bModelOutput\x12\x0c\n\x04name\x18\x01 \x01(\t\x12&\n\tdata_type\x18\x02 \x01(\x0e\x32\x13.gpufn.oip.DataType\x12\x0c\n\x04\x64ims\x18\x03 \x03(\x03\"Z\n\x14ModelDynamicBatching\x12\x1c\n\x14preferred_batch_size\x18\x01 \x03(\x05\x12$\n\x1cmax_queue_delay_microseconds\x18\x02 \x01(\x04\"\xdf\x01\n\x0bModelConfig\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08platform\x18\x02 \x01(\t\x12\x16\n\x0emax_batch_size\x18\x04 \x01(\x05\x12$\n\x05input\x18\x05 \x03(\x0b\x32\x15.gpufn.oip.ModelInput\x12&\n\x06output\x18\x06 \x03(\x0b\x32\x16.gpufn.oip.ModelOutput\x12\x39\n\x10\x64ynamic_batching\x18\x0b \x01(\x0b\x32\x1f.gpufn.oip.ModelDynamicBatching\x12\x0f\n\x07\x62\x61\x63kend\x18\x11 \x01(\t\"=\n\x13ModelConfigResponse\x12&\n\x06\x63onfig\x18\x01 \x01(\x0b\x32\x16.gpufn.oip.ModelConfig\".\n\x11StatisticDuration\x12\r\n\x05\x63ount\x18\x01 \x01(\x04\x12\n\n\x02ns\x18\x02 \x01(\x04\"\xce\x01\n\x0fInferStatistics\x12-\n\x07success\x18\x01 \x01(\x0b\x32\x1c.gpufn.oip.StatisticDuration\x12*\n\x04\x66\x61il\x18\x02 \x01(\x0b\x32\x1c.gpufn.oip.StatisticDuration\x12+\n\x05queue\x18\x03 \x01(\x0b\x32\x1c.gpufn.oip.StatisticDuration\x12\x33\n\rcompute_infer\x18\x05 \x01(\x0b\x32\x1c.gpufn.oip.StatisticDuration\"~\n\x0fModelStatistics\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x17\n\x0finference_count\x18\x04 \x01(\x04\x12\x33\n\x0finference_stats\x18\x06 \x01(\x0b\x32\x1a.gpufn.oip.InferStatistics\"J\n\x17ModelStatisticsResponse\x12/\n\x0bmodel_stats\x18\x01 \x03(\x0b\x32\x1a.gpufn.oip.ModelStatistics\"\xa4\x01\n\x17RepositoryIndexResponse\x12=\n\x06models\x18\x01 \x03(\x0b\x32-.gpufn.oip.RepositoryIndexResponse.ModelIndex\x1aJ\n\nModelIndex\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\r\n\x05state\x18\x03 \x01(\t\x12\x0e\n\x06reason\x18\x04 \x01(\t\"\x1d\n\rRegionRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"\xa5\x02\n SystemSharedMemoryStatusResponse\x12I\n\x07regions\x18\x01 \x03(\x0b\x32\x38.gpufn.oip.SystemSharedMemoryStatusResponse.RegionsEntry\x1aL\n\x0cRegionStatus\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0b\n\x03key\x18\x02 \x01(\t\x12\x0e\n\x06offset\x18\x03 \x01(\x04\x12\x11\n\tbyte_size\x18\x04 \x01(\x04\x1ah\n\x0cRegionsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12G\n\x05value\x18\x02 \x01(\x0b\x32\x38.gpufn.oip.SystemSharedMemoryStatusResponse.RegionStatus:\x02\x38\x01\"a\n!SystemSharedMemoryRegisterRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0b\n\x03key\x18\x02 \x01(\t\x12\x0e\n\x06offset\x18\x03 \x01(\x04\x12\x11\n\tbyte_size\x18\x04 \x01(\x04\"\x8a\x01\n\x18ModelRepositoryParameter\x12\x14\n\nbool_param\x18\x01 \x01(\x08H\x00\x12\x15\n\x0bint64_param\x18\x02 \x01(\x03H\x00\x12\x16\n\x0cstring_param\x18\x03 \x01(\tH\x00\x12\x15\n\x0b\x62ytes_param\x18\x04 \x01(\x0cH\x00\x42\x12\n\x10parameter_choice\"\xe4\x01\n\x16RepositoryModelRequest\x12\x17\n\x0frepository_name\x18\x01 \x01(\t\x12\x12\n\nmodel_name\x18\x02 \x01(\t\x12\x45\n\nparameters\x18\x03 \x03(\x0b\x32\x31.gpufn.oip.RepositoryModelRequest.ParametersEntry\x1aV\n\x0fParametersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\x32\n\x05value\x18\x02 \x01(\x0b\x32#.gpufn.oip.ModelRepositoryParameter:\x02\x38\x01\"\x07\n\x05\x45mpty*\xfa\x01\n\x08\x44\x61taType\x12\x10\n\x0cTYPE_INVALID\x10\x00\x12\r\n\tTYPE_BOOL\x10\x01\x12\x0e\n\nTYPE_UINT8\x10\x02\x12\x0f\n\x0bTYPE_UINT16\x10\x03\x12\x0f\n\x0bTYPE_UINT32\x10\x04\x12\x0f\n\x0bTYPE_UINT64\x10\x05\x12\r\n\tTYPE_INT8\x10\x06\x12\x0e\n\nTYPE_INT16\x10\x07\x12\x0e\n\nTYPE_INT32\x10\x08\x12\x0e\n\nTYPE_INT64\x10\t\x12\r\n\tTYPE_FP16\x10\n\x12\r\n\tTYPE_FP32\x10\x0b\x12\r\n\tTYPE_FP64\x10\x0c\x12\x0f\n\x0bTYPE_STRING\x10\r\x12\r\n\tTYPE_BF16\x10\x0e\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,8 +37,14 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_MODELINFERREQUEST_INFERREQUESTEDOUTPUTTENSOR_PARAMETERSENTRY']._serialized_options = b'8\001'
   _globals['_MODELINFERREQUEST_PARAMETERSENTRY']._loaded_options = None
   _globals['_MODELINFERREQUEST_PARAMETERSENTRY']._serialized_options = b'8\001'
-  _globals['_DATATYPE']._serialized_start=3347
-  _globals['_DATATYPE']._serialized_end=3597
+  _globals['_MODELINFERRESPONSE_INFEROUTPUTTENSOR_PARAMETERSENTRY']._loaded_options = None
+  _globals['_MODELINFERRESPONSE_INFEROUTPUTTENSOR_PARAMETERSENTRY']._serialized_options = b'8\001'
+  _globals['_SYSTEMSHAREDMEMORYSTATUSRESPONSE_REGIONSENTRY']._loaded_options = None
+  _globals['_SYSTEMSHAREDMEMORYSTATUSRESPONSE_REGIONSENTRY']._serialized_options = b'8\001'
+  _globals['_REPOSITORYMODELREQUEST_PARAMETERSENTRY']._loaded_options = None
+  _globals['_REPOSITORYMODELREQUEST_PARAMETERSENTRY']._serialized_options = b'8\001'
+  _globals['_DATATYPE']._serialized_start=4318
+  _globals['_DATATYPE']._serialized_end=4568
   _globals['_SERVERLIVERESPONSE']._serialized_start=52
   _globals['_SERVERLIVERESPONSE']._serialized_end=86
   _globals['_SERVERREADYRESPONSE']._serialized_start=88
@@ -70,31 +76,51 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_MODELINFERREQUEST_PARAMETERSENTRY']._serialized_start=1435
   _globals['_MODELINFERREQUEST_PARAMETERSENTRY']._serialized_end=1511
   _globals['_MODELINFERRESPONSE']._serialized_start=1808
-  _globals['_MODELINFERRESPONSE']._serialized_end=2046
-  _globals['_MODELINFERRESPONSE_INFEROUTPUTTENSOR']._serialized_start=1980
-  _globals['_MODELINFERRESPONSE_INFEROUTPUTTENSOR']._serialized_end=2046
-  _globals['_MODELSTREAMINFERRESPONSE']._serialized_start=2048
-  _globals['_MODELSTREAMINFERRESPONSE']._serialized_end=2152
-  _globals['_MODELINPUT']._serialized_start=2154
-  _globals['_MODELINPUT']._serialized_end=2252
-  _globals['_MODELOUTPUT']._serialized_start=2254
-  _globals['_MODELOUTPUT']._serialized_end=2335
-  _globals['_MODELDYNAMICBATCHING']._serialized_start=2337
-  _globals['_MODELDYNAMICBATCHING']._serialized_end=2427
-  _globals['_MODELCONFIG']._serialized_start=2430
-  _globals['_MODELCONFIG']._serialized_end=2653
-  _globals['_MODELCONFIGRESPONSE']._serialized_start=2655
-  _globals['_MODELCONFIGRESPONSE']._serialized_end=2716
-  _globals['_STATISTICDURATION']._serialized_start=2718
-  _globals['_STATISTICDURATION']._serialized_end=2764
-  _globals['_INFERSTATISTICS']._serialized_start=2767
-  _globals['_INFERSTATISTICS']._serialized_end=2973
-  _globals['_MODELSTATISTICS']._serialized_start=2975
-  _globals['_MODELSTATISTICS']._serialized_end=3101
-  _globals['_MODELSTATISTICSRESPONSE']._serialized_start=3103
-  _globals['_MODELSTATISTICSRESPONSE']._serialized_end=3177
-  _globals['_REPOSITORYINDEXRESPONSE']._serialized_start=3180
-  _globals['_REPOSITORYINDEXRESPONSE']._serialized_end=3344
-  _globals['_REPOSITORYINDEXRESPONSE_MODELINDEX']._serialized_start=3270
-  _globals['_REPOSITORYINDEXRESPONSE_MODELINDEX']._serialized_end=3344
+  _globals['_MODELINFERRESPONSE']._serialized_end=2210
+  _globals['_MODELINFERRESPONSE_INFEROUTPUTTENSOR']._serialized_start=1981
+  _globals['_MODELINFERRESPONSE_INFEROUTPUTTENSOR']._serialized_end=2210
+  _globals['_MODELINFERRESPONSE_INFEROUTPUTTENSOR_PARAMETERSENTRY']._serialized_start=1435
+  _globals['_MODELINFERRESPONSE_INFEROUTPUTTENSOR_PARAMETERSENTRY']._serialized_end=1511
+  _globals['_MODELSTREAMINFERRESPONSE']._serialized_start=2212
+  _globals['_MODELSTREAMINFERRESPONSE']._serialized_end=2316
+  _globals['_MODELINPUT']._serialized_start=2318
+  _globals['_MODELINPUT']._serialized_end=2416
+  _globals['_MODELOUTPUT']._serialized_start=2418
+  _globals['_MODELOUTPUT']._serialized_end=2499
+  _globals['_MODELDYNAMICBATCHING']._serialized_start=2501
+  _globals['_MODELDYNAMICBATCHING']._serialized_end=2591
+  _globals['_MODELCONFIG']._serialized_start=2594
+  _globals['_MODELCONFIG']._serialized_end=2817
+  _globals['_MODELCONFIGRESPONSE']._serialized_start=2819
+  _globals['_MODELCONFIGRESPONSE']._serialized_end=2880
+  _globals['_STATISTICDURATION']._serialized_start=2882
+  _globals['_STATISTICDURATION']._serialized_end=2928
+  _globals['_INFERSTATISTICS']._serialized_start=2931
+  _globals['_INFERSTATISTICS']._serialized_end=3137
+  _globals['_MODELSTATISTICS']._serialized_start=3139
+  _globals['_MODELSTATISTICS']._serialized_end=3265
+  _globals['_MODELSTATISTICSRESPONSE']._serialized_start=3267
+  _globals['_MODELSTATISTICSRESPONSE']._serialized_end=3341
+  _globals['_REPOSITORYINDEXRESPONSE']._serialized_start=3344
+  _globals['_REPOSITORYINDEXRESPONSE']._serialized_end=3508
+  _globals['_REPOSITORYINDEXRESPONSE_MODELINDEX']._serialized_start=3434
+  _globals['_REPOSITORYINDEXRESPONSE_MODELINDEX']._serialized_end=3508
+  _globals['_REGIONREQUEST']._serialized_start=3510
+  _globals['_REGIONREQUEST']._serialized_end=3539
+  _globals['_SYSTEMSHAREDMEMORYSTATUSRESPONSE']._serialized_start=3542
+  _globals['_SYSTEMSHAREDMEMORYSTATUSRESPONSE']._serialized_end=3835
+  _globals['_SYSTEMSHAREDMEMORYSTATUSRESPONSE_REGIONSTATUS']._serialized_start=3653
+  _globals['_SYSTEMSHAREDMEMORYSTATUSRESPONSE_REGIONSTATUS']._serialized_end=3729
+  _globals['_SYSTEMSHAREDMEMORYSTATUSRESPONSE_REGIONSENTRY']._serialized_start=3731
+  _globals['_SYSTEMSHAREDMEMORYSTATUSRESPONSE_REGIONSENTRY']._serialized_end=3835
+  _globals['_SYSTEMSHAREDMEMORYREGISTERREQUEST']._serialized_start=3837
+  _globals['_SYSTEMSHAREDMEMORYREGISTERREQUEST']._serialized_end=3934
+  _globals['_MODELREPOSITORYPARAMETER']._serialized_start=3937
+  _globals['_MODELREPOSITORYPARAMETER']._serialized_end=4075
+  _globals['_REPOSITORYMODELREQUEST']._serialized_start=4078
+  _globals['_REPOSITORYMODELREQUEST']._serialized_end=4306
+  _globals['_REPOSITORYMODELREQUEST_PARAMETERSENTRY']._serialized_start=4220
+  _globals['_REPOSITORYMODELREQUEST_PARAMETERSENTRY']._serialized_end=4306
+  _globals['_EMPTY']._serialized_start=4308
+  _globals['_EMPTY']._serialized_end=4315
 # @@protoc_insertion_point(module_scope)

@@ -29,6 +29,8 @@ M = TypeVar("M", bound=Message)
 Metadata = tuple[tuple[str, str], ...]
 
 _SERVICE: Final = "/inference.GRPCInferenceService/"
+_SYSTEM_MEMORY: Final = "/v2/systemsharedmemory"
+_CUDA_MEMORY: Final = "/v2/cudasharedmemory"
 _READERS_OF_A_SENDER: Final = 4  # messages of one sender that are received at a time
 _HEADER_LENGTH: Final = b"inference-header-content-length"
 # Fields of a request that its metadata may set, and fields of the response that become trailing metadata.
@@ -93,6 +95,12 @@ class Service(grpc.GenericRpcHandler):
             "ModelStatistics": self._model_statistics,
             "RepositoryIndex": self._repository_index,
             "ModelInfer": self._model_infer,
+            "SystemSharedMemoryStatus": self._regions,
+            "SystemSharedMemoryRegister": self._register_region,
+            "SystemSharedMemoryUnregister": self._unregister_region,
+            "CudaSharedMemoryStatus": self._cuda_regions,
+            "CudaSharedMemoryRegister": self._register_cuda_region,
+            "CudaSharedMemoryUnregister": self._unregister_cuda_region,
         }
         self._handlers = {
             _SERVICE + name: grpc.stream_unary_rpc_method_handler(self._unary(method)) for name, method in unary.items()
@@ -239,6 +247,34 @@ class Service(grpc.GenericRpcHandler):
         translation.from_json((await self._send(context, "GET", path)).body, response, field=field)
         return response
 
+    async def _regions(self, request: bytes, context: Context) -> Message:
+        found = await self._send(context, "GET", f"{_region_path(_SYSTEM_MEMORY, request)}/status")
+        response = messages.SystemSharedMemoryStatusResponse()
+        translation.from_json(translation.by_name(found.body), response, field="regions")
+        return response
+
+    async def _register_region(self, request: bytes, context: Context) -> Message:
+        message = _parse(messages.SystemSharedMemoryRegisterRequest, request)
+        path = f"{_region_path(_SYSTEM_MEMORY, request)}/register"
+        await self._send(context, "POST", path, body=[translation.registration(message)])
+        return messages.Empty()
+
+    async def _unregister_region(self, request: bytes, context: Context) -> Message:
+        await self._send(context, "POST", f"{_region_path(_SYSTEM_MEMORY, request)}/unregister")
+        return messages.Empty()
+
+    async def _cuda_regions(self, request: bytes, context: Context) -> Message:
+        await self._send(context, "GET", f"{_region_path(_CUDA_MEMORY, request)}/status")
+        return messages.Empty()
+
+    async def _register_cuda_region(self, request: bytes, context: Context) -> Message:
+        await self._send(context, "POST", f"{_region_path(_CUDA_MEMORY, request)}/register")
+        return messages.Empty()
+
+    async def _unregister_cuda_region(self, request: bytes, context: Context) -> Message:
+        await self._send(context, "POST", f"{_region_path(_CUDA_MEMORY, request)}/unregister")
+        return messages.Empty()
+
     async def _model_infer(self, request: bytes, context: Context) -> messages.ModelInferResponse:
         message = _parse(messages.ModelInferRequest, request)
         head_bytes, body = translation.inference_body(message)
@@ -267,6 +303,14 @@ def _parse(kind: type[M], request: bytes) -> M:
 def _model_path(request: bytes) -> str:
     message = _parse(messages.ModelRequest, request)
     return _path_of(message.name, message.version)
+
+
+def _region_path(memory: str, request: bytes) -> str:
+    """Return the path of a region, or of all without a name."""
+    name = _parse(messages.RegionRequest, request).name
+    if "/" in name:
+        raise InvalidInput("the name of a region has no '/'", field="name")
+    return f"{memory}/region/{name}" if name else memory
 
 
 def _path_of(model: str, version: str) -> str:

@@ -20,6 +20,7 @@ from gpufn_gateway.oip.grpc import messages_pb2 as messages
 
 _LENGTH: Final = struct.Struct("<I")
 _BINARY_OUTPUTS: Final = "binary_data_output"
+_REGION: Final = "shared_memory_region"
 
 
 def _packed(code: str) -> Callable[[Iterable[Any]], bytes]:
@@ -51,15 +52,20 @@ _CONTENTS: Final[Mapping[str, tuple[str, Callable[[Iterable[Any]], bytes]]]] = {
 def inference_body(request: messages.ModelInferRequest) -> tuple[int, list[bytes]]:
     """Return the body of a binary inference request: the length of its head, and its parts. Raises InvalidInput."""
     tensors = _tensor_bytes(request)
-    inputs = [
-        {
-            "name": tensor.name,
-            "datatype": tensor.datatype,
-            "shape": list(tensor.shape),
-            "parameters": {**_parameters(tensor.parameters), "binary_data_size": len(content)},
-        }
-        for tensor, content in zip(request.inputs, tensors, strict=True)
-    ]
+    contents = iter(tensors)
+    inputs = []
+    for tensor in request.inputs:
+        parameters = _parameters(tensor.parameters)
+        if _REGION not in tensor.parameters:
+            parameters["binary_data_size"] = len(next(contents))
+        inputs.append(
+            {
+                "name": tensor.name,
+                "datatype": tensor.datatype,
+                "shape": list(tensor.shape),
+                "parameters": parameters,
+            }
+        )
     head: dict[str, Any] = {"inputs": inputs, "parameters": _parameters(request.parameters)}
     if request.id:
         head["id"] = request.id
@@ -75,15 +81,20 @@ def inference_body(request: messages.ModelInferRequest) -> tuple[int, list[bytes
 
 
 def inference_response(head_bytes: int, body: bytes) -> messages.ModelInferResponse:
-    """Return the response of a binary inference. Every output is binary, since the request demanded it."""
+    """Return the response of a binary inference. Every output is binary, since the request demanded it, or in shared
+    memory. An output in shared memory has empty contents, since clients count them."""
     head = msgspec.json.decode(body[:head_bytes])
     response = messages.ModelInferResponse(
         model_name=head["model_name"], model_version=head["model_version"], id=head.get("id", "")
     )
     at = head_bytes
     for output in head["outputs"]:
-        response.outputs.add(name=output["name"], datatype=output["datatype"], shape=output["shape"])
-        end = at + output["parameters"]["binary_data_size"]
+        added = response.outputs.add(name=output["name"], datatype=output["datatype"], shape=output["shape"])
+        parameters = output["parameters"]
+        if _REGION in parameters:
+            for name, value in parameters.items():
+                _set(added.parameters[name], value)
+        end = at + parameters.get("binary_data_size", 0)
         response.raw_output_contents.append(body[at:end])
         at = end
     return response
@@ -95,12 +106,26 @@ def from_json(body: bytes, response: Message, *, field: str = "") -> None:
     json_format.ParseDict({field: value} if field else value, response, ignore_unknown_fields=True)
 
 
+def by_name(regions: bytes) -> bytes:
+    """Return a JSON list of regions as an object by their names."""
+    return msgspec.json.encode({region["name"]: region for region in msgspec.json.decode(regions)})
+
+
+def registration(request: messages.SystemSharedMemoryRegisterRequest) -> bytes:
+    """Return the body of the registration of a region."""
+    return msgspec.json.encode({"key": request.key, "offset": request.offset, "byte_size": request.byte_size})
+
+
 def _tensor_bytes(request: messages.ModelInferRequest) -> Sequence[bytes]:
+    """Return the bytes of the inputs that are not in shared memory."""
     raw = request.raw_input_contents
+    inputs = [tensor for tensor in request.inputs if _REGION not in tensor.parameters]
     if not raw:
-        return [_typed_bytes(tensor) for tensor in request.inputs]
-    if len(raw) != len(request.inputs):
-        raise InvalidInput(f"raw_input_contents has {len(raw)} tensors, and inputs has {len(request.inputs)}")
+        return [_typed_bytes(tensor) for tensor in inputs]
+    if len(raw) != len(inputs):
+        raise InvalidInput(
+            f"raw_input_contents has {len(raw)} tensors, and inputs has {len(inputs)} outside of regions"
+        )
     if any(tensor.HasField("contents") for tensor in request.inputs):
         raise InvalidInput("an inference request has raw_input_contents or contents, not both")
     return raw
@@ -126,3 +151,10 @@ def _parameters(given: Mapping[str, messages.InferParameter]) -> dict[str, Any]:
         if choice is not None:
             values[name] = getattr(parameter, choice)
     return values
+
+
+def _set(parameter: messages.InferParameter, value: str | int) -> None:
+    if isinstance(value, str):
+        parameter.string_param = value
+    else:
+        parameter.int64_param = value

@@ -36,7 +36,6 @@ _NO_EFFECT: Final = frozenset({"unload_dependents"})  # parameters: no model dep
 _UNSUPPORTED = (
     "/v2/logging",
     "/v2/trace/{rest:path}",
-    "/v2/systemsharedmemory/{rest:path}",
     "/v2/cudasharedmemory/{rest:path}",
     "/v2/tpusharedmemory/{rest:path}",
     "/v2/models/{model:name}/trace/setting",
@@ -46,6 +45,7 @@ _UNSUPPORTED = (
     "/v2/models/{model:name}/versions/{version}/generate_stream",
 )
 _EXTENSIONS = ("binary_tensor_data", "model_configuration", "model_repository", "statistics")
+_SHARED_MEMORY: Final = "system_shared_memory"
 
 
 class _Change(msgspec.Struct):
@@ -55,7 +55,8 @@ class _Change(msgspec.Struct):
 
 
 class OipRoutes:
-    """Routes of the protocol. `why_not_ready` returns the reason why calls cannot be served yet, or None."""
+    """Routes of the protocol. `why_not_ready` returns the reason why calls cannot be served yet, or None.
+    `shares_memory`: clients may register shared memory."""
 
     def __init__(
         self,
@@ -65,12 +66,14 @@ class OipRoutes:
         *,
         deploys: Deploys,
         bodies: BodyReader,
+        shares_memory: bool = False,
     ) -> None:
         self._registry = registry
         self._telemetry = counters
         self._why_not_ready = why_not_ready
         self._deploys = deploys
         self._bodies = bodies
+        self._extensions = (*_EXTENSIONS, _SHARED_MEMORY) if shares_memory else _EXTENSIONS
 
     def routes(self) -> list[Route]:
         routes = [
@@ -92,7 +95,7 @@ class OipRoutes:
         return routes + [Route(path, self.unsupported, methods=["GET", "POST"]) for path in _UNSUPPORTED]
 
     async def server(self, request: Request) -> Response:
-        return json_response({"name": "gpufn", "version": gpufn.__version__, "extensions": _EXTENSIONS})
+        return json_response({"name": "gpufn", "version": gpufn.__version__, "extensions": self._extensions})
 
     async def live(self, request: Request) -> Response:
         return json_response({"live": True})

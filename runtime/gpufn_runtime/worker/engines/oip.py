@@ -225,7 +225,7 @@ def _binary_size(tensor: _Tensor, remaining: int) -> int | None:
     """Return the size of a binary tensor, or None if its data is in the JSON."""
     parameters = tensor.parameters or {}
     if "shared_memory_region" in parameters:
-        raise InvalidInput(f"{tensor.name}: shared memory regions are not supported", field=tensor.name)
+        raise InvalidInput(f"{tensor.name}: its shared memory region is not registered", field=tensor.name)
     size = parameters.get("binary_data_size")
     if size is None:
         return None
@@ -293,9 +293,10 @@ def _requested_outputs(head: _Head, names: list[str]) -> dict[str, bool]:
         name, parameters = output.name, output.parameters or {}
         if name not in names:
             raise InvalidInput(f"{name}: the model has no such output; it has {', '.join(names)}", field=name)
-        for parameter in ("classification", "shared_memory_region"):
-            if parameters.get(parameter):
-                raise InvalidInput(f"{name}: {parameter} is not supported", field=name)
+        if parameters.get("classification"):
+            raise InvalidInput(f"{name}: classification is not supported", field=name)
+        if "shared_memory_region" in parameters:
+            raise InvalidInput(f"{name}: its shared memory region is not registered", field=name)
         requested[name] = bool(parameters.get("binary_data", default))
     return requested or dict.fromkeys(names, default)
 

@@ -175,7 +175,7 @@ _BINARY: dict[str, Any] = {"parameters": {"binary_data_size": 8}}
         ({"inputs": [_input(**_BINARY)]}, b"123456789", "1 bytes after the head belong to no input"),
         ({"inputs": [_input(parameters={"binary_data_size": -8})]}, b"12345678", "x: binary_data_size -8"),
         ({"inputs": [_input(parameters={"binary_data_size": True})]}, b"1", "x: binary_data_size True"),
-        ({"inputs": [_input(parameters={"shared_memory_region": "r"})]}, b"", "x: shared memory regions"),
+        ({"inputs": [_input(parameters={"shared_memory_region": "r"})]}, b"", "x: its shared memory region"),
         ({"inputs": [], "outputs": [{"name": "z"}]}, b"", "z: the model has no such output; it has y"),
         (
             {"inputs": [], "outputs": [{"name": "y", "parameters": {"classification": 3}}]},
