@@ -95,16 +95,17 @@ def _tensor(spec: TensorSpec, *, is_batched: bool) -> dict[str, Any]:
     }
 
 
-def statistics(revision: Revision, stats: CallStats) -> dict[str, Any]:
+def statistics(revision: Revision, name: str, stats: CallStats) -> dict[str, Any]:
     """Return the statistics of calls at this gateway. `compute_infer` is their run time, batched or not.
 
-    The number of model executions is not known here, since calls share runs in the worker.
+    The methods of a class have the statistics of the class. The number of model executions is not known here, since
+    calls share runs in the worker.
     """
     succeeded = stats.outcomes.get(OutcomeKind.SUCCEEDED, 0)
     ended = sum(stats.outcomes.values())
     failed_s = stats.latency.total - stats.succeeded_s
     return {
-        "name": revision.function,
+        "name": name,
         "version": str(revision.number),
         "inference_count": succeeded,
         "inference_stats": {

@@ -23,8 +23,11 @@ from tritonclient.utils import InferenceServerException
 
 from gpufn_core.domain.invocation import OutcomeKind
 from gpufn_core.domain.team import Team
+from gpufn_core.encoding import media
 from gpufn_core.errors import InvalidInput
 from gpufn_core.protocol.codec import encode
+from gpufn_core.spec.function_spec import MethodSpec
+from gpufn_core.spec.tensor_signature import DATATYPE
 from gpufn_gateway.auth.access import LOCAL, new_key
 from gpufn_gateway.http.connection.certificate import server_context
 from gpufn_gateway.http.connection.connection_limit import ConnectionLimit
@@ -78,7 +81,7 @@ def call_all_methods(url: str) -> dict[str, Any]:
         got["metadata"] = client.get_model_metadata("same").inputs[-1].name
         config = client.get_model_config("same").config
         preferred = config.dynamic_batching.preferred_batch_size
-        got["config"] = (config.max_batch_size, config.input[-1].data_type, preferred)
+        got["max batch"] = (config.max_batch_size, config.input[-1].data_type, preferred)
         for datatype, array in ARRAYS.items():
             answer = client.infer("same", [tensor(datatype)]).as_numpy(f"{datatype.lower()}_out")
             np.testing.assert_array_equal(answer, array)
@@ -90,7 +93,12 @@ def call_all_methods(url: str) -> dict[str, Any]:
         got["index"] = client.get_model_repository_index().models[0].state
         got["unknown"] = code_of(lambda: client.get_model_metadata("none"))
         got["version"] = code_of(lambda: client.is_model_ready("same", "2"))
-        got["load"] = code_of(lambda: client.load_model("same"))
+        client.load_model("same")
+        client.unload_model("same", unload_dependents=True)
+        got["config"] = code_of(lambda: client.load_model("same", config="{}"))
+        got["files"] = code_of(lambda: client.load_model("same", config="{}", files={"file:1/model.onnx": b"\xff"}))
+        got["load"] = code_of(lambda: client.load_model("none"))
+        got["no load path"] = code_of(lambda: client.unload_model("../../../v1/keys"))
         got["wrong"] = code_of(lambda: client.infer("same", [tensor("FP32", name="other")]))
         got["no path"] = code_of(lambda: client.get_model_metadata("../../v1/keys"))
     return got
@@ -99,21 +107,43 @@ def call_all_methods(url: str) -> dict[str, Any]:
 async def test_tritonclient_works_unmodified(models: Any, tmp_path: Path) -> None:
     async with listening(models, tmp_path) as url:
         got = await asyncio.to_thread(call_all_methods, url)
+    assert models.scaled == [("same", 1), ("same", 0)]
     assert got == {
         "live": True,
         "server": "gpufn",
         "ready": True,
         "metadata": "bytes",
-        "config": (8, model_config_pb2.TYPE_STRING, [8]),
+        "max batch": (8, model_config_pb2.TYPE_STRING, [8]),
         "several": ("r-1", ["int64_out", "fp32_out"]),
         "stats": len(ARRAYS) + 1,
         "index": "READY",
         "unknown": "NOT_FOUND",
         "version": "NOT_FOUND",
-        "load": "UNIMPLEMENTED",
+        "config": "INVALID_ARGUMENT",
+        "files": "INVALID_ARGUMENT",
+        "load": "NOT_FOUND",
+        "no load path": "NOT_FOUND",
         "wrong": "INVALID_ARGUMENT",
         "no path": "NOT_FOUND",
     }
+
+
+async def test_functions_with_arrays_have_statistics(models: Any, tmp_path: Path, make: Any) -> None:
+    parameters = {"type": "object", "properties": {"x": {DATATYPE: "FP32"}}}
+    methods = [MethodSpec(name=name, parameters=parameters) for name in ("add", "mean")]
+    models.deploy(make.spec("counter", *methods, is_class=True))
+    models.report(make.status("counter"), partial=True)
+    models.queue.answer = lambda call: call.reply(
+        b'{"model_name":"counter.add","model_version":"1","outputs":[]}', content_type=media.tensors(61)
+    )
+    async with listening(models, tmp_path) as url, triton_aio.InferenceServerClient(url) as client:
+        await client.infer("counter.add", [tensor("FP32", name="x")])
+        (one,) = (await client.get_inference_statistics("counter.add")).model_stats
+        every = (await client.get_inference_statistics()).model_stats
+    assert (one.name, one.version, one.inference_count, one.inference_stats.compute_infer.count) == (
+        "counter.add", "1", 1, 1,
+    )  # fmt: skip
+    assert [each.name for each in every] == ["counter.add", "counter.mean", "same"]
 
 
 async def test_http_and_grpc_share_the_port(models: Any, tmp_path: Path) -> None:

@@ -94,6 +94,8 @@ class Service(grpc.GenericRpcHandler):
             "ModelConfig": self._model_config,
             "ModelStatistics": self._model_statistics,
             "RepositoryIndex": self._repository_index,
+            "RepositoryModelLoad": self._load,
+            "RepositoryModelUnload": self._unload,
             "ModelInfer": self._model_infer,
             "SystemSharedMemoryStatus": self._regions,
             "SystemSharedMemoryRegister": self._register_region,
@@ -243,6 +245,18 @@ class Service(grpc.GenericRpcHandler):
         translation.from_json(index.body, response, field="models")
         return response
 
+    async def _load(self, request: bytes, context: Context) -> Message:
+        return await self._change_model(request, context, "load")
+
+    async def _unload(self, request: bytes, context: Context) -> Message:
+        return await self._change_model(request, context, "unload")
+
+    async def _change_model(self, request: bytes, context: Context, verb: str) -> Message:
+        message = _parse(messages.RepositoryModelRequest, request)
+        path = f"/v2/repository/models/{_checked(message.model_name)}/{verb}"
+        await self._send(context, "POST", path, body=[translation.model_change(message)])
+        return messages.Empty()
+
     async def _get(self, context: Context, path: str, response: M, field: str = "") -> M:
         translation.from_json((await self._send(context, "GET", path)).body, response, field=field)
         return response
@@ -313,10 +327,15 @@ def _region_path(memory: str, request: bytes) -> str:
     return f"{memory}/region/{name}" if name else memory
 
 
-def _path_of(model: str, version: str) -> str:
+def _checked(model: str) -> str:
+    """Return the name of a model for a path. Raises FunctionNotFound."""
     if not names.IN_PATH.fullmatch(model):
         raise FunctionNotFound(f"There is no model {names.shown(model)}.")
-    path = f"/v2/models/{model}"
+    return model
+
+
+def _path_of(model: str, version: str) -> str:
+    path = f"/v2/models/{_checked(model)}"
     if not version:
         return path
     if not version.isdecimal():

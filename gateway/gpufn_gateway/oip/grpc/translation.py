@@ -116,6 +116,11 @@ def registration(request: messages.SystemSharedMemoryRegisterRequest) -> bytes:
     return msgspec.json.encode({"key": request.key, "offset": request.offset, "byte_size": request.byte_size})
 
 
+def model_change(request: messages.RepositoryModelRequest) -> bytes:
+    """Return the body of a request that loads or unloads a model."""
+    return msgspec.json.encode({"parameters": _parameters(request.parameters)})
+
+
 def _tensor_bytes(request: messages.ModelInferRequest) -> Sequence[bytes]:
     """Return the bytes of the inputs that are not in shared memory."""
     raw = request.raw_input_contents
@@ -144,7 +149,9 @@ def _typed_bytes(tensor: messages.ModelInferRequest.InferInputTensor) -> bytes:
         raise InvalidInput(f"{tensor.name}: a value does not fit {tensor.datatype}", field=tensor.name) from None
 
 
-def _parameters(given: Mapping[str, messages.InferParameter]) -> dict[str, Any]:
+def _parameters(
+    given: Mapping[str, messages.InferParameter] | Mapping[str, messages.ModelRepositoryParameter],
+) -> dict[str, Any]:
     values = {}
     for name, parameter in given.items():
         choice = parameter.WhichOneof("parameter_choice")

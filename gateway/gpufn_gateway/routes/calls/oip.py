@@ -219,7 +219,7 @@ class OipRoutes:
         return admission.refusal(target.function, target.revision, status)
 
     def _statistics(self, target: Target) -> dict[str, Any]:
-        return views.statistics(target.revision, self._telemetry.of(target.name))
+        return views.statistics(target.revision, target.path, self._telemetry.of(target.name))
 
 
 def _is_file(revision: Revision) -> bool:
