@@ -82,7 +82,7 @@ def parse_inference_path(path: str) -> tuple[str, str] | None:
 
 def is_model(spec: FunctionSpec, method: MethodSpec) -> bool:
     """Return whether the protocol can call this method: the method of a model, or a method with arrays."""
-    return spec.entry.packaging is Packaging.MODEL or takes_tensors(spec, method)
+    return spec.entry.packaging is Packaging.MODEL or takes_tensors(method)
 
 
 def check_is_model(target: Target, version: str) -> None:

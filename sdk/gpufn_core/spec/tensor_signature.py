@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from gpufn_core.spec.function_spec import FunctionSpec, MethodSpec
+from gpufn_core.spec.function_spec import MethodSpec
 
 DATATYPE: Final = "x-tensor"  # in the JSON Schema of a parameter: its datatype, or "" for any
 
@@ -19,6 +19,6 @@ def tensor_inputs(method: MethodSpec) -> dict[str, str]:
     return {name: schema[DATATYPE] for name, schema in properties.items() if DATATYPE in schema}
 
 
-def takes_tensors(spec: FunctionSpec, method: MethodSpec) -> bool:
-    """Return whether the protocol can call the method. It has no streams, and a batch takes lists as arguments."""
-    return spec.batch_of(method) is None and not method.kind.streams and bool(tensor_inputs(method))
+def takes_tensors(method: MethodSpec) -> bool:
+    """Return whether the protocol can call the method: it has a parameter that is an array, and returns no stream."""
+    return not method.kind.streams and bool(tensor_inputs(method))

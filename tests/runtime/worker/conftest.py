@@ -34,6 +34,7 @@ from gpufn_core.protocol.launch import EXIT_GPU_FAULT, EXIT_START_FAILED, Worker
 from gpufn_core.spec.function_spec import Batch, CallKind, EntryPoint, FunctionSpec, MethodSpec, Packaging
 from gpufn_core.spec.model_spec import ModelFile, ModelSpec
 from gpufn_core.spec.resources import Resources
+from gpufn_core.spec.tensor_signature import DATATYPE
 
 PATIENCE_S = 20.0
 JSON = "application/json"
@@ -224,6 +225,7 @@ def make_peer(folder: Path) -> Iterator[MakePeer]:
         pickled: bytes | None = None,
         models: tuple[str, ...] = (),
         raw: str | None = None,
+        tensors: dict[str, str] | None = None,  # parameters that are arrays, with their datatypes
         batch: Batch | None = None,
         batches: dict[str, Batch] | None = None,
         concurrency: int = 1,
@@ -251,7 +253,13 @@ def make_peer(folder: Path) -> Iterator[MakePeer]:
             name="f",
             entry=EntryPoint("app", qualname, packaging),
             methods=tuple(
-                MethodSpec(name, CallKind(kind), raw_parameter=raw, batch=(batches or {}).get(name, msgspec.UNSET))
+                MethodSpec(
+                    name,
+                    CallKind(kind),
+                    parameters={"properties": {each: {DATATYPE: kind} for each, kind in (tensors or {}).items()}},
+                    raw_parameter=raw,
+                    batch=(batches or {}).get(name, msgspec.UNSET),
+                )
                 for name, kind in names.items()
             ),
             is_class=methods is not None,

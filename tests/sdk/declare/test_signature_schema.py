@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import enum
 import pathlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, NotRequired, TypedDict
 
 import msgspec
@@ -243,8 +243,19 @@ def test_with_batch_one_call_sends_and_receives_an_element() -> None:
     assert spec.returns["$ref"] == "#/$defs/Box"
 
 
+def test_with_batch_a_default_is_that_of_one_call() -> None:
+    def f(x: list[int], top: list[int] = [5], kind: Sequence[str] = ("a",), lang: list[str | None] = [None]) -> Any: ...  # noqa: B006
+
+    spec = _of(f, Batch(4))
+    assert {name: schema.get("default", "none") for name, schema in spec.parameters["properties"].items()} == {
+        "x": "none", "top": 5, "kind": "a", "lang": None,
+    }  # fmt: skip
+    assert spec.parameters["required"] == ["x"]
+
+
 def _no_list(image: bytes) -> None: ...
-def _default(x: list[int], top: int = 5) -> None: ...
+def _default(x: list[int], top: list[int] = 5) -> None: ...  # type: ignore[assignment]
+def _defaults(x: list[int], top: list[int] = [5, 6]) -> None: ...  # noqa: B006
 def _keywords(x: list[int], **rest: int) -> None: ...
 
 
@@ -252,7 +263,8 @@ def _keywords(x: list[int], **rest: int) -> None: ...
     ("function", "message"),
     [
         (_no_list, "image is a list with one value per call: write list[bytes]"),
-        (_default, "top is a list with one value per call, so it cannot have a default"),
+        (_default, "top is a list with one value per call, so its default is a list"),
+        (_defaults, "top is a list with one value per call, so its default is a list"),
         (_keywords, "rest is a list with one value per call"),
     ],
 )

@@ -103,19 +103,27 @@ class Loaded:
             may_pickle=self._spec.pickle,
         )
         call = _with_sessions(call, parameters.signature, provided) if provided else call
-        if takes_tensors(self._spec, method):
-            return self._tensor_method(method, call, parameters)
+        if takes_tensors(method):
+            return self._tensor_method(method, call, parameters, batched=batched)
         return Method(call, method.kind, parameters, batched)
 
-    def _tensor_method(self, method: MethodSpec, call: Callable[..., Any], parameters: Parameters) -> Method:
+    def _tensor_method(
+        self, method: MethodSpec, call: Callable[..., Any], parameters: Parameters, *, batched: bool
+    ) -> Method:
         """Return a method that also serves the Open Inference Protocol. Imports numpy."""
         from gpufn_runtime.worker.arguments.tensor_calls import TensorFunction  # noqa: PLC0415
 
         inputs = tensor_inputs(method)
         function = TensorFunction(
-            call, method.kind, parameters, inputs, name=self._spec.name, version=str(self._revision)
+            call,
+            method.kind,
+            parameters,
+            inputs,
+            name=self._spec.name,
+            version=str(self._revision),
+            batched=batched,
         )
-        return Method(function.call, method.kind, function, batched=False)
+        return Method(function.call, method.kind, function, batched)
 
 
 class _Model(Loaded):

@@ -21,6 +21,7 @@ from typing import Any, Protocol
 import msgspec
 
 from gpufn.call.remote import describe_parameters
+from gpufn.declare.hints.batch_defaults import of_one_call
 from gpufn.declare.hints.hint_adapters import HintAdapter, adapt_hint
 from gpufn.declare.hints.type_hints import resolve_hint, signature_of
 from gpufn_core.encoding import media, native, values
@@ -67,9 +68,8 @@ class Parameters:
         may_pickle: bool = False,
     ) -> None:
         full = signature_of(call)
-        self.signature = full.replace(
-            parameters=[parameter for name, parameter in full.parameters.items() if name not in provided]
-        )
+        own = [parameter for name, parameter in full.parameters.items() if name not in provided]
+        self.signature = full.replace(parameters=list(map(of_one_call, own)) if batched else own)
         self._raw_parameter = raw_parameter
         self._may_pickle = may_pickle
         self._classes = RecordClasses(lambda: [resolve_hint(p.annotation, call) for p in full.parameters.values()])
@@ -120,6 +120,13 @@ class Parameters:
     def by_name(self, content_type: str, body: bytes | memoryview) -> dict[str, Any]:
         """Return one value per parameter, with defaults filled in."""
         args, kwargs = self.bind(content_type, body)
+        return self._with_defaults_by_name(args, kwargs)
+
+    def values_by_name(self, given: dict[str, Any]) -> dict[str, Any]:
+        """Like `bind_values`, but return one value per parameter, with defaults filled in."""
+        return self._with_defaults_by_name(*self.bind_values(given))
+
+    def _with_defaults_by_name(self, args: list[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
         bound = self.signature.bind(*args, **kwargs)
         bound.apply_defaults()
         return dict(bound.arguments)
@@ -288,7 +295,7 @@ def _hint_of(parameter: inspect.Parameter, call: Callable[..., Any], *, batched:
     hint = resolve_hint(parameter.annotation, call)
     if batched:
         hint = typing.get_args(hint)[0] if len(typing.get_args(hint)) == 1 else Any
-    elif parameter.default is None and hint is not Any:
+    if parameter.default is None and hint is not Any:
         hint = typing.Optional[hint]  # noqa: UP045  (`|` fails on hints that are not types)
     try:
         with computed_fields_optional(hint):  # msgspec caches with a class the information about its fields

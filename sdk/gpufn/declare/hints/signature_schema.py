@@ -19,6 +19,7 @@ from typing import Any, get_args, get_origin
 import msgspec
 
 from gpufn.call.remote import kind_of
+from gpufn.declare.hints.batch_defaults import of_one_call
 from gpufn.declare.hints.hint_adapters import HintAdapter, adapt_hint
 from gpufn.declare.hints.tensor_hints import tensor_datatype
 from gpufn.declare.hints.type_hints import resolve_hint, signature_of
@@ -84,6 +85,7 @@ def _method_spec(
     if batched:
         for parameter in parameters:
             hints[parameter.name] = _element_hint(parameter, hints[parameter.name])
+        parameters = [of_one_call(parameter) for parameter in parameters]
     return MethodSpec(
         name=name,
         kind=kind_of(function),
@@ -96,11 +98,8 @@ def _method_spec(
 
 def _element_hint(parameter: inspect.Parameter, hint: Any) -> Any:
     """Return the hint for the value of one call, given the hint for the list of a batch."""
-    if parameter.kind is parameter.VAR_KEYWORD or parameter.default is not parameter.empty:
-        raise InvalidSpec(
-            f"with batch=..., {parameter.name} is a list with one value per call, so it cannot have a default "
-            "or be **keywords"
-        )
+    if parameter.kind is parameter.VAR_KEYWORD:
+        raise InvalidSpec(f"with batch=..., {parameter.name} is a list with one value per call, so it is no **keywords")
     if hint is Any or hint in _LISTS or hint is typing.List:  # noqa: UP006
         return Any
     if get_origin(hint) in _LISTS:

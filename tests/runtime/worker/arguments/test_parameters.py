@@ -309,9 +309,15 @@ def test_another_content_type_is_for_the_bytes_parameter_only() -> None:
 
 
 def test_a_batched_parameter_takes_one_element_of_its_list() -> None:
-    def embed(texts: list[str], top: list[int] = 5, free=None) -> None: ...  # type: ignore[no-untyped-def, assignment]
+    def embed(texts: list[str], top: list[int] = [5], free=(None,)) -> None: ...  # type: ignore[no-untyped-def]  # noqa: B006
 
     assert Parameters(embed, batched=True).by_name(JSON, b'{"texts": "a"}') == {"texts": "a", "top": 5, "free": None}
+
+
+def test_a_batched_parameter_whose_default_is_none_takes_null() -> None:
+    def embed(texts: list[str], lang: list[str] = [None]) -> None: ...  # type: ignore[list-item]  # noqa: B006
+
+    assert Parameters(embed, batched=True).by_name(JSON, b'{"texts": "a", "lang": null}')["lang"] is None
 
 
 @dataclasses.dataclass(frozen=True)

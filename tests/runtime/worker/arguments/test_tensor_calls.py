@@ -14,7 +14,7 @@ import pytest
 from gpufn.declare.hints.signature_schema import methods_of
 from gpufn_core.encoding import media, values
 from gpufn_core.errors import InvalidInput, ResultNotEncodable
-from gpufn_core.spec.function_spec import Batch, EntryPoint, FunctionSpec
+from gpufn_core.spec.function_spec import Batch
 from gpufn_core.spec.tensor_signature import takes_tensors, tensor_inputs
 from gpufn_runtime.worker.arguments.parameters import Parameters
 from gpufn_runtime.worker.arguments.tensor_calls import TensorFunction
@@ -124,8 +124,66 @@ def test_arrays_in_the_signature_are_the_inputs() -> None:
         yield a
 
     (method,), (streaming,) = methods_of(f, None), methods_of(items, None)
-    spec = FunctionSpec(name="f", entry=EntryPoint("app", "f"), methods=(method,))
     assert tensor_inputs(method) == {"a": "INT64", "b": ""}
-    assert takes_tensors(spec, method)
-    assert not takes_tensors(msgspec.structs.replace(spec, batch=Batch(8)), method)
-    assert not takes_tensors(spec, streaming)
+    assert takes_tensors(method)
+    assert not takes_tensors(streaming)
+
+
+# --- batches ---------------------------------------------------------------------------------------------------------
+
+
+def scale_all(x: list[npt.NDArray[np.float32]], factor: list[float] = [2.0]) -> list[Any]:  # noqa: B006
+    return [array * np.float32(each) for array, each in zip(x, factor, strict=True)]
+
+
+async def scale_all_async(x: list[npt.NDArray[np.float32]], factor: list[float] = [2.0]) -> list[Any]:  # noqa: B006
+    return scale_all(x, factor)
+
+
+def batched(raw: Callable[..., Any]) -> TensorFunction:
+    (method,) = methods_of(raw, Batch(8))
+    assert takes_tensors(method)
+    parameters = Parameters(raw, batched=True)
+    return TensorFunction(raw, method.kind, parameters, tensor_inputs(method), name="f", version="1", batched=True)
+
+
+def run_batch(raw: Callable[..., Any], *bodies: tuple[str, bytes]) -> list[Any]:
+    """Run calls as one batch; return the JSON of responses, and other results as they are."""
+    tensors = batched(raw)
+    result = tensors.call(calls=[tensors.by_name(*body)["calls"] for body in bodies])
+    results = asyncio.run(result) if asyncio.iscoroutine(result) else result
+    return [msgspec.json.decode(b"".join(each.parts)) if isinstance(each, values.Encoded) else each for each in results]
+
+
+def body(**request: Any) -> tuple[str, bytes]:
+    return media.TENSORS, msgspec.json.encode({"inputs": [X]} | request)
+
+
+@pytest.mark.parametrize("raw", [scale_all, scale_all_async])
+def test_calls_of_the_protocol_and_others_share_a_batch(raw: Callable[..., Any]) -> None:
+    first, other, last = run_batch(
+        raw, body(id="1"), (media.JSON, b'{"x": [1, 2], "factor": 4}'), body(parameters={"factor": 3})
+    )
+    assert (first["id"], outputs(first)) == ("1", {"output": [2.0, 4.0]})
+    np.testing.assert_array_equal(other, np.array([4, 8], np.float32))
+    assert outputs(last) == {"output": [3.0, 6.0]}
+
+
+def test_a_call_of_a_batch_that_fails_does_not_fail_the_others() -> None:
+    def partly(x: list[npt.NDArray[np.float32]]) -> list[Any]:
+        return [x[0], ValueError("no"), object(), x[0]]
+
+    answers = run_batch(partly, body(), body(), body(), body(outputs=[{"name": "none"}]))
+    assert outputs(answers[0]) == {"output": [1.0, 2.0]}
+    assert [type(each) for each in answers[1:]] == [ValueError, ResultNotEncodable, ResultNotEncodable]
+    with pytest.raises(InvalidInput, match="x"):
+        batched(partly).by_name(*body(inputs=[]))
+
+
+@pytest.mark.parametrize("result", [{"a": 1}, "a", {1}, [1, 2], None])
+def test_a_result_that_is_no_list_of_the_calls_is_left_to_the_batch(result: Any) -> None:
+    def wrong(x: list[npt.NDArray[np.float32]]) -> Any:
+        return result
+
+    tensors = batched(wrong)
+    assert tensors.call(calls=[tensors.by_name(*body())["calls"]]) is result

@@ -85,6 +85,27 @@ def test_a_function_with_batch_receives_its_session_beside_the_lists(start: Star
     assert worker.call(b'{"x": 5}') == b"-5.0"
 
 
+def test_calls_with_tensors_share_a_batch_of_a_function_with_code(start: Start) -> None:
+    worker = start(
+        """
+        import numpy as np
+        from numpy.typing import NDArray
+        def f(x: list[NDArray[np.float32]], factor: list[int] = [2]):
+            return [array * n for array, n in zip(x, factor)]
+        """,
+        batch=Batch(max_size=4), tensors={"x": "FP32"},
+    )  # fmt: skip
+    parameters: list[dict[str, int]] = [{}, {}, {"factor": 3}, {}, {"factor": 4}]
+    numbers = []
+    for given in parameters:
+        tensor = {"name": "x", "datatype": "FP32", "shape": [1], "data": [1]}
+        request = msgspec.json.encode({"inputs": [tensor], "parameters": given})
+        numbers.append(worker.run(request, content_type=media.TENSORS, accept=media.TENSORS))
+    answers = {result.attempt: json.loads(body) for result, body in (worker.result() for _ in numbers)}
+    found = [answers[number]["outputs"][0]["data"][0] for number in numbers]
+    assert found == [2, 2, 3, 2, 4]
+
+
 def test_a_start_without_a_working_engine_names_each_reason(make_peer: Start, tmp_path: Path) -> None:
     bad = write_negation(tmp_path / "bad")
     (bad / "model.onnx").write_bytes(b"")
