@@ -90,16 +90,30 @@ def test_deploy_sends_where_the_function_comes_from(gateway: StubGateway, projec
     assert (sent["source"]["file"], sent["replace"], sent["check"]) == ("app.py", True, False)
 
 
-def test_a_function_of_another_file_is_refused_and_the_others_of_the_file_are_deployed(
-    gateway: StubGateway, project: Project
-) -> None:
+def test_a_deploy_stops_at_a_function_of_another_file(gateway: StubGateway, project: Project) -> None:
+    """Bug: the functions behind it were deployed, although the file was probably the wrong one."""
+    one = APP["app.py"].partition("\n")[2]
+    project({"app.py": APP["app.py"] + "".join(one.replace("def f", f"def {name}") for name in "ghi")})
+    gateway.on("GET /v1/nodes", {"nodes": []})
+    gateway.on("POST /v1/functions", VIEW | {"serving": 3}, status=201)
+    gateway.on("POST /v1/functions", {"code": "conflict", "detail": "g@3 is from b.py"}, status=409)
+    gateway.any_bundle = True
+    result = command("deploy", "app.py", "--prune")
+    assert (result.exit_code, result.stderr) == (1, "gpufn: not deployed: h, i\ngpufn: g@3 is from b.py\n")
+    assert result.stdout.startswith("f@3  ")
+    sent = [request.json["spec"]["name"] for request in gateway.requests if request.method == "POST"]
+    assert sent == ["f", "g"]
+    assert not any(request.method == "DELETE" for request in gateway.requests)
+
+
+def test_a_function_that_is_not_trusted_does_not_stop_the_others(gateway: StubGateway, project: Project) -> None:
     project({"app.py": APP["app.py"] + APP["app.py"].partition("\n")[2].replace("def f", "def g")})
     gateway.on("GET /v1/nodes", {"nodes": []})
-    gateway.on("POST /v1/functions", {"code": "conflict", "detail": "f@3 is from b.py"}, status=409)
+    gateway.on("POST /v1/functions", {"code": "untrusted_deploy", "detail": "f needs a signature"}, status=403)
     gateway.on("POST /v1/functions", VIEW | {"name": "g", "serving": 3}, status=201)
     gateway.any_bundle = True
     result = command("deploy", "app.py")
-    assert (result.exit_code, result.stderr) == (1, "gpufn: f@3 is from b.py\n")
+    assert (result.exit_code, result.stderr) == (5, "gpufn: f needs a signature\n")
     assert result.stdout.startswith("g@3  ")
 
 

@@ -278,22 +278,8 @@ def read_functions(file: str, names: list[str], include: Sequence[str], home: Ho
 def _deploy(
     client: Client, deployables: list[Deployable], *, wait: bool, timeout_s: float | None, json: bool, **options: Any
 ) -> None:
-    """Deploy all functions, even if one fails. The command fails with the failures afterwards."""
-    from gpufn.deploy import deployment as _deployment  # noqa: PLC0415
-
-    deployments = []
-    failures: list[Exception] = []
-    deploy_id = new_ulid()
-    for each in deployables:
-        try:
-            with step(f"Deploying {each.spec.name}, {size(each.size)}") as update:
-                deployment = _deployment.deploy(client, each, **options, deploy_id=deploy_id, on_progress=update)
-        except (Conflict, UntrustedDeploy) as error:
-            failures.append(error)
-            continue
-        for warning in deployment.warnings():
-            say(f"gpufn: warning: {warning}", err=True)
-        deployments.append((each.spec, deployment))
+    """Deploy functions, and wait until they serve. The command fails with the failures afterwards."""
+    deployments, failures = _create_revisions(client, deployables, options)
     results: list[Any] = []
     for spec, deployment in deployments:
         try:
@@ -314,6 +300,34 @@ def _deploy(
         for failure in failures[:-1]:
             say(f"gpufn: {failure}", err=True)
         raise failures[-1]
+
+
+def _create_revisions(
+    client: Client, deployables: list[Deployable], options: dict[str, Any]
+) -> tuple[list[tuple[FunctionSpec, Deployment]], list[Exception]]:
+    """Create the revisions in order, until a function comes from another source: this may be the wrong file. An
+    untrusted function does not stop the others."""
+    from gpufn.deploy import deployment as _deployment  # noqa: PLC0415
+
+    deployments: list[tuple[FunctionSpec, Deployment]] = []
+    failures: list[Exception] = []
+    deploy_id = new_ulid()
+    for number, each in enumerate(deployables, 1):
+        try:
+            with step(f"Deploying {each.spec.name}, {size(each.size)}") as update:
+                deployment = _deployment.deploy(client, each, **options, deploy_id=deploy_id, on_progress=update)
+        except UntrustedDeploy as error:
+            failures.append(error)
+            continue
+        except Conflict as error:
+            failures.append(error)
+            if left := [other.spec.name for other in deployables[number:]]:
+                say(f"gpufn: not deployed: {', '.join(left)}", err=True)
+            break
+        for warning in deployment.warnings():
+            say(f"gpufn: warning: {warning}", err=True)
+        deployments.append((each.spec, deployment))
+    return deployments, failures
 
 
 def wait_until_served(client: Client, deployment: Deployment, timeout_s: float | None) -> FunctionView:
