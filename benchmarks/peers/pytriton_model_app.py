@@ -35,7 +35,8 @@ def main() -> None:
     config = TritonConfig(
         http_address="127.0.0.1",
         http_port=int(os.environ["PORT"]),
-        grpc_port=free_port(),
+        grpc_address="127.0.0.1",
+        grpc_port=int(os.environ.get("GRPC_PORT") or free_port()),
         allow_metrics=False,
         exit_timeout_secs=5,
     )

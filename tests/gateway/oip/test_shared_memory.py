@@ -29,7 +29,7 @@ from gpufn_gateway.calls.shared_bodies import GatewaySharedBodies
 from gpufn_gateway.http.body_reader import BodyBudget
 from gpufn_gateway.oip.shared_memory import regions as shared_memory_regions
 from gpufn_gateway.oip.shared_memory.files import ClientFiles
-from gpufn_gateway.oip.shared_memory.regions import MAX_REGION_BYTES, MAX_REGIONS, Regions, Slice
+from gpufn_gateway.oip.shared_memory.regions import MAX_BYTES, MAX_REGIONS, Regions, Slice
 from gpufn_gateway.oip.shared_memory.requests import MAX_TENSORS, Range, rewrite
 from gpufn_gateway.oip.shared_memory.responses import ResponseSend
 from gpufn_gateway.settings import GatewaySettings
@@ -384,7 +384,7 @@ def test_files_of_another_user_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("offset", "byte_size"),
-    [(0, 65), (1, 64), (65, 1), (-1, 10), (0, 0), (0, -1), (2**64 - 8, 16), (2**63, 2**63), (0, MAX_REGION_BYTES + 1)],
+    [(0, 65), (1, 64), (65, 1), (-1, 10), (0, 0), (0, -1), (2**64 - 8, 16), (2**63, 1), (2**63, 2**20)],
 )
 def test_a_region_is_within_its_file(folder: Folder, offset: int, byte_size: int) -> None:
     """triton-inference-server/server#8334: the offset was not checked, and sums of unsigned numbers overflow."""
@@ -483,6 +483,16 @@ async def test_a_region_that_is_unregistered_while_a_call_runs_is_not_written(
     before = path.read_bytes()
     assert error(await gateway.post(INFER, request((1, 2), SIZE, output=(SIZE, 40))))[0] == (422 if again else 404)
     assert path.read_bytes() == before
+
+
+def test_the_bytes_of_all_regions_are_bounded(folder: Folder) -> None:
+    """A file may be sparse: outputs allocate its memory."""
+    os.truncate(folder.file(), MAX_BYTES)
+    folder.register(name="a", byte_size=MAX_BYTES - 64)
+    folder.register(name="b", byte_size=64)
+    for byte_size in (1, MAX_BYTES, 2**64 - 8):
+        with pytest.raises(CapacityError):
+            folder.register(name="c", byte_size=byte_size)
 
 
 def test_the_number_of_regions_is_bounded_and_a_name_is_used_once(folder: Folder) -> None:

@@ -15,7 +15,7 @@ from gpufn_gateway.oip.shared_memory.files import ClientFiles, Identity
 from gpufn_gateway.settings import GatewaySettings
 
 MAX_REGIONS: Final = 64  # of a key or a team
-MAX_REGION_BYTES: Final = 4 << 30
+MAX_BYTES: Final = 4 << 30  # of all of these: outputs in them may allocate so much memory in the gateway's name
 _NAME: Final = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 _LOOPBACK: Final = ("127.0.0.0/8", "::1/128", "::ffff:127.0.0.0/104")
 
@@ -75,13 +75,15 @@ class Regions:
         """Raises InvalidInput, Conflict, CapacityError."""
         if not _NAME.fullmatch(name):
             raise InvalidInput("the name of a region has 1 to 128 letters, digits, '.', '_', ':' and '-'", field="name")
-        if offset < 0 or not 0 < byte_size <= MAX_REGION_BYTES:
-            raise InvalidInput(f"a region has 1 to {MAX_REGION_BYTES:,} bytes, at an offset of at least 0")
+        if offset < 0 or byte_size < 1:
+            raise InvalidInput("a region has at least one byte, at an offset of at least 0")
         own = self._by_owner.get(owner, {})
         if name in own:
             raise Conflict(f"The region {name} is registered already: unregister it first.")
         if len(own) >= MAX_REGIONS:
             raise CapacityError(f"An API key, or a team, may register {MAX_REGIONS} regions: unregister one first.")
+        if byte_size + sum(region.byte_size for region in own.values()) > MAX_BYTES:
+            raise CapacityError(f"The regions of an API key, or a team, may have {MAX_BYTES:,} bytes together.")
         identity = self._files.identify(key, self.prefix_of(owner), offset + byte_size)
         region = Region(name, key, offset, byte_size, identity)
         self._by_owner.setdefault(owner, own)[name] = region
