@@ -100,7 +100,7 @@ def _play(script: str, concurrency: int) -> list[str]:
 _HELD = """
     import gpufn.call.transport
     from gpufn.call.transport_protocol import EncodedCall, Target
-    def f(x: list[int], hold: list[bool] = False):
+    def f(x: list[int], hold: list[bool] = [False]):
         if any(hold):
             gpufn.call.transport.current().call(EncodedCall(Target("other"), "", b""))
         print(len(x))
@@ -140,7 +140,7 @@ _MIXED = """
     import gpufn.call.transport
     from gpufn.call.transport_protocol import EncodedCall, Target
     class C:
-        def many(self, x: list[int], hold: list[bool] = False):
+        def many(self, x: list[int], hold: list[bool] = [False]):
             if any(hold):
                 gpufn.call.transport.current().call(EncodedCall(Target("other"), "", b""))
             return [[one, len(x)] for one in x]
@@ -189,7 +189,7 @@ def test_the_time_of_a_batch_that_failed_is_charged_too(start: Start) -> None:
     import time
     import gpufn.call.transport
     from gpufn.call.transport_protocol import EncodedCall, Target
-    def f(x: list[int], hold: list[bool] = False):
+    def f(x: list[int], hold: list[bool] = [False]):
         if any(hold):
             gpufn.call.transport.current().call(EncodedCall(Target("other"), "", b""))
         elif len(x) > 1:
@@ -233,7 +233,7 @@ def test_calls_of_a_failed_batch_run_without_what_it_held(start: Start) -> None:
             def __del__(self):
                 global held
                 held -= 1
-        def f(x: list[int], hold: list[bool] = False):
+        def f(x: list[int], hold: list[bool] = [False]):
             if any(hold):
                 gpufn.call.transport.current().call(EncodedCall(Target("other"), "", b""))
             large = Large()
