@@ -18,10 +18,20 @@ import tritonclient.grpc as grpc_client
 import tritonclient.grpc.aio as grpc_aio
 import tritonclient.http as http_client
 import tritonclient.http.aio as http_aio
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tritonclient.utils import InferenceServerException, serialize_byte_tensor, shared_memory
 
 from gpufn_core.domain.team import Team
-from gpufn_core.errors import ArtifactUnavailable, CapacityError, Conflict, DataNotFound, Forbidden, InvalidInput
+from gpufn_core.errors import (
+    ArtifactUnavailable,
+    CapacityError,
+    Conflict,
+    DataNotFound,
+    Forbidden,
+    InvalidInput,
+    RequestError,
+)
 from gpufn_core.protocol.codec import encode
 from gpufn_core.spec.function_spec import Batch
 from gpufn_gateway.auth.access import LOCAL, new_key
@@ -97,6 +107,15 @@ class Folder:
 def folder(tmp_path: Path) -> Folder:
     (tmp_path / "shm").mkdir()
     return Folder(tmp_path / "shm")
+
+
+@pytest.fixture(scope="module")
+def registered(tmp_path_factory: Any) -> Folder:
+    """A folder with the region r of 64 bytes, which no test changes."""
+    folder = Folder(tmp_path_factory.mktemp("shm"))
+    folder.file()
+    folder.register()
+    return folder
 
 
 # --- Triton's clients ------------------------------------------------------------------------------------------------
@@ -560,6 +579,48 @@ async def test_a_hidden_region_reaches_no_memory(make: Any, clock: Any, folder: 
     folder.register()
     hidden = request((1, 2), SIZE).replace(b"shared_memory_region", b"shared_memory\\u005fregion")
     assert error(await gateway.post(INFER, hidden))[0] == 422
+
+
+_VALUES = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.sampled_from(["r", "x", ""])
+_PARAMETERS = st.dictionaries(
+    st.sampled_from(
+        ["shared_memory_region", "shared_memory_byte_size", "shared_memory_offset", "binary_data_size", "binary_data"]
+    ),
+    _VALUES | st.lists(_VALUES, max_size=2) | st.sampled_from([0, 8, 64]),
+)
+_TENSORS = st.lists(
+    st.fixed_dictionaries({}, optional={"name": _VALUES, "parameters": _PARAMETERS | _VALUES, "data": _VALUES}),
+    max_size=4,
+)
+
+
+@given(st.fixed_dictionaries({"inputs": _TENSORS | _VALUES}, optional={"outputs": _TENSORS | _VALUES}))
+@settings(max_examples=300, deadline=None)
+def test_any_request_is_rewritten_within_its_regions_or_refused(registered: Folder, head: Any) -> None:
+    text = msgspec.json.encode(head)
+    try:
+        request = rewrite(text, Range(len(text), len(text) + 16), registered.regions, OWNER)
+    except RequestError:
+        return
+    if request is None:
+        return
+    slices = [piece for piece in (*request.tensors, *request.outputs.values()) if isinstance(piece, Slice)]
+    assert slices
+    assert all(0 <= piece.offset <= piece.offset + piece.size <= 64 for piece in slices)
+    assert b"shared_memory_region" not in request.head
+
+
+async def test_no_use_leaves_a_descriptor_open(make: Any, clock: Any, folder: Folder) -> None:
+    gateway = gateway_with(make, clock, folder.regions)
+    path = folder.file()
+    folder.register()
+    before = os.listdir("/proc/self/fd")
+    assert (await gateway.post(INFER, request((1, 2), SIZE, output=(SIZE, 8)))).status_code == 200
+    os.truncate(path, 4)
+    assert (await gateway.post(INFER, request((1, 2), SIZE, output=(SIZE, 8)))).status_code == 422
+    with pytest.raises(InvalidInput):
+        folder.register(name="other")
+    assert os.listdir("/proc/self/fd") == before
 
 
 async def test_binary_tensors_beside_regions_stay_in_order(make: Any, clock: Any, folder: Folder) -> None:
