@@ -110,7 +110,7 @@ class Queues:
         if re.fullmatch(pattern, lease) is None:
             raise InvalidInput(f"this is not the lease of an item of {name}", field="lease")
         try:
-            await self._bus.request(f"{_ACK}{lease}", b"+ACK" if is_done else b"-NAK")
+            await self._bus.request_server(f"{_ACK}{lease}", b"+ACK" if is_done else b"-NAK")
         except NoResponders:
             raise LeaseEnded(f"The lease of this item of {name} has ended: the item may be delivered again.") from None
 

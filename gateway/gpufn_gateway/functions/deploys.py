@@ -50,6 +50,7 @@ from gpufn_gateway.functions.bundle_check import check_bundle
 from gpufn_gateway.functions.registry import Registry, is_usable
 from gpufn_gateway.functions.secret_use import secret_scopes
 from gpufn_gateway.garbage_collection.rules import as_retired
+from gpufn_gateway.teams.functions import check_functions
 from gpufn_gateway.teams.storage import TeamStorage
 from gpufn_gateway.volumes.volumes import Volumes
 from gpufn_gateway.webhooks.address_policy import AddressPolicy
@@ -141,7 +142,7 @@ class Deploys:
         """Deploy a spec without models.
 
         Raises InvalidBundle or InvalidSpec if something was not uploaded, Forbidden, SourceConflict, UntrustedDeploy,
-        StorageLimitExceeded, and Conflict if too many deploys race.
+        StorageLimitExceeded, FunctionLimitExceeded, and Conflict if too many deploys race.
         """
         revision = await self._checked(spec, bundle, options)
         return await self._move_active(await self._add_revision(revision))
@@ -154,7 +155,7 @@ class Deploys:
         """Start the builds of a spec with models, and return the BUILDING revision.
 
         Raises InvalidBundle or InvalidSpec if something was not uploaded, Forbidden, SourceConflict, UntrustedDeploy,
-        StorageLimitExceeded, and NoCapacity without a device to build for.
+        StorageLimitExceeded, FunctionLimitExceeded, and NoCapacity without a device to build for.
         """
         revision = await self._checked(spec, bundle, options)
         kinds = build_rules.device_kinds(spec.resources, self.registry.live_nodes())
@@ -309,11 +310,12 @@ class Deploys:
                 await self.buckets.schedules.delete(key)
 
     async def _checked(self, spec: FunctionSpec, bundle: str, options: DeployOptions) -> Revision:
-        """Return a revision without its number. Check the signature, the isolation, the webhook's address, the
+        """Return a revision without its number. Check the signature, the isolation, the number of functions, the webhook's address, the
         schedule's arguments, the uploads, the source, the volumes, the storage of its team and the secrets."""
         revision = self._revision(spec, Digest(bundle), options)
         await self.signatures.verify_new(revision)
         self._check_isolation(spec)
+        check_functions(spec.name, self.registry)
         try:
             if spec.webhook is not None:
                 self.addresses.check(spec.webhook)

@@ -138,6 +138,7 @@ _FIELDS: Final[Mapping[str, Mapping[str, Schema]]] = {
         "run_s": _SECONDS_OF_A_KEY,
         "gpu_s": _SECONDS_OF_A_KEY,
         "stored_bytes": {"minimum": 0, "maximum": LARGEST_INTEGER},
+        "functions": _HELD_BY_A_TEAM,
     },
     "DeploySignature": {"payload": _BASE64, "value": _BASE64},
     "NewSigner": {

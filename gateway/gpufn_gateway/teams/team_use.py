@@ -15,6 +15,7 @@ from gpufn_core.protocol.reports import NodeReport, RunnerReport
 from gpufn_gateway.auth.quota_sync import QuotaSync
 from gpufn_gateway.auth.team_account import quota_id
 from gpufn_gateway.functions.registry import Registry
+from gpufn_gateway.teams.functions import functions_of
 from gpufn_gateway.teams.storage import TeamStorage
 
 _HOLDING: Final = (WorkerState.STARTING, WorkerState.READY, WorkerState.RESUMING)
@@ -48,6 +49,7 @@ class TeamUses:
                 run_s=today.run_s,
                 gpu_s=today.gpu_s,
                 stored_bytes=stored[team.name],
+                functions=functions_of(team, registry),
             )
         return uses
 

@@ -41,6 +41,7 @@ _FIRST_RECONNECT_S = 0.05
 _LONGEST_RECONNECT_S = 0.5  # a loopback or LAN connect costs the server little; waiting delays calls
 _STORE_RETRY_S = 0.1
 _INBOX = "_INBOX."
+PROCESSES = "from"  # part of the inboxes to which other processes respond, not the server
 
 
 class Subscription:
@@ -74,9 +75,11 @@ class Bus:
         self._waiting: dict[str, asyncio.Future[Message]] = {}
         self._on_reconnect: dict[object, Callable[[], None]] = {}
         self._count = itertools.count(1)
-        # The user is in the prefix so that a server's permissions can keep roles out of each other's inboxes.
+        # The user is in the prefix so that a server's permissions can keep roles out of each other's inboxes. Only the
+        # server responds to `_inbox`: a process that answers a request learns the other inbox, and cannot forge records.
         user = urlsplit(self._servers[0]).username or "any"
         self._inbox = f"{_INBOX}{user}.{secrets.token_hex(8)}"
+        self._inbox_for_processes = f"{_INBOX}{user}.{PROCESSES}.{secrets.token_hex(8)}"
 
     @classmethod
     async def connect(
@@ -108,7 +111,8 @@ class Bus:
                     last_reason = error.message
                     log.info("waiting for the bus: %s", last_reason)
             await asyncio.sleep(_jittered(_LONGEST_RECONNECT_S))
-        bus.subscribe(f"{bus._inbox}.r.*", bus._on_response)
+        for inbox in (bus._inbox, bus._inbox_for_processes):
+            bus.subscribe(f"{inbox}.r.*", bus._on_response)
         return bus
 
     async def close(self) -> None:
@@ -169,12 +173,23 @@ class Bus:
     async def request(
         self, subject: str, payload: bytes = b"", *, headers: Mapping[str, str] | None = None, timeout_s: float = 5.0
     ) -> Message:
-        """Publish a request and await one response.
+        """Publish a request to another process and await one response.
 
         Raises NoResponders at once if the subject has no subscriber, RequestTimeout on timeout, BusUnavailable when the
         connection breaks.
         """
-        reply = f"{self._inbox}.r.{next(self._count)}"
+        return await self._request(self._inbox_for_processes, subject, payload, headers, timeout_s)
+
+    async def request_server(
+        self, subject: str, payload: bytes = b"", *, headers: Mapping[str, str] | None = None, timeout_s: float = 5.0
+    ) -> Message:
+        """Like `request`, for what the server answers itself: requests of JetStream, and messages for a stream."""
+        return await self._request(self._inbox, subject, payload, headers, timeout_s)
+
+    async def _request(
+        self, inbox: str, subject: str, payload: bytes, headers: Mapping[str, str] | None, timeout_s: float
+    ) -> Message:
+        reply = f"{inbox}.r.{next(self._count)}"
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Message] = loop.create_future()
 
@@ -195,7 +210,7 @@ class Bus:
         return message
 
     def new_inbox(self) -> str:
-        """Return a unique subject for responses; `<inbox>.*` is reserved for this Bus as well."""
+        """Return a unique subject for responses of the server; `<inbox>.*` is reserved for this Bus as well."""
         return f"{self._inbox}.{next(self._count)}"
 
     async def flush(self, timeout_s: float = 5.0) -> None:
@@ -221,7 +236,7 @@ class Bus:
     ) -> dict[str, Any]:
         """Send a JetStream API request such as `js("STREAM.INFO.ORDERS")`. Raises JetStreamError if it is refused."""
         payload = body if isinstance(body, bytes) else msgspec.json.encode(body) if body is not None else b""
-        response = await self.request(jetstream.API + verb, payload, timeout_s=timeout_s)
+        response = await self.request_server(jetstream.API + verb, payload, timeout_s=timeout_s)
         return jetstream.read_response(response.payload, verb)
 
     async def js_or_none(
@@ -289,7 +304,7 @@ class Bus:
 
     async def _store(self, subject: str, payload: bytes, headers: Mapping[str, str], timeout_s: float) -> Stored:
         try:
-            response = await self.request(subject, payload, headers=headers, timeout_s=timeout_s)
+            response = await self.request_server(subject, payload, headers=headers, timeout_s=timeout_s)
         except RequestTimeout as error:
             raise NotStored(f"{error.message.rstrip('.')}: the disk of the message bus may be full.") from error
         return jetstream.read_pub_ack(response.payload, subject)

@@ -26,6 +26,7 @@ from __future__ import annotations
 import json
 
 from gpufn_core.protocol import subjects
+from gpufn_platform.bus.connection import PROCESSES
 
 ROLES = ("admin", "gateway", "agent", "runner", "builder")
 
@@ -124,22 +125,23 @@ def _everything_in(stream: str) -> list[str]:
     ]
 
 
-def _inboxes(*roles: str) -> list[str]:
-    return [f"_INBOX.{role}.>" for role in roles]
+def _answers_to(*roles: str) -> list[str]:
+    """Respond to requests of these roles. Their inboxes for responses of the server are for the server only."""
+    return [f"_INBOX.{role}.{PROCESSES}.>" for role in roles]
 
 
 _PERMISSIONS = {
     "gateway": _allow(
         publish=[
             f"{_P}.>",
-            *_inboxes(*ROLES),
+            *_answers_to(*ROLES),
             *(f"{_API}{verb}" for verb in ("INFO", "STREAM.LIST")),  # sizes and limits, for metrics
             *(subject for stream in _STREAMS for subject in _everything_in(stream)),
             *_api(subjects.AUDIT, *_AUDIT, "DIRECT.GET"),
             *(subject for bucket in _BUCKETS for subject in (f"$KV.{bucket}.>", *_everything_in(f"KV_{bucket}"))),
             *(subject for store in _STORES for subject in (f"$O.{store}.>", *_everything_in(f"OBJ_{store}"))),
         ],
-        subscribe=[*_inboxes("gateway"), f"{_P}.>"],
+        subscribe=["_INBOX.gateway.>", f"{_P}.>"],
     ),
     "agent": _allow(
         publish=[
@@ -148,8 +150,8 @@ _PERMISSIONS = {
             subjects.WORKER_EVENTS,
             subjects.logs("*"),
             subjects.on_node("agent", "*"),
-            *_inboxes("agent"),  # to an agent that starts under the same node's name
-            *_inboxes("gateway"),  # profiles
+            *_answers_to("agent"),  # to an agent that starts under the same node's name
+            *_answers_to("gateway"),  # profiles
             f"$KV.{subjects.ASSIGNMENTS}.>",
             *_read_bucket(subjects.ASSIGNMENTS),
             *_read_bucket(subjects.FUNCTIONS),
@@ -165,7 +167,7 @@ _PERMISSIONS = {
             *_read_store(subjects.VOLUME_FILES),
         ],
         subscribe=[
-            *_inboxes("agent"),
+            "_INBOX.agent.>",
             subjects.kill("*"),
             subjects.profile("*"),
             subjects.RUNNER_REPORTS,
@@ -191,7 +193,7 @@ _PERMISSIONS = {
             subjects.runner_inbox("*"),
             subjects.on_node("runner", "*"),
             f"{_P}.rep.>",
-            *_inboxes("admin", "gateway", "runner"),  # responses to 'which runner has this call?'
+            *_answers_to("admin", "gateway", "runner"),  # responses to 'which runner has this call?'
             subjects.SYNC_FILTER,
             subjects.ASYNC_FILTER,
             subjects.RESULTS_FILTER,
@@ -221,7 +223,7 @@ _PERMISSIONS = {
             *_read_store(subjects.ARGUMENT_FILES),
         ],
         subscribe=[
-            *_inboxes("runner"),
+            "_INBOX.runner.>",
             subjects.replies(f"{subjects.RUNNER_CALLERS}.*"),
             subjects.CONTROLLER_REPORT,
             subjects.WORKER_EVENTS,
@@ -238,8 +240,8 @@ _PERMISSIONS = {
     "builder": _allow(
         publish=[
             subjects.on_node("builder", "*"),
-            *_inboxes("gateway"),  # responses to 'are there builders for this device?'
-            *_inboxes("builder"),  # to a builder that starts under the same node's name
+            *_answers_to("gateway"),  # responses to 'are there builders for this device?'
+            *_answers_to("builder"),  # to a builder that starts under the same node's name
             f"$KV.{subjects.BUILDS}.>",
             f"$KV.{subjects.ENGINES}.>",
             f"$KV.{subjects.LEASES}.{subjects.BUILD_LEASES}.>",
@@ -256,7 +258,7 @@ _PERMISSIONS = {
             *_api(f"OBJ_{subjects.ENGINE_FILES}", "STREAM.MSG.DELETE"),  # engines that could not be published
         ],
         subscribe=[
-            *_inboxes("builder"),
+            "_INBOX.builder.>",
             subjects.NODE_REPORTS,
             f"{_P}.ctl.builder.*",
             subjects.on_node("builder", "*"),

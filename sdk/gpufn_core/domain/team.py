@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import msgspec
 
 from gpufn_core.spec.function_spec import FunctionSpec
@@ -9,10 +11,11 @@ from gpufn_core.spec.isolation import LEAST, Isolation
 from gpufn_core.spec.naming import patterns
 
 NO_TEAM = ""
+MAX_FUNCTIONS: Final = 1_000  # of a team without a limit of its own
 
 
 class TeamLimits(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """The limits of all functions of a team together; None means no limit. `workers` and `gpus` are held at the same
+    """The limits of all functions of a team together; None means no limit, for `functions` MAX_FUNCTIONS. `workers` and `gpus` are held at the same
     time; a quarter of a GPU counts 0.25, and parked workers do not count. `queued` are submitted calls that have not
     ended. `run_s` and `gpu_s` are seconds per UTC day, as `gpufn_core.domain.usage` counts them. `stored_bytes` are the
     bundles, models, weights and engines that its functions keep in the object store."""
@@ -23,6 +26,7 @@ class TeamLimits(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown
     run_s: float | None = None
     gpu_s: float | None = None
     stored_bytes: int | None = None
+    functions: int | None = None
 
 
 class TeamUse(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,6 +39,7 @@ class TeamUse(msgspec.Struct, frozen=True, kw_only=True):
     run_s: float = 0.0
     gpu_s: float = 0.0
     stored_bytes: int = 0
+    functions: int = 0
 
 
 class Team(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -52,6 +57,10 @@ class Team(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     isolation: Isolation = Isolation.PROCESS
     callers: tuple[str, ...] = ()
     trust_domains: tuple[str, ...] = ()
+
+    @property
+    def max_functions(self) -> int:
+        return MAX_FUNCTIONS if self.limits.functions is None else self.limits.functions
 
     def has(self, function: str) -> bool:
         """Return whether the team owns a function."""

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from gpufn_core.domain import team as teams
 from gpufn_core.domain.usage import Usage, UsageKey, day_of
 from gpufn_core.errors import InvalidSpec
 from gpufn_core.ids import digest_of
@@ -15,6 +16,7 @@ from gpufn_core.spec.isolation import Isolation
 from gpufn_core.spec.weights_spec import WeightsFile, WeightsSpec
 from gpufn_gateway.auth.access import new_key
 from tests.gateway.whole import BUNDLE, DIGEST, gateway_on
+from tests.waiting import until_async
 
 
 async def test_a_team_is_set_listed_and_removed(nats: Any, problem: Any) -> None:
@@ -148,7 +150,7 @@ async def test_a_team_sees_its_own_use_and_limits_only(nats: Any, make: Any) -> 
         assert team["limits"] == limits
         assert team["use"] == {
             "workers": 0, "gpus": 0.0, "borrowed_gpus": 0.0, "queued": 1, "run_s": 5.0, "gpu_s": 2.5,
-            "stored_bytes": len(BUNDLE),
+            "stored_bytes": len(BUNDLE), "functions": 1,
         }  # fmt: skip
         for name in ("seen", "other"):
             await gateway.http.delete(f"/v1/functions/prod/{name}/f")
@@ -197,3 +199,40 @@ async def test_a_deploy_beyond_the_storage_of_its_team_is_refused(nats: Any, mak
         await gateway.http.delete("/v1/teams/hoard")
         for name in ("prod/hoard/a", "prod/hoard/b", "free"):
             await gateway.http.delete(f"/v1/functions/{name}")
+
+
+async def test_the_functions_of_a_team_are_limited(nats: Any, make: Any, problem: Any) -> None:
+    async with gateway_on(nats) as gateway:
+        names = [f"prod/many/{name}" for name in "abc"]
+
+        async def deploy(name: str) -> Any:
+            body = msgspec.json.encode({"spec": make.spec(name), "bundle": DIGEST, "check": False})
+            answer = await gateway.http.post("/v1/functions", content=body)
+            if answer.status_code == 201:
+                await until_async(lambda: name in gateway.registry.functions)
+            return answer
+
+        team = {"owns": ["prod/many/*"], "limits": {"functions": 2}}
+        await gateway.http.put("/v1/teams/many", json=team)
+        assert [(await deploy(name)).status_code for name in (*names[:2], names[0], "free")] == [201] * 4
+        refused = await deploy(names[2])
+        assert problem(refused) == (409, "conflict")
+        assert "team many" in refused.json()["detail"]
+        assert (await gateway.http.get("/v1/teams")).json()["teams"][0]["use"]["functions"] == 2
+        await gateway.http.delete(f"/v1/functions/{names[0]}")
+        await until_async(lambda: names[0] not in gateway.registry.functions)
+        assert (await deploy(names[2])).status_code == 201
+        await gateway.http.delete("/v1/teams/many")
+        for name in (*names[1:], "free"):
+            await gateway.http.delete(f"/v1/functions/{name}")
+
+
+async def test_the_functions_of_a_team_without_a_limit_are_bounded(
+    nats: Any, make: Any, problem: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(teams, "MAX_FUNCTIONS", 0)
+    async with gateway_on(nats) as gateway:
+        await gateway.http.put("/v1/teams/many", json={"owns": ["prod/many/*"]})
+        body = msgspec.json.encode({"spec": make.spec("prod/many/a"), "bundle": DIGEST, "check": False})
+        assert problem(await gateway.http.post("/v1/functions", content=body)) == (409, "conflict")
+        await gateway.http.delete("/v1/teams/many")

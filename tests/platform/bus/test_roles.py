@@ -199,11 +199,12 @@ WRITES = {
     "gpufn.v1.rep.f.gateway.i": {"runner"},
     "gpufn.v1.res.f.i": {"runner"},
     "gpufn.v1.run.r": {"runner"},
-    "_INBOX.admin.x": {"runner"},
-    "_INBOX.agent.x": {"agent"},
-    "_INBOX.builder.x": {"builder"},
-    "_INBOX.gateway.x": {"agent", "runner", "builder"},
-    "_INBOX.runner.x": {"runner"},
+    **{f"_INBOX.{role}.x": set() for role in ("admin", "agent", "builder", "gateway", "runner")},  # of the server
+    "_INBOX.admin.from.x": {"runner"},
+    "_INBOX.agent.from.x": {"agent"},
+    "_INBOX.builder.from.x": {"builder"},
+    "_INBOX.gateway.from.x": {"agent", "runner", "builder"},
+    "_INBOX.runner.from.x": {"runner"},
     "$SYS.REQ.ACCOUNT.PING.CONNZ": set(),
     "$SYS.REQ.SERVER.PING": set(),
     "$JS.EVENT.ADVISORY.x": set(),
@@ -450,3 +451,19 @@ async def everything(gateway: Bus) -> None:
     await check_server(gateway)
     await Storage(gateway, await Buckets.open(gateway)).ensure()
     await object_store.ensure_bucket(gateway, subjects.RESULT_FILES, expires=True)
+
+
+async def test_who_answers_a_request_does_not_learn_where_the_server_answers(
+    nats: EmbeddedServer, connect: Any
+) -> None:
+    """Regression: it could forge the server's responses to the gateway, such as the record of an API key."""
+    gateway, runner = await connect(nats, "gateway"), await connect(nats, "runner")
+    replies: list[str] = []
+    runner.subscribe(subjects.WHEREABOUTS, lambda message: replies.append(message.reply))
+    await runner.flush()
+    with pytest.raises(BusUnavailable):
+        await gateway.request(subjects.WHEREABOUTS, timeout_s=0.2)
+    (learned,) = replies
+    secret = gateway.new_inbox().rpartition(".")[0]
+    assert not learned.startswith(secret)
+    assert secret.rpartition(".")[2] not in learned

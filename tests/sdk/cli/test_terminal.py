@@ -219,3 +219,17 @@ def test_at_a_terminal_only_the_last_column_is_wrapped(
         f"{'0' * 26}  one two three four",
         f"{'':<28}five",
     ]
+
+
+@pytest.mark.parametrize("content_type", ["application/json", "text/plain"])
+def test_a_result_is_escaped_at_a_terminal_and_unchanged_in_a_pipe(
+    content_type: str, monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    evil = "a\x9be\u202e\u200f\u061cf"
+    body = (json.dumps(evil, ensure_ascii=False) if content_type == "application/json" else evil).encode()
+    result = RawResult(content_type=content_type, body=body)
+    show(result, None, json=False)
+    assert capsysbinary.readouterr().out.rstrip(b"\n") == body
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    show(result, None, json=False)
+    assert r"\u202e\u200f\u061cf" in capsysbinary.readouterr().out.decode()

@@ -102,6 +102,7 @@ export interface TeamLimits {
   readonly run_s?: number;
   readonly gpu_s?: number;
   readonly stored_bytes?: number;
+  readonly functions?: number;
 }
 
 export interface Team {

@@ -53,6 +53,11 @@ class WebSocketConnection(WebSocketsSansIOProtocol):
             self._parse()
         return message
 
+    async def send(self, message: Any) -> None:
+        await super().send(message)
+        if self.initial_response is not None and self.close_sent:
+            self.handshake_complete = True  # a refusal; uvicorn would log an error for each
+
     def _parse(self) -> None:
         """Parse a part of what has arrived. The rest waits until other connections had their turn and the application
         has taken the messages."""

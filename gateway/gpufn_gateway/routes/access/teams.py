@@ -122,7 +122,7 @@ def _check(team: Team) -> None:
 
 
 def _check_limits(limits: TeamLimits) -> None:
-    for name, value in (("workers", limits.workers), ("gpus", limits.gpus)):
+    for name, value in (("workers", limits.workers), ("gpus", limits.gpus), ("functions", limits.functions)):
         if value is not None and not 0 <= value <= MAX_HELD:
             raise InvalidInput(f"{name} must be from 0 to {MAX_HELD:,}", field=f"limits.{name}")
     stored = limits.stored_bytes

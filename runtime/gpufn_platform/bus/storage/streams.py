@@ -316,7 +316,7 @@ async def first_sequence_at(bus: Bus, stream: str, at: float) -> int:
 async def count(bus: Bus, stream: str, subject: str) -> int:
     """Count the messages of `subject`, which may have wildcards. The stream must allow direct reads."""
     body = msgspec.json.encode({"seq": 1, "next_by_subj": subject, "batch": 1})
-    response = await bus.request(f"{jetstream.API}DIRECT.GET.{stream}", body)
+    response = await bus.request_server(f"{jetstream.API}DIRECT.GET.{stream}", body)
     return 0 if response.status else int((response.headers or {})["Nats-Num-Pending"]) + 1
 
 

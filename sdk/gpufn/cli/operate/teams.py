@@ -31,7 +31,7 @@ def list_teams(json: bool) -> None:
         print_json(teams)
         return
     rows = [(team.name, ", ".join(team.owns), f"{team.weight:g}", team.isolation.value, *_use(team)) for team in teams]
-    use = ("workers", "GPUs", "queued", "run s today", "GPU s today", "stored")
+    use = ("workers", "GPUs", "queued", "run s today", "GPU s today", "stored", "functions")
     print_table(("team", "owns", "weight", "isolation", *use), rows, empty="no teams: see `gpufn teams set --help`")
 
 
@@ -51,6 +51,7 @@ def list_teams(json: bool) -> None:
 @click.option("--queued", type=IntRange(min=1), help="Maximum number of submitted calls that have not ended.")
 @click.option("--run-seconds", "run_s", type=_SECONDS, help="Maximum run time of its calls in seconds per UTC day.")
 @click.option("--gpu-seconds", "gpu_s", type=_SECONDS, help="Maximum GPU seconds of its calls per UTC day.")
+@click.option("--functions", type=IntRange(min=0), help="Maximum number of functions. Default: 1,000.")
 @click.option("--storage", help="Maximum size of bundles, models, weights and engines, such as 50GB.")
 @click.option(
     "--isolation",
@@ -130,6 +131,7 @@ def _use(team: TeamView) -> list[str]:
         amount(use.run_s, limits.run_s),
         amount(use.gpu_s, limits.gpu_s),
         amount(use.stored_bytes, limits.stored_bytes, format_bytes),
+        amount(use.functions, team.max_functions),
     ]
 
 
@@ -145,6 +147,7 @@ def _limits(limits: TeamLimits) -> str:
         "queued calls": limits.queued,
         "run seconds per day": limits.run_s,
         "GPU seconds per day": limits.gpu_s,
+        "functions": limits.functions,
     }
     texts = [f"{value:,g} {unit}" for unit, value in parts.items() if value is not None]
     if limits.stored_bytes is not None:

@@ -10,7 +10,7 @@ import re
 from typing import Final
 
 # Control characters except newline and tab, surrogates, and bidirectional formatting characters.
-_UNSAFE: Final = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\u202a-\u202e\u2066-\u2069]")
+_UNSAFE: Final = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\ud800-\udfff\u202a-\u202e\u2066-\u2069]")
 _COLORS: Final = re.compile(r"\x1b\[[0-9;:]*m")
 
 

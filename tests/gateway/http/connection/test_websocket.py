@@ -1,11 +1,13 @@
-"""The parser of WebSockets takes turns with the other connections."""
+"""The parser of WebSockets takes turns with the other connections, and a refusal is no error."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import Any
 from unittest.mock import Mock
 
+import pytest
 import uvicorn
 
 from gpufn_gateway.http.connection.websocket import OPTIONS, WebSocketConnection
@@ -37,6 +39,16 @@ class Transport:
         self.is_reading = True
 
 
+def connection(app: Any) -> tuple[WebSocketConnection, Any, set[asyncio.Task[None]]]:
+    config = uvicorn.Config(app, ws="none", log_config=None, **OPTIONS)
+    config.load()
+    state: Any = Mock(connections=set(), tasks=set(), default_headers=[])
+    protocol = WebSocketConnection(config=config, server_state=state, app_state={}, release=Mock())
+    transport: Any = Transport()
+    protocol.connection_made(transport)
+    return protocol, transport, state.tasks
+
+
 async def test_short_messages_of_one_read_are_parsed_in_parts_and_all_arrive() -> None:
     """Bug: 37,000 messages in one read stopped the gateway for seconds."""
     received: list[str] = []
@@ -52,12 +64,7 @@ async def test_short_messages_of_one_read_are_parsed_in_parts_and_all_arrive() -
             if len(received) == COUNT + 1:
                 all_arrived.set()
 
-    config = uvicorn.Config(app, ws="none", log_config=None, **OPTIONS)
-    config.load()
-    state: Any = Mock(connections=set(), tasks=set(), default_headers=[])
-    protocol = WebSocketConnection(config=config, server_state=state, app_state={}, release=Mock())
-    transport: Any = Transport()
-    protocol.connection_made(transport)
+    protocol, transport, tasks = connection(app)
     protocol.data_received(HEAD)
     protocol.data_received(TINY * COUNT)
     assert not transport.is_reading, "until all of it is parsed"
@@ -70,4 +77,16 @@ async def test_short_messages_of_one_read_are_parsed_in_parts_and_all_arrive() -
     assert max(in_queue) < COUNT / 10
     assert transport.is_reading
     protocol.connection_lost(None)
-    await asyncio.gather(*state.tasks)
+    await asyncio.gather(*tasks)
+
+
+async def test_a_refused_websocket_is_no_error_of_the_gateway(caplog: pytest.LogCaptureFixture) -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "websocket.http.response.start", "status": 401, "headers": []})
+        await send({"type": "websocket.http.response.body", "body": b"{}"})
+
+    protocol, _, tasks = connection(app)
+    protocol.data_received(HEAD)
+    await asyncio.gather(*tasks)
+    protocol.connection_lost(None)
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == []

@@ -11,6 +11,7 @@ const LIMITS: Readonly<Record<keyof TeamLimits, string>> = {
   run_s: "Run time per UTC day, in seconds",
   gpu_s: "GPU seconds per UTC day",
   stored_bytes: "Stored bytes",
+  functions: "Functions",
 };
 const TIERS = { process: "process", sandbox: "sandbox", container: "container" };
 
@@ -41,7 +42,7 @@ export function SetTeam({ team, onChange }: { team?: Team; onChange: () => void 
       <TextField label="Trust domains" name="trust_domains" rows={2} value={team?.trust_domains?.join("\n") ?? ""} note="Domains in which its functions share GPUs with those of teams that also have them." />
       <details>
         <summary>Limits</summary>
-        <p class="dim">An empty field means no limit.</p>
+        <p class="dim">An empty field means no limit, or 1,000 functions.</p>
         {Object.entries(LIMITS).map(([name, label]) => (
           <Field key={name} label={label} name={name} isNumber value={team?.limits?.[name as keyof TeamLimits] ?? ""} />
         ))}

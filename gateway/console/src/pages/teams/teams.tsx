@@ -43,6 +43,7 @@ const COLUMNS: Readonly<Record<keyof TeamLimits, { readonly label: string; reado
   run_s: { label: "Run time today", show: duration },
   gpu_s: { label: "GPU time today", show: duration },
   stored_bytes: { label: "Stored", show: bytes },
+  functions: { label: "Functions", show: number },
 };
 
 function Table({ teams, isAdmin, onChange }: { teams: readonly Team[]; isAdmin: boolean; onChange: () => void }) {
