@@ -34,6 +34,7 @@ from gpufn_gateway.routes.requests import whole_number
 PAGE_TOKEN: Final = b"x-gpufn-page"
 _MAX_DIGITS: Final = 9  # of the number of a signing key
 _COOKIE: Final = "gpufn_console"
+_SET_BY_SERVER: Final = "__Http-"  # browsers that know this prefix refuse such a cookie of a script
 _CONTEXT: Final = b"gpufn console page\0"
 _OF_PAGES: Final = (b"authorization", b"cookie", b"origin", b"referer", PAGE_TOKEN)  # not for the API
 
@@ -114,9 +115,12 @@ def set_cookie(headers: Mapping[bytes, bytes], scheme: str, value: str, max_age_
 
 
 def _name(headers: Mapping[bytes, bytes]) -> str:
-    """Return the name of the cookie. Browsers share cookies between the ports of a host, so it has the port."""
+    """Return the name of the cookie. Browsers share cookies between the ports of a host, so it has the port. Beyond
+    loopback, where it is Secure, the prefix prevents that a script of a web function sets it."""
     authority = host_field.parse(headers.get(b"host", b""))
-    return _COOKIE if authority is None or authority.port is None else f"{_COOKIE}_{authority.port}"
+    prefix = "" if authority is not None and is_loopback(authority.host) else _SET_BY_SERVER
+    port = "" if authority is None or authority.port is None else f"_{authority.port}"
+    return f"{prefix}{_COOKIE}{port}"
 
 
 def _is_of_pages(name: bytes) -> bool:

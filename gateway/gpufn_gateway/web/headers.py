@@ -12,6 +12,7 @@ from typing import Final
 
 from gpufn_core.errors import FunctionRaised
 from gpufn_gateway.auth.access import is_our_credential
+from gpufn_gateway.web.cookies import confined
 
 _OF_THE_CONNECTION: Final = frozenset(
     {b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"te", b"trailer",
@@ -51,13 +52,16 @@ def to_application(headers: Iterable[tuple[bytes, bytes]], *, is_public: bool) -
     )
 
 
-def to_client(headers: Iterable[tuple[bytes, bytes]], *, is_socket: bool = False) -> list[tuple[bytes, bytes]]:
-    """Return the fields of a response for the client. Raises FunctionRaised for a field that HTTP does not allow."""
+def to_client(
+    headers: Iterable[tuple[bytes, bytes]], root: str, *, is_socket: bool = False
+) -> list[tuple[bytes, bytes]]:
+    """Return the fields of a response for the client. `root` is the path of the application. Raises FunctionRaised for a
+    field that HTTP does not allow."""
     left_out = _OF_THE_CONNECTION | _OF_THE_ORIGIN | (_OF_THE_HANDSHAKE if is_socket else frozenset())
     passed_on = []
     for name, value in headers:
         if _NAME.fullmatch(name) is None or _BAD_IN_VALUE.search(value):
             raise FunctionRaised("The application sent a header field that HTTP does not allow.")
         if (lower := name.lower()) not in left_out:
-            passed_on.append((lower, value))
+            passed_on.append((lower, confined(value, root) if lower == b"set-cookie" else value))
     return passed_on

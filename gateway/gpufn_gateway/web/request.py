@@ -41,7 +41,7 @@ async def serve_request(calls: Calls, match: Match, scope: Scope, receive: Recei
         cookies.append(set_cookie(visitor, match, scope["scheme"]))
     call = await session.prepare(calls, match, scope, receive, first, has_more=has_more, visitor=visitor)
     async with session.running(calls, call) as pending:
-        response = _Response(send, [*cookies, (b"x-gpufn-invocation", pending.id.encode())])
+        response = _Response(send, match.address.root, [*cookies, (b"x-gpufn-invocation", pending.id.encode())])
         async with session.alongside(pending, _follow_client(pending, response, receive, has_body=has_more)):
             async for payload in pending.payloads():
                 await response.take(*web_session.unpack_down(payload))
@@ -90,10 +90,11 @@ async def _send_body(pending: PendingSession, receive: Receive) -> None:
 
 
 class _Response:
-    """`own_headers` are added to those of the application. `is_unread`: the client is gone."""
+    """`root` is the path of the application. `own_headers` are added to its fields. `is_unread`: the client is gone."""
 
-    def __init__(self, send: Send, own_headers: Headers) -> None:
+    def __init__(self, send: Send, root: str, own_headers: Headers) -> None:
         self._send = send
+        self._root = root
         self._own_headers = own_headers
         self._has_started = False
         self.is_complete = False
@@ -105,7 +106,7 @@ class _Response:
             if not _FIRST_STATUS <= event.status <= _LAST_STATUS:
                 raise FunctionRaised(f"The application sent the status {event.status}.")
             self._has_started = True
-            headers = [*to_client(event.headers), *self._own_headers]
+            headers = [*to_client(event.headers, self._root), *self._own_headers]
             await self._pass_on({"type": "http.response.start", "status": event.status, "headers": headers})
         elif not (isinstance(event, BodyPart) and self._has_started and not self.is_complete):
             raise FunctionRaised("The application sent a part of a response where none is allowed.")

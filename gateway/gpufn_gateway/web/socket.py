@@ -45,7 +45,7 @@ async def serve_socket(
         calls, match, scope, receive, b"", has_more=False, visitor=visitor_in(scope["headers"])
     )
     async with session.running(calls, call) as pending:
-        socket = _Socket(send)
+        socket = _Socket(send, match.address.root)
         problem: Problem | None
         try:
             async with session.alongside(pending, _follow_client(pending, socket, receive, check)):
@@ -87,10 +87,11 @@ async def _follow_client(pending: PendingSession, socket: _Socket, receive: Rece
 
 
 class _Socket:
-    """`is_unread`: the client is gone."""
+    """`root` is the path of the application. `is_unread`: the client is gone."""
 
-    def __init__(self, send: Send) -> None:
+    def __init__(self, send: Send, root: str) -> None:
         self._send = send
+        self._root = root
         self._is_accepted = False
         self._is_refused = False
         self._message: list[bytes] = []
@@ -106,11 +107,11 @@ class _Socket:
             await self._close(event.code, event.reason)
         elif isinstance(event, Accept) and not self._is_accepted and not self.is_closed:
             self._is_accepted = True
-            headers = to_client(event.headers, is_socket=True)
+            headers = to_client(event.headers, self._root, is_socket=True)
             await self._pass_on({"type": "websocket.accept", "subprotocol": event.subprotocol, "headers": headers})
         elif isinstance(event, ResponseStart) and not self._is_accepted and not self._is_refused:
             self._is_refused = True
-            headers = to_client(event.headers)
+            headers = to_client(event.headers, self._root)
             await self._pass_on({"type": "websocket.http.response.start", "status": event.status, "headers": headers})
             await self._take_refusal(data, more=event.more)
         elif isinstance(event, BodyPart) and self._is_refused and not self.is_closed:

@@ -156,7 +156,7 @@ async def test_the_cookie_is_for_the_console_of_this_site_only(nats: Any, tmp_pa
             name, *attributes = cookie.split("; ")
             assert {"HttpOnly", "SameSite=Strict", "Path=/console"} <= set(attributes)
             assert ("Secure" in attributes) is is_secure
-            assert name.startswith("gpufn_console_8090=" if ":" in host else "gpufn_console=")
+            assert name.startswith("gpufn_console_8090=" if ":" in host else "__Http-gpufn_console=")
             age = next(int(each.partition("=")[2]) for each in attributes if each.startswith("Max-Age="))
             assert 0 < age <= 43_200
 

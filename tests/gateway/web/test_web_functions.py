@@ -25,6 +25,7 @@ AREA = MethodSpec(
         "required": ["width"],
     }
 )
+ROOT = "/web/prod/shop/site"
 OK = [pack(ResponseStart(200, ((b"cache-control", b"max-age=9"), (b"connection", b"close")), False), b"hi")]
 
 
@@ -223,10 +224,10 @@ def test_a_key_is_not_shown_and_another_credential_is() -> None:
 
 def test_fields_of_a_response() -> None:
     fields = [(b"Set-Cookie", b"a"), (b"Service-Worker-Allowed", b"/"), (b"Transfer-Encoding", b"chunked")]
-    assert to_client(fields) == [(b"set-cookie", b"a")]
-    assert to_client([(b"sec-websocket-accept", b"a")], is_socket=True) == []
+    assert to_client(fields, ROOT) == [(b"set-cookie", b"a")]
+    assert to_client([(b"sec-websocket-accept", b"a")], ROOT, is_socket=True) == []
     with pytest.raises(FunctionRaised):
-        to_client([(b"a b", b"c")])
+        to_client([(b"a b", b"c")], ROOT)
 
 
 @pytest.mark.parametrize(
@@ -234,7 +235,27 @@ def test_fields_of_a_response() -> None:
 )
 def test_an_application_sends_no_field_about_the_whole_origin(field: str) -> None:
     """Bug: an application deleted the cookies of the others, and let browsers report all requests to its author."""
-    assert to_client([(field.encode(), b"x")]) == []
+    assert to_client([(field.encode(), b"x")], ROOT) == []
+
+
+@pytest.mark.parametrize(
+    "cookie",
+    [
+        b"id=1; Path=/", b"id=1; path=/web/prod/ads/site/", b"id=1;PATH = /console", b"id=1; Path=", b"id=1; Path=x",
+        b"id=1; Path=/web/prod/shop/site2/", b"id=1; Path=/web/prod/shop/site/; Path=/", b"id=1; Domain=example.org",
+    ],
+)  # fmt: skip
+def test_a_cookie_of_an_application_is_for_its_own_paths(cookie: bytes) -> None:
+    """Bug: browsers sent it to the applications of others, and it could replace the session of the console."""
+    ((_, value),) = to_client([(b"Set-Cookie", cookie)], ROOT)
+    pair, *attributes = value.split(b"; ")
+    assert pair == b"id=1"
+    assert {each for each in attributes if not each.startswith(b"Path=/web/prod/shop/site/")} == set()
+
+
+def test_a_cookie_keeps_its_other_attributes() -> None:
+    cookie = b'id="a; Path=/web/prod/shop/site/cart; HttpOnly; SameSite=Lax; Expires=Wed, 21 Oct 2026 07:28:00 GMT'
+    assert to_client([(b"set-cookie", cookie)], ROOT) == [(b"set-cookie", cookie)]
 
 
 async def test_a_websocket_ends_with_the_key_that_opened_it(gateway: Any, deploy: Any) -> None:
