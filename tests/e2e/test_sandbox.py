@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -91,12 +92,13 @@ def test_no_code_of_a_function_runs_before_the_sandbox_is_entered(
     full: Platform, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Regression: a cold worker started with the function's variables, so PYTHONPATH gave it the rights of gpufn."""
-    escaped = tmp_path / "escaped"
-    (tmp_path / "sitecustomize.py").write_text(f"open({os.fspath(escaped)!r}, 'w').close()\n")
+    write = f"import os\nopen(f'{tmp_path}/escaped {{os.environ.get(\"TIER\", \"\")}}', 'w').close()\n"
+    (tmp_path / "sitecustomize.py").write_text(write)
     monkeypatch.setenv("EVIL_FOLDER", os.fspath(tmp_path))
     full.gpufn("deploy", APP.with_name("early.py"))
     assert full.invoke("early") == os.fspath(tmp_path)
-    assert not escaped.exists()
+    assert full.invoke("early_unconfined") == os.fspath(tmp_path)
+    assert [path.name for path in tmp_path.glob("escaped*")] == ["escaped process"], "a limit of that tier"
 
 
 def test_another_functions_bundle_and_config_cannot_be_read(platform_: Platform) -> None:
@@ -210,8 +212,99 @@ def test_network_none_reaches_nothing_but_the_runner(full: Platform) -> None:
     assert attack(full, "[name for _, name in socket.if_nameindex()]", "offline") == ["lo"]
 
 
-def test_a_function_may_choose_a_process_without_a_sandbox(full: Platform) -> None:
-    assert attack(full, f"os.path.exists('{full.home / 'nats'}')", "unconfined") is True
+@dataclass(frozen=True)
+class Targets:
+    """What the attacks below aim at. Their codes name the fields."""
+
+    home: Path
+    pid: int  # of the victim
+    folder: Path  # of its worker
+    bus_port: int
+    terminal: str
+    socket: Path  # of another program, and its abstract name
+    abstract: str
+
+
+@pytest.fixture
+def targets(platform_: Platform, tmp_path: Path) -> Iterator[Targets]:
+    folder, pid = folder_of_victim(platform_)
+    bus = json.loads(Home(platform_.home).up_file.read_bytes())["nats_url"]
+    leader, terminal = os.openpty()
+    name = f"gpufn-works-{os.getpid()}"
+    with socket.socket(socket.AF_UNIX) as by_path, socket.socket(socket.AF_UNIX) as by_name:
+        for listener, address in ((by_path, f"{tmp_path}/s"), (by_name, f"\0{name}")):
+            listener.bind(address)
+            listener.listen()
+        port = urlsplit(bus).port or 0
+        yield Targets(platform_.home, pid, folder, port, os.ttyname(terminal), tmp_path / "s", name)
+    os.close(leader)
+    os.close(terminal)
+
+
+IN_PROCESS = {
+    "credentials": "Path('{home}/nats/credentials.json').read_text() != ''",
+    "files of another function": "Path('{folder}/config.json').read_text() != ''",
+    "bodies": "'{folder.name}' in os.listdir('{shared}')",
+    "signal": "os.kill({pid}, 0) is None",
+    "read": "Path('/proc/{pid}/environ').read_bytes() != b''",
+    "limit": "len(resource.prlimit({pid}, resource.RLIMIT_CPU)) == 2",
+    "priority": "os.setpriority(os.PRIO_PROCESS, {pid}, 0) is None",
+    "memory": "Path('/proc/{pid}/oom_score_adj').write_text(Path('/proc/{pid}/oom_score_adj').read_text()) > 0",
+    "abstract socket": "connect(socket.AF_UNIX, '\\0{abstract}')",
+    "setuid": "status()['NoNewPrivs'] == '0'",
+    "namespaces": "outcome_of('unshare', '--user', 'true') == 0",
+    "key ring": "read_keyring() > 0",
+    "terminal": "os.close(os.open('{terminal}', os.O_RDWR | os.O_NOCTTY)) is None",
+    "tmp": "os.path.exists('{home}/up.log')",
+}
+AS_ROOT = {
+    "write": "open('/etc/hosts', 'r+').close() is None",
+    "private files": "Path('/etc/shadow').read_text() != ''",
+}
+WITHOUT_NAMESPACES = {
+    "socket": "connect(socket.AF_UNIX, '{socket}')",
+    "fork": "resource.getrlimit(resource.RLIMIT_NPROC)[1] != 4096",
+}
+EVERYWHERE = {
+    "cores": "os.sched_setaffinity({pid}, os.sched_getaffinity({pid})) is None",
+    "processes": "Path('/proc/{pid}/cmdline').read_bytes() != b''",
+    "port": "connect(socket.AF_INET, ('127.0.0.1', {bus_port}))",
+}
+
+
+def works(platform: Platform, function: str, code: str, targets: Targets) -> bool:
+    fields = vars(targets) | {"shared": Home(targets.home).shared_bodies}
+    return attack(platform, code.format(**fields), function) is True
+
+
+@pytest.mark.parametrize("platform_", ["full"], indirect=True)
+@pytest.mark.parametrize("name", [*IN_PROCESS, *AS_ROOT, *WITHOUT_NAMESPACES, *EVERYWHERE])
+def test_in_a_process_without_a_sandbox_the_attack_works(platform_: Platform, targets: Targets, name: str) -> None:
+    """These are limits of the tier 'process'. docs/trust.md says so."""
+    code = (IN_PROCESS | AS_ROOT | WITHOUT_NAMESPACES | EVERYWHERE)[name]
+    if name in AS_ROOT and os.geteuid():
+        missing("a platform of root")
+    assert works(platform_, "unconfined", code, targets)
+
+
+@pytest.mark.parametrize("platform_", ["without_namespaces"], indirect=True)
+@pytest.mark.parametrize("name", WITHOUT_NAMESPACES)
+def test_in_a_sandbox_without_namespaces_the_attack_works(platform_: Platform, targets: Targets, name: str) -> None:
+    """These are limits of a node that refuses namespaces. docs/trust.md says so."""
+    assert works(platform_, "attacker", WITHOUT_NAMESPACES[name], targets)
+
+
+@pytest.mark.parametrize("name", EVERYWHERE)
+def test_in_each_sandbox_the_attack_works(platform_: Platform, targets: Targets, name: str) -> None:
+    """These are limits of the sandbox. docs/trust.md says so."""
+    assert works(platform_, "attacker", EVERYWHERE[name], targets)
+
+
+@pytest.mark.parametrize("platform_", ["full"], indirect=True)
+@pytest.mark.parametrize("name", [*IN_PROCESS, *AS_ROOT, *WITHOUT_NAMESPACES])
+def test_in_a_sandbox_the_same_attack_fails(platform_: Platform, targets: Targets, name: str) -> None:
+    code = (IN_PROCESS | AS_ROOT | WITHOUT_NAMESPACES)[name]
+    assert not works(platform_, "attacker", code, targets)
 
 
 def test_a_node_without_namespaces_reports_what_it_does_not_offer(without_namespaces: Platform) -> None:

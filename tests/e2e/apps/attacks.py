@@ -1,4 +1,4 @@
-"""A function that runs what an attacker would, and a victim."""
+"""Functions that run what an attacker would, in a sandbox and in none, and a victim."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import ctypes
 import os
 import resource  # noqa: F401  (attacks use it)
 import socket
+import subprocess
 from pathlib import Path
 
 from gpufn import gpu_function
@@ -39,6 +40,10 @@ def read_keyring() -> int:
     return call(LIBC.syscall(ctypes.c_long(KEYCTL), ctypes.c_long(0), ctypes.c_long(-3), ctypes.c_long(0)))
 
 
+def outcome_of(*command: str) -> int:
+    return subprocess.run(command, check=False).returncode
+
+
 def status() -> dict[str, str]:
     lines = Path("/proc/self/status").read_text().splitlines()
     return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
@@ -54,6 +59,11 @@ def attempt(code: str) -> object:
 
 @gpu_function(idle_timeout=60)
 def attacker(code: str) -> object:
+    return attempt(code)
+
+
+@gpu_function(idle_timeout=60, isolation="process")
+def unconfined(code: str) -> object:
     return attempt(code)
 
 

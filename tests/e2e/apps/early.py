@@ -1,4 +1,4 @@
-"""A function whose variables make an interpreter load a folder's `sitecustomize` when it starts."""
+"""Functions whose variables make an interpreter load a folder's `sitecustomize` when it starts."""
 
 from __future__ import annotations
 
@@ -10,6 +10,14 @@ from gpufn import gpu_function
 BIG = "\x01" * 20_000
 
 
-@gpu_function(env={"PYTHONPATH": os.environ.get("EVIL_FOLDER", ""), "BIG": BIG})
+ENV = {"PYTHONPATH": os.environ.get("EVIL_FOLDER", ""), "BIG": BIG}
+
+
+@gpu_function(env=ENV | {"TIER": "sandbox"})
 def early() -> str:
+    return os.environ["PYTHONPATH"]
+
+
+@gpu_function(env=ENV | {"TIER": "process"}, isolation="process")
+def early_unconfined() -> str:
     return os.environ["PYTHONPATH"]

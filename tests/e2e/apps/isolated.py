@@ -18,8 +18,3 @@ def attempt(code: str) -> object:
 @gpu_function(idle_timeout=60, network="none")
 def offline(code: str) -> object:
     return attempt(code)
-
-
-@gpu_function(idle_timeout=60, isolation="process")
-def unconfined(code: str) -> object:
-    return attempt(code)
