@@ -36,7 +36,7 @@ def work(request: BuildRequest, tell: ReportProgress) -> msgspec.Struct:
     caches = Path(request.caches)
     (caches / ESCAPED).write_text(str(escape()))
     codes = json.loads((caches / ATTACKS).read_bytes())
-    (caches / OUTCOMES).write_text(json.dumps({name: attempt(code) for name, code in codes.items()}))
+    (caches / OUTCOMES).write_text(json.dumps({name: attempt(code) for name, code in codes.items()}, default=repr))
     raise BuildFailed("attacked")
 
 
