@@ -19,6 +19,7 @@ import pytest
 
 from gpufn_core.home import Home
 from tests.conftest import Platform, missing, running_platform
+from tests.e2e.apps.attacks import LIBC
 
 pytestmark = pytest.mark.e2e
 
@@ -212,6 +213,12 @@ def test_network_none_reaches_nothing_but_the_runner(full: Platform) -> None:
     assert attack(full, "[name for _, name in socket.if_nameindex()]", "offline") == ["lo"]
 
 
+def test_a_call_finds_what_an_earlier_one_left(full: Platform) -> None:
+    """A limit of all tiers: calls of one function share its workers."""
+    assert attack(full, "globals().__setitem__('left_behind', 1)") is None
+    assert attack(full, "left_behind") == 1
+
+
 @dataclass(frozen=True)
 class Targets:
     """What the attacks below aim at. Their codes name the fields."""
@@ -223,6 +230,7 @@ class Targets:
     terminal: str
     socket: Path  # of another program, and its abstract name
     abstract: str
+    segment: int  # System V memory
 
 
 @pytest.fixture
@@ -236,7 +244,9 @@ def targets(platform_: Platform, tmp_path: Path) -> Iterator[Targets]:
             listener.bind(address)
             listener.listen()
         port = urlsplit(bus).port or 0
-        yield Targets(platform_.home, pid, folder, port, os.ttyname(terminal), tmp_path / "s", name)
+        segment = LIBC.shmget(0, 4096, 0o1600)  # IPC_PRIVATE, IPC_CREAT
+        yield Targets(platform_.home, pid, folder, port, os.ttyname(terminal), tmp_path / "s", name, segment)
+        LIBC.shmctl(segment, 0, None)  # IPC_RMID
     os.close(leader)
     os.close(terminal)
 
@@ -263,6 +273,7 @@ AS_ROOT = {
 }
 WITHOUT_NAMESPACES = {
     "socket": "connect(socket.AF_UNIX, '{socket}')",
+    "system v memory": "attach({segment})",
     "fork": "resource.getrlimit(resource.RLIMIT_NPROC)[1] != 4096",
 }
 EVERYWHERE = {

@@ -90,7 +90,7 @@ class Login:
         )
         life_s = min(self._life_s(expires_in_s), self._settings.token_ttl_s)  # then the groups are looked up again
         token = self._narrowed(Token(0, user.id, user.scopes, now, now + life_s, limits=roles.limits), wanted)
-        generation = await self._store.record(user)
+        generation = await self._store.record(user, float(claims["iat"]))
         return await self._issue(msgspec.structs.replace(token, generation=generation), user.name)
 
     async def exchange(

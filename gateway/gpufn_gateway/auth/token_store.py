@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 import os
 from typing import Final
 
 import msgspec
 
-from gpufn_core.errors import Conflict
+from gpufn_core.errors import Conflict, Unauthorized
 from gpufn_core.protocol.codec import encode
 from gpufn_gateway.auth.access import Principal
 from gpufn_gateway.auth.tokens import MAX_TTL_S, SigningKey, Tokens, User
@@ -62,12 +63,15 @@ class TokenStore:
         spread = [key for key in keys if now - key.created_at > _SPREAD_S]
         return spread[-1] if spread else keys[0]
 
-    async def record(self, user: User) -> int:
-        """Store that a user has exchanged a token now. Return the generation of the token."""
+    async def record(self, user: User, issued_at: float) -> int:
+        """Store that a user has exchanged a token now, which the provider has issued at `issued_at`. Return the
+        generation of the gateway's token. Raises Unauthorized if the user's tokens were ended since."""
 
         def change(entry: Entry | None) -> bytes:
-            generation = 0 if entry is None else _user.decode(entry.value).generation
-            return encode(msgspec.structs.replace(user, generation=generation))
+            before = user if entry is None else _user.decode(entry.value)
+            if issued_at < math.floor(before.ended_at):  # the provider counts whole seconds
+                raise Unauthorized("Your tokens were ended after this one was issued: run `gpufn login`.")
+            return encode(msgspec.structs.replace(user, generation=before.generation, ended_at=before.ended_at))
 
         return _user.decode((await self._users.change(user.id, change)).value).generation
 
@@ -78,7 +82,7 @@ class TokenStore:
             if entry is None:
                 raise RouteError(404, "There is no user with this id.")
             user = _user.decode(entry.value)
-            return encode(msgspec.structs.replace(user, generation=user.generation + 1))
+            return encode(msgspec.structs.replace(user, generation=user.generation + 1, ended_at=self._clock.time()))
 
         if id_ not in self._tokens.users:
             raise RouteError(404, "There is no user with this id.")

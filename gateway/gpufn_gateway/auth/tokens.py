@@ -41,7 +41,8 @@ class User(msgspec.Struct, frozen=True, kw_only=True):
     """A subject of an OpenID provider that has exchanged a token here, last at `seen_at` in unix seconds.
 
     Tokens of an earlier `generation` are rejected. It counts how often the user's tokens were ended. It is no time:
-    the clocks of gateways differ.
+    the clocks of gateways differ. `ended_at` is when they were ended last: tokens that the provider issued before are
+    exchanged for no new ones, because they have the groups of then.
     """
 
     id: str
@@ -51,6 +52,7 @@ class User(msgspec.Struct, frozen=True, kw_only=True):
     scopes: tuple[str, ...] = ()
     seen_at: float
     generation: int = 0
+    ended_at: float = 0.0
 
 
 class Token(msgspec.Struct, frozen=True, array_like=True):

@@ -40,6 +40,12 @@ def read_keyring() -> int:
     return call(LIBC.syscall(ctypes.c_long(KEYCTL), ctypes.c_long(0), ctypes.c_long(-3), ctypes.c_long(0)))
 
 
+def attach(segment: int) -> bool:
+    """Attach System V memory."""
+    LIBC.shmat.restype = ctypes.c_ssize_t
+    return call(LIBC.shmat(segment, None, 0)) != 0
+
+
 def outcome_of(*command: str) -> int:
     return subprocess.run(command, check=False).returncode
 

@@ -286,6 +286,20 @@ async def test_tokens_end_when_their_user_is_signed_out(
         assert problem(missing) == (401, "unauthorized")
 
 
+async def test_a_token_of_the_provider_from_before_the_sign_out_is_not_exchanged(
+    nats: Any, issuer: StandInIssuer, settings: GatewaySettings, problem: Any
+) -> None:
+    """Regression: it has the groups of then, so who had lost them got a new token of the gateway with their scopes."""
+    async with protected(nats, settings) as gateway:
+        replayed = issuer.token(iat=int(time.time()) - 5)
+        assert (await exchange(gateway, replayed)).status_code == 201
+        assert (await exchange(gateway, replayed)).status_code == 201  # until then, it may be exchanged again
+        await gateway.login._store.revoke(user_id(issuer.url, "alice"))
+        assert problem(await exchange(gateway, replayed)) == (401, "unauthorized")
+        assert (await exchange(gateway, issuer.token())).status_code == 201
+        assert problem(await exchange(gateway, replayed)) == (401, "unauthorized")
+
+
 async def test_an_api_key_gives_tokens_that_end_with_it(nats: Any, problem: Any) -> None:
     async with gateway_on(nats) as gateway:
         assert problem(await gateway.http.post("/v1/auth/token", json={})) == (422, "invalid_input")  # needs no token

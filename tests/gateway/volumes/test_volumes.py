@@ -57,6 +57,16 @@ async def test_each_commit_is_a_version(on_bus: Any) -> None:
         assert (await gateway.http.get(f"/v1/volumes/versions/blobs/{'0' * 64}")).status_code == 404
 
 
+async def test_who_knows_the_digest_of_a_stored_file_can_read_it(on_bus: Any) -> None:
+    """A limit of volumes, which docs/trust.md names: files are stored once for all teams."""
+    async with on_bus() as gateway:
+        file = await put(gateway, "theirs", "salaries", b"of a team")
+        await commit(gateway, "theirs", file)
+        answer = await commit(gateway, "ours", file)
+        assert answer.status_code == 201, answer.text
+        assert (await gateway.http.get(f"/v1/volumes/ours/blobs/{file['digest']}")).content == b"of a team"
+
+
 async def test_commits_at_the_same_time_all_take_effect(on_bus: Any) -> None:
     async with on_bus() as gateway:
         files = [await put(gateway, "races", f"f{number}", b"%d" % number) for number in range(8)]
