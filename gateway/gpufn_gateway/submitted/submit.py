@@ -331,7 +331,9 @@ class Submissions:
         if stored is None:
             raise missing
         function = stored[0].function
-        principal.require_visible(function, missing)
+        if not principal.may_see(function):
+            await call_records.read_without_record(self._bus, invocation)  # as for an unknown id, to take as long
+            raise missing
         if not (allow_read_scope and principal.may_read(function)):
             principal.require_invoke(function)
         return stored

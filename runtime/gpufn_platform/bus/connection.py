@@ -209,9 +209,11 @@ class Bus:
             raise NoResponders(f"No subscriber on {subject}.")
         return message
 
-    def new_inbox(self) -> str:
-        """Return a unique subject for responses of the server; `<inbox>.*` is reserved for this Bus as well."""
-        return f"{self._inbox}.{next(self._count)}"
+    def new_inbox(self, *, for_processes: bool = False) -> str:
+        """Return a unique subject for responses of the server, or of other processes; `<inbox>.*` is reserved for this
+        Bus as well."""
+        inbox = self._inbox_for_processes if for_processes else self._inbox
+        return f"{inbox}.{next(self._count)}"
 
     async def flush(self, timeout_s: float = 5.0) -> None:
         """Return once the server has processed all earlier publishes and subscriptions."""

@@ -140,8 +140,11 @@ async def record_of(bus: Bus, invocation: str) -> tuple[CallRecord, bytes] | Non
 
 async def read(bus: Bus, invocation: str) -> tuple[CallRecord, bytes] | None:
     """Return the record of a submitted invocation and its result, which is empty unless it succeeded."""
-    if (result := await record_of(bus, invocation)) is not None:
-        return result
+    return await record_of(bus, invocation) or await read_without_record(bus, invocation)
+
+
+async def read_without_record(bus: Bus, invocation: str) -> tuple[CallRecord, bytes] | None:
+    """Like `read`, for an invocation that had no record just now."""
     if (queued := await queued_calls.find(bus, invocation)) is not None:
         return queued, b""
     return await record_of(bus, invocation)  # it may have ended between the two reads
@@ -306,7 +309,7 @@ async def running_calls(bus: Bus) -> dict[str, CallLocation]:
             holder = _location.decode(message.payload)
             holders[holder.invocation] = holder
 
-    inbox = bus.new_inbox()
+    inbox = bus.new_inbox(for_processes=True)
     subscription = bus.subscribe(inbox, on_response)
     try:
         bus.publish(subjects.WHEREABOUTS, encode(LocateCall("")), reply=inbox)

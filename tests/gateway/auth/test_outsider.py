@@ -22,6 +22,7 @@ from gpufn_core.protocol.messages import LogLine
 from gpufn_core.spec.function_spec import EntryPoint, FunctionSpec, MethodSpec
 from gpufn_gateway.auth.access import new_key
 from gpufn_gateway.functions.deploys import DeployOptions
+from gpufn_platform.bus.connection import Bus
 from gpufn_platform.bus.storage.key_value import Entry
 from gpufn_platform.secrets.envelope import decode_secret
 from gpufn_platform.secrets.master_key import MasterKey
@@ -130,6 +131,28 @@ async def test_other_spellings_of_foreign_names_and_ids_find_nothing(nats: Any, 
         assert listed.status_code == 405
         for owner in ("platform", outsider.foreign.key, outsider.key.id.upper()):
             assert (await outsider.send("GET", f"/v1/keys/{owner}/webhook-secret")).status_code == 403
+
+
+async def test_a_foreign_id_takes_the_work_of_an_unknown_one(
+    nats: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Regression: it was answered after one read instead of three, so the time told that it exists."""
+    reads: list[str] = []
+    request = Bus.request_server
+
+    async def counted(bus: Bus, subject: str, *given: Any, **options: Any) -> Any:
+        reads.append(subject)
+        return await request(bus, subject, *given, **options)
+
+    async with outside(nats, tmp_path) as outsider:
+        monkeypatch.setattr(Bus, "request_server", counted)
+        for path in ("/v1/invocations/{0.call}", "/v1/invocations/{0.call}/result", "/v1/maps/{0.map}"):
+            counts = []
+            for side in (outsider.foreign, outsider.nothing):
+                reads.clear()
+                assert (await outsider.send("GET", path.format(side))).status_code == 404
+                counts.append(len([subject for subject in reads if "GET" in subject]))
+            assert counts[0] == counts[1] > 0, path
 
 
 async def test_a_limit_counts_only_what_the_key_may_read(nats: Any, tmp_path: Path) -> None:

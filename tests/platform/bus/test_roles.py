@@ -467,3 +467,9 @@ async def test_who_answers_a_request_does_not_learn_where_the_server_answers(
     secret = gateway.new_inbox().rpartition(".")[0]
     assert not learned.startswith(secret)
     assert secret.rpartition(".")[2] not in learned
+    received: asyncio.Queue[Any] = asyncio.Queue()
+    inbox = gateway.new_inbox(for_processes=True)  # for the responses of several
+    gateway.subscribe(inbox, received.put_nowait)
+    await gateway.flush()
+    runner.publish(inbox, b"here")
+    assert (await asyncio.wait_for(received.get(), 10)).payload == b"here"
