@@ -20,6 +20,7 @@ import pytest
 from gpufn_core.home import Home
 from tests.conftest import Platform, missing, running_platform
 from tests.e2e.apps.attacks import LIBC
+from tests.waiting import until
 
 pytestmark = pytest.mark.e2e
 
@@ -211,6 +212,26 @@ def test_network_none_reaches_nothing_but_the_runner(full: Platform) -> None:
     assert attack(full, code) is None
     assert attack(full, code, "offline") == errno.ENETUNREACH
     assert attack(full, "[name for _, name in socket.if_nameindex()]", "offline") == ["lo"]
+
+
+def test_a_worker_changes_no_file_that_the_platform_uses(platform_: Platform) -> None:
+    """The platform reads and removes these files with its own rights."""
+    assert attack(platform_, "None") is None
+    folder, _ = folder_of(platform_, "attacker")
+    for code in ("os.symlink('/etc', '{}/x')", "os.rename('{0}/tmp', '{0}/y')", "os.unlink('{}/process.json')"):
+        assert attack(platform_, code.format(folder)) in (*DENIED, "OSError 30", "OSError 18", "OSError 16"), code
+
+
+def test_a_link_that_a_worker_leaves_is_not_followed(platform_: Platform, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("kept")
+    assert attack(platform_, "None") is None
+    folder, _ = folder_of(platform_, "attacker")
+    bodies = Home(platform_.home).shared_bodies / folder.name
+    for place in (f"{folder}/tmp/link", f"{bodies}/{'0' * 26}"):
+        assert attack(platform_, f"os.symlink('{tmp_path}', '{place}')") is None
+    assert platform_.post("attacker", {"code": "os._exit(1)"}).status_code == 502
+    until(lambda: not folder.exists() and not bodies.exists())
+    assert (tmp_path / "file").read_text() == "kept"
 
 
 def test_a_call_finds_what_an_earlier_one_left(full: Platform) -> None:

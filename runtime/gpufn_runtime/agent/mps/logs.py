@@ -8,8 +8,10 @@ needs no disk space.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 
 MAX_BYTES = 16 << 20  # disk usage per file
@@ -25,13 +27,9 @@ def keep_small(folder: Path) -> None:
     """Truncate large log files. The folder belongs to the daemon's user, so symbolic links in it are not followed."""
     for name in _NAMES:
         with contextlib.suppress(OSError):
-            descriptor = os.open(folder / name, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-            try:
-                status = os.fstat(descriptor)
-                if stat.S_ISREG(status.st_mode) and status.st_blocks * _BLOCK > MAX_BYTES:
-                    os.ftruncate(descriptor, 0)
-            finally:
-                os.close(descriptor)
+            with _regular_file(folder / name, os.O_WRONLY) as file:
+                if os.fstat(file).st_blocks * _BLOCK > MAX_BYTES:
+                    os.ftruncate(file, 0)
 
 
 def log_tail(folder: Path) -> str:
@@ -46,6 +44,19 @@ def log_tail(folder: Path) -> str:
 
 
 def _read_end(path: Path) -> str:
-    with open(path, "rb") as file:
-        file.seek(max(0, os.fstat(file.fileno()).st_size - _LAST_BYTES))
-        return file.read(_LAST_BYTES).replace(b"\0", b"").decode(errors="replace")
+    with _regular_file(path, os.O_RDONLY) as file:
+        end = os.pread(file, _LAST_BYTES, max(0, os.fstat(file).st_size - _LAST_BYTES))
+        return end.replace(b"\0", b"").decode(errors="replace")
+
+
+@contextlib.contextmanager
+def _regular_file(path: Path, flags: int) -> Iterator[int]:
+    """Open a log. MPS clients may write to its folder: a link could show any file, and a FIFO stop the agent. Raises
+    OSError."""
+    file = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        if not stat.S_ISREG(os.fstat(file).st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", os.fspath(path))
+        yield file
+    finally:
+        os.close(file)

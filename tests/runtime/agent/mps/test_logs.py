@@ -32,6 +32,14 @@ def test_what_is_no_log_of_theirs_is_left_alone(tmp_path: Path) -> None:
     assert other.stat().st_size == len(_TOO_LARGE)
 
 
+def test_a_link_or_a_fifo_instead_of_a_log_is_not_read(tmp_path: Path) -> None:
+    """Regression: a worker that uses MPS could show the agent's files in an error, or stop the agent by a FIFO."""
+    (tmp_path / "secret").write_text("credentials\n")
+    (tmp_path / "control.log").symlink_to(tmp_path / "secret")
+    os.mkfifo(tmp_path / "server.log")
+    assert logs.log_tail(tmp_path) == ""
+
+
 def test_of_a_long_log_the_end_alone_is_read(tmp_path: Path) -> None:
     with open(tmp_path / "control.log", "wb") as file:
         file.truncate(1 << 33)
