@@ -286,6 +286,7 @@ IN_PROCESS = {
     "namespaces": "outcome_of('unshare', '--user', 'true') == 0",
     "key ring": "read_keyring() > 0",
     "terminal": "os.close(os.open('{terminal}', os.O_RDWR | os.O_NOCTTY)) is None",
+    "links": "os.symlink('/etc', '{folder}/link') is None",
     "tmp": "os.path.exists('{home}/up.log')",
 }
 AS_ROOT = {

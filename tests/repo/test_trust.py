@@ -1,4 +1,4 @@
-"""Each claim of docs/trust.md has a test: `trust.toml` names them by section, and by row or by the beginning of the text."""
+"""Each claim of docs/trust.md has tests. `trust.toml` names them by section, and by row or beginning of a text."""
 
 from __future__ import annotations
 

@@ -310,8 +310,9 @@ class Deploys:
                 await self.buckets.schedules.delete(key)
 
     async def _checked(self, spec: FunctionSpec, bundle: str, options: DeployOptions) -> Revision:
-        """Return a revision without its number. Check the signature, the isolation, the number of functions, the webhook's address, the
-        schedule's arguments, the uploads, the source, the volumes, the storage of its team and the secrets."""
+        """Return a revision without its number. Check the signature, the isolation, the number of functions, the
+        webhook's address, the schedule's arguments, the uploads, the source, the volumes, the storage of its team and
+        the secrets."""
         revision = self._revision(spec, Digest(bundle), options)
         await self.signatures.verify_new(revision)
         self._check_isolation(spec)

@@ -55,8 +55,8 @@ def to_application(headers: Iterable[tuple[bytes, bytes]], *, is_public: bool) -
 def to_client(
     headers: Iterable[tuple[bytes, bytes]], root: str, *, is_socket: bool = False
 ) -> list[tuple[bytes, bytes]]:
-    """Return the fields of a response for the client. `root` is the path of the application. Raises FunctionRaised for a
-    field that HTTP does not allow."""
+    """Return the fields of a response for the client. `root` is the path of the application. Raises FunctionRaised for
+    a field that HTTP does not allow."""
     left_out = _OF_THE_CONNECTION | _OF_THE_ORIGIN | (_OF_THE_HANDSHAKE if is_socket else frozenset())
     passed_on = []
     for name, value in headers:

@@ -76,7 +76,7 @@ class Bus:
         self._on_reconnect: dict[object, Callable[[], None]] = {}
         self._count = itertools.count(1)
         # The user is in the prefix so that a server's permissions can keep roles out of each other's inboxes. Only the
-        # server responds to `_inbox`: a process that answers a request learns the other inbox, and cannot forge records.
+        # server responds to `_inbox`. A process that answers a request learns the other one, and cannot forge records.
         user = urlsplit(self._servers[0]).username or "any"
         self._inbox = f"{_INBOX}{user}.{secrets.token_hex(8)}"
         self._inbox_for_processes = f"{_INBOX}{user}.{PROCESSES}.{secrets.token_hex(8)}"

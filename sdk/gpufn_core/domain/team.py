@@ -15,10 +15,12 @@ MAX_FUNCTIONS: Final = 1_000  # of a team without a limit of its own
 
 
 class TeamLimits(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """The limits of all functions of a team together; None means no limit, for `functions` MAX_FUNCTIONS. `workers` and `gpus` are held at the same
-    time; a quarter of a GPU counts 0.25, and parked workers do not count. `queued` are submitted calls that have not
-    ended. `run_s` and `gpu_s` are seconds per UTC day, as `gpufn_core.domain.usage` counts them. `stored_bytes` are the
-    bundles, models, weights and engines that its functions keep in the object store."""
+    """The limits of all functions of a team together; None means no limit, for `functions` MAX_FUNCTIONS.
+
+    `workers` and `gpus` are held at the same time; a quarter of a GPU counts 0.25, and parked workers do not count.
+    `queued` are submitted calls that have not ended. `run_s` and `gpu_s` are seconds per UTC day, as
+    `gpufn_core.domain.usage` counts them. `stored_bytes` are the bundles, models, weights and engines that its
+    functions keep in the object store."""
 
     workers: int | None = None
     gpus: float | None = None

@@ -205,7 +205,7 @@ class Matrix:
             await gateway.keys.create(side.key, encode(msgspec.structs.replace(key, id=side.key)))
             await until_async(lambda: any(key.id == side.key for key in gateway.access.keys))
         elif kind == "users":
-            await gateway.token_store.record(_USER)
+            await gateway.token_store.record(_USER, gateway.clock.time())
         elif kind == "teams":
             assert (await self.send("PUT /v1/teams/{team}", side, "admin")).status_code == 200
             await until_async(lambda: self.gateway.registry.teams.get(_TEAM) is not None)

@@ -26,10 +26,9 @@ _COMMAND_NOISE = ("Accepting connection", "User did not send valid credentials",
 def keep_small(folder: Path) -> None:
     """Truncate large log files. The folder belongs to the daemon's user, so symbolic links in it are not followed."""
     for name in _NAMES:
-        with contextlib.suppress(OSError):
-            with _regular_file(folder / name, os.O_WRONLY) as file:
-                if os.fstat(file).st_blocks * _BLOCK > MAX_BYTES:
-                    os.ftruncate(file, 0)
+        with contextlib.suppress(OSError), _regular_file(folder / name, os.O_WRONLY) as file:
+            if os.fstat(file).st_blocks * _BLOCK > MAX_BYTES:
+                os.ftruncate(file, 0)
 
 
 def log_tail(folder: Path) -> str:
