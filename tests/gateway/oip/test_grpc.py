@@ -278,6 +278,25 @@ async def test_open_streams_of_a_team_are_limited(models: Any, tmp_path: Path) -
         await until_async(lambda: models.access.streams.count(LOCAL.owner) == 0)
 
 
+async def test_a_message_of_a_stream_is_refused_after_its_key_ended(models: Any, tmp_path: Path) -> None:
+    models.registry.on_key("first", Entry("first", encode(new_key("first", ("admin",), 0.0)[0]), 1))
+    key, secret = new_key("k", ("invoke:same",), 0.0)
+    models.registry.on_key(key.id, Entry(key.id, encode(key), 1))
+    unknown = messages.ModelInferRequest(model_name="unknown").SerializeToString()
+    async with listening(models, tmp_path) as url, grpc.aio.insecure_channel(url) as channel:
+        stream = channel.stream_stream("/inference.GRPCInferenceService/ModelStreamInfer")(
+            metadata=(("authorization", f"Bearer {secret}"),)
+        )
+        replies = []
+        for _ in range(2):
+            await stream.write(unknown)
+            replies.append(messages.ModelStreamInferResponse.FromString(await stream.read()).error_message)
+            models.registry.on_key(key.id, None)
+        await stream.done_writing()
+    assert "unknown" in replies[0]
+    assert replies[1].startswith("This API key is unknown")
+
+
 async def test_connections_count_as_those_of_their_address(models: Any, tmp_path: Path) -> None:
     limit = ConnectionLimit(1)
     async with listening(models, tmp_path, limit=limit) as url:
