@@ -91,6 +91,7 @@ from gpufn_gateway.metrics.platform_series import PlatformSeries, ReportSeries
 from gpufn_gateway.metrics.telemetry import Telemetry
 from gpufn_gateway.oip.inference import Inference
 from gpufn_gateway.oip.shared_memory import regions as shared_memory
+from gpufn_gateway.otlp.log_export import LogExport
 from gpufn_gateway.protocols.client_files import ClientFiles
 from gpufn_gateway.protocols.live_items import LiveItems
 from gpufn_gateway.protocols.platform import Platform
@@ -352,6 +353,9 @@ class _Gateway:
             self._telemetry.of_gateway.append(self._traces.receiver)
             services.schedules.tracing = self._traces.tracing
             services.builds.on_change = self._traces.builds.follow
+        self._log_export = LogExport.open(services.settings, bus)
+        if self._log_export is not None:
+            self._telemetry.of_gateway.append(self._log_export)
         self._calls = Calls(
             bus=bus,
             queue=services.caller,
@@ -585,6 +589,8 @@ class _Gateway:
         if self._traces is not None:
             self._traces.builds.leads = leads
             yield "traces", self._traces.receiver.run()
+        if self._log_export is not None:
+            yield "log export", self._log_export.run()
         yield "reaper", Reaper(bus, registry, clock, leads=leads).run()
 
 

@@ -63,6 +63,7 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     oidc_roles: str = ""  # GPUFN_OIDC_ROLES: TOML or .json file of the scopes of groups and workloads
     token_ttl_s: float = 3600.0  # GPUFN_TOKEN_TTL_S: life of a token, at most 12 h
     prices: str = ""  # GPUFN_PRICES: TOML file of the prices of GPU and CPU hours, and of the budgets
+    logs_url: str = ""  # GPUFN_LOGS_URL: the collector's OTLP/HTTP address for logs: http://host:4318/v1/logs
     traces_url: str = ""  # GPUFN_TRACES_URL: the collector's OTLP/HTTP address: http://host:4318/v1/traces
     traces_ratio: float = 0.0  # GPUFN_TRACES_RATIO: share of calls to trace, from 0 to 1, if the client does not decide
     traces_slow_s: float = 0.0  # GPUFN_TRACES_SLOW_S: record calls that take this long, or fail; 0: no such time
@@ -125,10 +126,10 @@ def _issuer(text: str) -> str:
     return text
 
 
-def _collector(text: str) -> str:
+def _collector(example: str, text: str) -> str:
     parts = urlsplit(text)
     if parts.scheme not in ("http", "https") or not parts.hostname or not parts.path.strip("/"):
-        raise ValueError("use the full address, with the path of the traces: http://host:4318/v1/traces")
+        raise ValueError(f"use the full address, with its path: {example}")
     return text
 
 
@@ -189,7 +190,8 @@ _PARSER_BY_FIELD: dict[str, Callable[[str], Any]] = {
     "token_ttl_s": _token_ttl,
     "traces_ratio": _ratio,
     "traces_slow_s": functools.partial(number, "GPUFN_TRACES_SLOW_S"),
-    "traces_url": _collector,
+    "logs_url": functools.partial(_collector, "http://host:4318/v1/logs"),
+    "traces_url": functools.partial(_collector, "http://host:4318/v1/traces"),
     "volume_store": address.checked,
     "webhook_networks": _networks,
     "log_level": _level,

@@ -19,6 +19,7 @@ from gpufn import webhooks
 from gpufn_core.domain.trace_context import span_id, trace_id
 from tests import otlp
 from tests.conftest import Platform, running_platform
+from tests.waiting import until
 
 pytestmark = pytest.mark.e2e
 
@@ -36,6 +37,7 @@ def traces() -> Iterator[otlp.Collector]:
 def own(tmp_path_factory: pytest.TempPathFactory, traces: otlp.Collector) -> Iterator[Platform]:
     """Only calls whose client decides so are traced, and calls that fail."""
     environ = {"GPUFN_WEBHOOK_NETWORKS": "127.0.0.0/8", "GPUFN_TRACES_URL": traces.url}
+    environ["GPUFN_LOGS_URL"] = traces.logs_url
     with running_platform(tmp_path_factory.mktemp("long") / "home", environ=environ) as platform:
         platform.gpufn("deploy", APP)
         yield platform
@@ -164,7 +166,7 @@ def test_a_delayed_call_is_made_by_itself_also_after_kill_9_of_the_gateway(own: 
 
 def test_the_spans_of_nested_calls_with_retries_form_one_tree(own: Platform, traces: otlp.Collector) -> None:
     own.gpufn("deploy", APP.with_name("traced.py"))
-    answer = own.post("fan_out", {"numbers": 2}, headers={"traceparent": f"00-{TRACE}-{SPAN}-01"})
+    answer = own.post("fan_out", {"numbers": 2}, headers={"traceparent": f"00-{TRACE}-{SPAN}-01", "tracestate": "a=1"})
     assert answer.status_code == 200, answer.text
     invocation = answer.headers["x-gpufn-invocation"]
     spans = traces.wait_for(TRACE, 11)
@@ -190,8 +192,10 @@ def test_the_spans_of_nested_calls_with_retries_form_one_tree(own: Platform, tra
         assert all(parent.start_time_unix_nano <= each.start_time_unix_nano for each in inside)
 
     last_runs = {span_of[-1].span_id.hex() for span_of in ([succeeded], *(each for each in runs if len(each) == 1))}
-    assert {current for _, _, current in answer.json()} == last_runs  # user code sees its attempt as the current span
-    assert all(text == f"00-{trace}-{span}-01" and trace == TRACE for text, trace, span in answer.json())
+    seen = [each[:3] for each in answer.json()]
+    assert {current for _, _, current in seen} == last_runs  # user code sees its attempt as the current span
+    assert all(text == f"00-{trace}-{span}-01" and trace == TRACE for text, trace, span in seen)
+    assert [each[3:] for each in answer.json()] == [["a=1"] * 2] * 2
 
     kept = own.client.get(f"/v1/traces/{invocation}").json()
     assert {span["id"] for span in kept["spans"]} == set(spans)
@@ -199,6 +203,41 @@ def test_the_spans_of_nested_calls_with_retries_form_one_tree(own: Platform, tra
     assert TRACE in own.gpufn("traces", "flaky")
     assert traces.services == {"gpufn"}
     assert 'gpufn_trace_spans_total{result="exported"}' in own.client.get("/metrics").text
+
+    # The lines of the attempts, as JSON and as OTLP.
+    lines = [json.loads(line) for line in own.gpufn("logs", "flaky", "--json").splitlines()]
+    printed = {(each["invocation"], each["attempt"]): each for each in lines if each["text"].startswith("number")}
+    assert {span_id(*attempt) for attempt in printed} == {run.span_id.hex() for attempts in runs for run in attempts}
+    assert {(each["function"], each["trace"]) for each in printed.values()} == {("flaky", TRACE)}
+    assert all(each["node"] == otlp.attributes(failed)["gpufn.node"] for each in lines)
+    logged = traces.wait_for_lines(TRACE, len(printed))
+    assert {(line.span_id.hex(), line.body.string_value) for line in logged if line.severity_text == "INFO"} == {
+        (span_id(*attempt), each["text"]) for attempt, each in printed.items()
+    }
+    assert all(otlp.attributes(line)["gpufn.node"] == otlp.attributes(failed)["gpufn.node"] for line in logged)
+
+
+def test_an_attempt_with_a_waiting_caller_that_its_runner_loses_has_a_span_with_the_error(
+    own: Platform, tmp_path: Path, traces: otlp.Collector
+) -> None:
+    gate, trace, answers = tmp_path / "gate", TRACE.replace("0", "2"), queue.Queue[Any]()
+    own.gpufn("deploy", APP.with_name("traced.py"))
+    body = {"started": str(tmp_path / "started"), "gate": str(gate)}
+
+    def call() -> None:
+        answers.put(own.post("gated", body, headers={"traceparent": f"00-{trace}-{SPAN}-01"}))
+
+    threading.Thread(target=call).start()
+    until((tmp_path / "started").exists)
+    os.kill(pid_of(own, "runner"), signal.SIGKILL)
+    gate.touch()
+    answer = answers.get(timeout=60)
+    assert answer.status_code == 200, answer.text
+    invocation = answer.headers["x-gpufn-invocation"]
+    spans = traces.wait_for(trace, 4)
+    runs = [spans[span_id(invocation, number)] for number in (1, 2)]
+    assert [run.status.code for run in runs] == [otlp.ERROR, 0]
+    assert {run.parent_span_id.hex() for run in runs} == {span_id(invocation)}
 
 
 def test_an_item_of_a_map_has_a_trace_of_its_own_with_a_link_to_its_map(own: Platform, traces: otlp.Collector) -> None:

@@ -33,7 +33,8 @@ def test_a_value_from_the_environment_has_the_type_of_its_default(field: msgspec
     """Bug: GPUFN_MAX_SHARED_BODIES_BYTES was not parsed, so the size check of each large body failed."""
     text = {bool: "yes", tuple: "10.0.0.1", str: "info", Sync: "always"}.get(type(field.default), "7")
     text = "https://login.example.org" if field.name in ("oidc_issuer", "oidc_jwks_url") else text
-    text = {"traces_url": "http://collector:4318/v1/traces", "traces_ratio": "0.5"}.get(field.name, text)
+    collectors = {"traces_url": "http://collector:4318/v1/traces", "logs_url": "https://collector/v1/logs"}
+    text = (collectors | {"traces_ratio": "0.5"}).get(field.name, text)
     text = "s3://bucket/folder" if field.name == "volume_store" else text
     others = {"GPUFN_NATS_STORE": "/store", "GPUFN_TLS_CERT": "chain.pem", "GPUFN_TLS_KEY": "key.pem"}
     others |= {"GPUFN_OIDC_CLIENT_ID": "c", "GPUFN_OIDC_ROLES": "roles.toml"}
@@ -126,6 +127,7 @@ def test_networks_for_webhooks_are_checked_and_a_wrong_one_names_the_variable() 
         ("TRACES_SLOW_S", "-1"),
         ("TRACES_URL", "collector:4318"),
         ("TRACES_URL", "http://collector:4318"),  # without the path, every export would be a 404
+        ("LOGS_URL", "http://collector:4318"),
         ("TRACES_URL", "grpc://collector:4317/v1/traces"),
     ],
 )

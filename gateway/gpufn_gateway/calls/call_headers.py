@@ -11,11 +11,14 @@ from gpufn_core.errors import DeadlinePassed, InvalidInput
 from gpufn_core.protocol.limits import LONGEST_TIMEOUT_S
 from gpufn_core.spec.priority import Priority, priority_of
 
+MAX_STATE_BYTES = 512  # of a tracestate
 _TRACEPARENT = re.compile(rb"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
+_MEMBER = re.compile(rb"[a-z0-9][a-z0-9_*/@-]{0,255}=[ -+\--<>-~]{0,255}[!-+\--<>-~]")
 
 
 class CallOptions(NamedTuple):
-    """The options that the client sent, None or empty if it did not. `deadline` is in unix seconds.
+    """The options that the client sent, None or empty if it did not. `deadline` is in unix seconds. `trace` is its
+    traceparent, with its tracestate after a space.
 
     >>> parse_call_options({b"x-gpufn-timeout": b"2.5", b"x-gpufn-priority": b"low"}, now=1000.0)
     CallOptions(timeout_s=2.5, deadline=None, priority=<Priority.LOW: 'low'>, trace='')
@@ -42,13 +45,28 @@ class CallOptions(NamedTuple):
 
 def parse_call_options(headers: Mapping[bytes, bytes], now: float) -> CallOptions:
     """Parse the options. Raises InvalidInput, DeadlinePassed."""
-    priority, trace = headers.get(b"x-gpufn-priority"), headers.get(b"traceparent")
+    priority, traceparent = headers.get(b"x-gpufn-priority"), headers.get(b"traceparent")
     return CallOptions(
         _timeout_s(headers.get(b"x-gpufn-timeout")),
         _deadline(headers.get(b"x-gpufn-deadline"), now),
         None if priority is None else priority_of(priority.decode("latin-1"), "X-Gpufn-Priority"),
-        "" if trace is None or not _TRACEPARENT.fullmatch(trace) else trace.decode(),
+        "" if traceparent is None else _trace(traceparent, headers.get(b"tracestate")),
     )
+
+
+def _trace(traceparent: bytes, tracestate: bytes | None) -> str:
+    """Return the traceparent, with the tracestate after a space. Both are ignored if they are malformed, as W3C Trace
+    Context demands. Members of the state beyond its length are cut off."""
+    if not _TRACEPARENT.fullmatch(traceparent):
+        return ""
+    if not tracestate:
+        return traceparent.decode()
+    if len(tracestate) > MAX_STATE_BYTES:
+        tracestate = tracestate[: MAX_STATE_BYTES + 1].rpartition(b",")[0]
+    members = [member for each in tracestate.split(b",") if (member := each.strip(b" \t"))]
+    if not members or not all(map(_MEMBER.fullmatch, members)):
+        return traceparent.decode()
+    return f"{traceparent.decode()} {b','.join(members).decode()}"
 
 
 def _number(header: bytes) -> float:

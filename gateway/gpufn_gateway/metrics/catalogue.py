@@ -75,6 +75,8 @@ _GATEWAY: Final = (
     Series("gpufn_trace_spans", _C, "spans", ("result",),
            "Spans: `exported`, `refused` by the collector, `dropped` by the exporter, or `not_sent` to the gateway",
            _HERE),
+    Series("gpufn_exported_log_lines", _C, "lines", ("result",),
+           "Log lines of functions: `exported`, `refused` by the collector, or `dropped` by the exporter", _HERE),
     Series("gpufn_metrics_dropped_series", _G, "series", (), "Series of this scrape beyond the bounds", _HERE),
 )  # fmt: skip
 _FUNCTIONS: Final = (

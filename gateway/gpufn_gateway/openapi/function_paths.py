@@ -97,6 +97,7 @@ _CALL_HEADERS = (
         "X-Gpufn-Priority", "Priority of the call, instead of the function's", enum=[value.value for value in Priority]
     ),
     _header("traceparent", "W3C Trace Context"),
+    _header("tracestate", "W3C Trace Context; passed on with the traceparent"),
 )
 _INDEX: dict[str, Any] = {"type": "integer", "minimum": 0, "maximum": 10**MAX_INDEX_DIGITS - 1}
 _WAIT: dict[str, Any] = {

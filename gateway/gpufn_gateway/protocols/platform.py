@@ -289,7 +289,7 @@ class Platform:
 def _call_headers(request: Request, options: CallOptions) -> dict[bytes, bytes]:
     """Return the credential of a request, its trace, the fields that a split may use, and the options of its call."""
     given = headers_of(request)
-    kept = (b"authorization", b"host", b"origin", b"sec-fetch-site", b"sec-fetch-mode", b"traceparent")
+    kept = (b"authorization", b"host", b"origin", b"sec-fetch-site", b"sec-fetch-mode", b"traceparent", b"tracestate")
     return {name: value for name, value in given.items() if name in kept or is_routing(name)} | options.headers()
 
 

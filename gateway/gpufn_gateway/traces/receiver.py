@@ -11,10 +11,10 @@ import msgspec
 
 from gpufn_core.errors import GpufnError
 from gpufn_core.protocol import subjects
-from gpufn_core.protocol.spans import SpanBatch
+from gpufn_core.protocol.spans import Span, SpanBatch
 from gpufn_gateway.metrics.families import Families
 from gpufn_gateway.metrics.telemetry import Fill
-from gpufn_gateway.traces.exporter import Exporter
+from gpufn_gateway.otlp.exporter import Exporter
 from gpufn_gateway.traces.store import TraceStore
 from gpufn_platform.bus.connection import Bus
 from gpufn_platform.bus.typed_handler import decoded
@@ -29,7 +29,7 @@ _batch = msgspec.msgpack.Decoder(SpanBatch)
 class Receiver:
     """`reporter` is this gateway's own, flushed at the end."""
 
-    def __init__(self, bus: Bus, store: TraceStore, reporter: SpanReporter, exporter: Exporter | None) -> None:
+    def __init__(self, bus: Bus, store: TraceStore, reporter: SpanReporter, exporter: Exporter[Span] | None) -> None:
         self._bus = bus
         self._store = store
         self._reporter = reporter
@@ -55,8 +55,8 @@ class Receiver:
     def snapshot(self) -> Fill:
         """A part of the scrape: what became of the spans."""
         counts = {"not_sent": sum(self._dropped.values())}
-        if (exporter := self._exporter) is not None:
-            counts |= {"exported": exporter.exported, "refused": exporter.failed, "dropped": exporter.dropped}
+        if self._exporter is not None:
+            counts |= self._exporter.counts()
         return functools.partial(_fill, counts)
 
     def _keep(self, batch: SpanBatch) -> None:

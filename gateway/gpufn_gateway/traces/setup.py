@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
+from gpufn_core.protocol.spans import Span
+from gpufn_gateway.otlp.exporter import Exporter
 from gpufn_gateway.settings import GatewaySettings
 from gpufn_gateway.traces.build_spans import BuildTraces
-from gpufn_gateway.traces.exporter import Exporter
 from gpufn_gateway.traces.receiver import Receiver
 from gpufn_gateway.traces.store import TraceStore
 from gpufn_gateway.traces.tracing import Sampling, Tracing
@@ -36,12 +37,12 @@ class Traces(NamedTuple):
         return cls(Tracing(sampling, reporter, clock), store, receiver, BuildTraces(sampling, reporter, clock))
 
 
-def _exporter(url: str) -> Exporter:
+def _exporter(url: str) -> Exporter[Span]:
     try:
-        from gpufn_gateway.traces.otlp import Collector  # noqa: PLC0415  only for gateways with a collector
+        from gpufn_gateway.otlp.spans import SpanCollector  # noqa: PLC0415  only for gateways with a collector
     except ImportError as error:
         raise InvalidSetting(
             f"GPUFN_TRACES_URL needs OpenTelemetry's exporter: pip install 'gpufn[traces]' ({error})."
         ) from error
-    collector = Collector(url)
-    return Exporter(collector.send, collector.interrupt)
+    collector = SpanCollector(url)
+    return Exporter("spans", collector.send, collector.interrupt)

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 from urllib.parse import urlsplit
 
 from gpufn.webhooks import signatures
-from gpufn_core.domain.trace_context import traceparent
+from gpufn_core.domain.trace_context import traceparent, tracestate
 from gpufn_core.errors import GpufnError, InvocationNotFound
 from gpufn_core.protocol import subjects
 from gpufn_core.protocol.codec import encode
@@ -153,6 +153,8 @@ class Deliveries:
         }
         if record.trace:
             headers["traceparent"] = traceparent(record.id, record.trace)
+            if state := tracestate(record.trace):
+                headers["tracestate"] = state
         try:
             status = await self._sender.send(webhook.url, headers, body)
         except AddressRefused as error:
@@ -178,7 +180,8 @@ class Deliveries:
         self._telemetry.of(function).count_webhook("given_up")
         log.warning("%s", why, extra={"function": function, "invocation": invocation})
         revision = 0 if record is None else record.revision
-        line = LogLine(self._clock.time(), function, revision, "", "error", why, invocation)
+        trace = "" if record is None else traceparent(record.id, record.trace)[3:35]
+        line = LogLine(self._clock.time(), function, revision, "", "error", why, invocation, trace=trace)
         with contextlib.suppress(GpufnError):
             self._bus.publish(subjects.logs(function), encode(line))
         return None

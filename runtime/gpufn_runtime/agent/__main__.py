@@ -210,7 +210,7 @@ async def _run_agent(
     devices = _devices(settings, shares, proofs)
     power_limits = PowerLimits(home.power_limits, settings.gpu_power_limits)
     devices.facts = power_limits.apply(devices.gpus, devices.facts)
-    containers = _containers(settings, image_log(bus, clock), has_gpus=bool(devices.gpus))
+    containers = _containers(settings, image_log(bus, clock, settings.node), has_gpus=bool(devices.gpus))
     if containers is not None:
         mounted = (home.run, home.cache, home.claim_shared_bodies(), *map(Path, worker_packages()))
         await asyncio.to_thread(label_for_containers, *mounted)

@@ -184,7 +184,7 @@ class Agent:
             image_of=configs.image,
             limits_of=configs.limits,
             environment_of=configs.environment,
-            log_line=image_log(bus, clock),
+            log_line=image_log(bus, clock, node),
             teams=teams,
         )
         self._cleanup = Cleanup(

@@ -159,16 +159,16 @@ class Reports:
     def log_lines(self, record: WorkerRecord, lines: list[str]) -> None:
         at, subject = self._clock.time(), subjects.logs(record.function)
         for text in lines:
-            line = LogLine(at, record.function, record.revision, record.worker, "stderr", text)
+            line = LogLine(at, record.function, record.revision, record.worker, "stderr", text, node=self._node)
             with contextlib.suppress(BusUnavailable):
                 self._bus.publish(subject, encode(line))
 
 
-def image_log(bus: Bus, clock: Clock) -> Callable[[str, int, str], None]:
+def image_log(bus: Bus, clock: Clock, node: str) -> Callable[[str, int, str], None]:
     """Return a function that sends lines of an image build to the function's log, before it has a worker."""
 
     def log_line(function: str, revision: int, text: str) -> None:
-        line = LogLine(clock.time(), function, revision, "", "stderr", text)
+        line = LogLine(clock.time(), function, revision, "", "stderr", text, node=node)
         with contextlib.suppress(BusUnavailable):
             bus.publish(subjects.logs(function), encode(line))
 

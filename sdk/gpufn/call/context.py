@@ -56,12 +56,14 @@ class Context:
         channel: Channel,
         *,
         trace: str | None = None,
+        trace_state: str | None = None,
         may_pickle: bool = False,
     ) -> None:
         self.invocation = invocation
         self.attempt = attempt
         self.deadline = deadline
         self.trace = trace  # W3C traceparent: of the caller, or of this attempt if the platform traces it
+        self.trace_state = trace_state  # W3C tracestate of the caller
         self._channel = channel
         self._may_pickle = may_pickle  # the function's option `pickle`
         self._latest = (0.0, "")

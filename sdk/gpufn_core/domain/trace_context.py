@@ -1,10 +1,12 @@
 """The place of a call in a trace (W3C Trace Context), with ids that every process derives. Pure.
 
 The `trace` of a message is the traceparent of the caller's span. A gateway that traces appends ``;`` and the seconds
-from which a call is slow, so that each process knows both the decision and the threshold without settings of its own::
+from which a call is slow, so that each process knows both the decision and the threshold without settings of its own.
+The client's tracestate follows after a space::
 
-    00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01          passed through: the platform does not trace
-    00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01;2.5      traced
+    00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01               passed through: the platform does not trace
+    00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01;2.5           traced
+    00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01;2.5 vendor=1  traced, with a tracestate
 
 The parent id is zero if the trace begins with the call. An item of a map has a trace of its own, with a link to the
 span of its map: a viewer cannot show a million items in a trace.
@@ -20,7 +22,7 @@ from gpufn_core.ids import item_of
 
 NO_SPAN: Final = "0" * 16
 _NO_TRACE: Final = "0" * 32
-LENGTH: Final = 55  # of a traceparent. A longer `trace` is traced by the platform
+LENGTH: Final = 55  # of a traceparent
 SAMPLED: Final = "13579bdf"  # last digits of the flags
 _RANDOM: Final = 1 << 56  # a trace id has this many random values in its last seven bytes (W3C Trace Context 2)
 
@@ -56,13 +58,27 @@ def is_traceparent(text: str) -> bool:
 
 def is_traced(trace: str) -> bool:
     """Return whether the platform records spans of a message with this `trace`."""
-    return len(trace) > LENGTH
+    return trace[LENGTH : LENGTH + 1] == ";"
 
 
-def traced(traceparent: str, slow_s: float) -> str:
-    """Return the `trace` of a message whose caller has sent a traceparent."""
+def traced(trace: str, slow_s: float) -> str:
+    """Return the `trace` of a message whose caller has sent a traceparent, perhaps with a tracestate."""
     slow = "" if math.isinf(slow_s) else f"{slow_s:.3f}"
-    return f"00{traceparent[2:]};{slow}"
+    return f"00{trace[2:LENGTH]};{slow}{trace[LENGTH:]}"
+
+
+def tracestate(trace: str) -> str:
+    """Return the tracestate that the caller has sent, "" if there is none.
+
+    >>> tracestate("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01;2.5 a=1,b=2")
+    'a=1,b=2'
+    """
+    return trace[LENGTH:].partition(" ")[2]
+
+
+def without_state(trace: str) -> str:
+    """Return a `trace` without the tracestate, which belongs to the trace of its caller."""
+    return trace.partition(" ")[0]
 
 
 def begun(trace: str, ratio: float, slow_s: float) -> str:
@@ -85,7 +101,10 @@ def is_sampled(trace: str) -> bool:
 
 def keeps(trace: str, *, is_error: bool, took_s: float) -> bool:
     """Return whether spans of a traced call are recorded: its trace is sampled, or the call failed or was slow."""
-    return trace[54] in SAMPLED or is_error or (len(trace) > LENGTH + 1 and took_s >= float(trace[LENGTH + 1 :]))
+    if trace[54] in SAMPLED or is_error:
+        return True
+    slow = trace[LENGTH + 1 :].partition(" ")[0]
+    return slow != "" and took_s >= float(slow)
 
 
 def of_attempt(invocation: str, attempt: int, trace: str) -> str:
@@ -96,7 +115,7 @@ def of_attempt(invocation: str, attempt: int, trace: str) -> str:
 
 def seen_by_attempt(invocation: str, attempt: int, trace: str) -> str:
     """Return the traceparent that user code sees: of its attempt, or of the caller if the platform does not trace."""
-    return of_attempt(invocation, attempt, trace) if is_traced(trace) else trace
+    return of_attempt(invocation, attempt, trace) if is_traced(trace) else trace[:LENGTH]
 
 
 def of_nested_call(invocation: str, attempt: int, trace: str) -> str:
@@ -107,7 +126,7 @@ def of_nested_call(invocation: str, attempt: int, trace: str) -> str:
 def traceparent(invocation: str, trace: str) -> str:
     """Return the traceparent to show for a call: its own span if the platform traces it, or else its caller's."""
     if not is_traced(trace):
-        return trace
+        return trace[:LENGTH]
     own = trace_id(invocation) if "-" in invocation else trace[3:35]
     return f"00-{own}-{span_id(invocation)}-{trace[53:55]}"
 

@@ -109,3 +109,22 @@ def test_each_span_has_an_id_of_its_own() -> None:
     }
     assert len(ids) == 6
     assert all(len(each) == 16 and int(each, 16) for each in ids)
+
+
+@pytest.mark.parametrize("slow_s", [math.inf, 2.5])
+def test_a_tracestate_reaches_the_attempt_and_its_nested_calls(slow_s: float) -> None:
+    trace = trace_context.traced(f"{SENT} a=1,b=x y", slow_s)
+    nested = trace_context.of_nested_call(CALL, 1, trace)
+    assert trace_context.is_traced(nested)
+    assert [trace_context.tracestate(each) for each in (trace, nested)] == ["a=1,b=x y"] * 2
+    assert trace_context.seen_by_attempt(CALL, 1, trace) == f"00-{TRACE}-{span_id(CALL, 1)}-01"
+    unsampled = trace.replace("-01;", "-00;")
+    assert trace_context.keeps(unsampled, is_error=False, took_s=3.0) is (slow_s == 2.5)
+    assert trace_context.without_state(trace) == trace_context.traced(SENT, slow_s)
+
+
+def test_a_tracestate_is_passed_through_while_the_platform_does_not_trace() -> None:
+    trace = f"{SENT} a=1"
+    assert not trace_context.is_traced(trace)
+    assert trace_context.of_nested_call(CALL, 1, trace) == trace
+    assert trace_context.seen_by_attempt(CALL, 1, trace) == trace_context.traceparent(CALL, trace) == SENT

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from gpufn_core.domain.trace_context import tracestate
 from gpufn_core.errors import GpufnError
 from gpufn_core.spec.priority import Priority
 from gpufn_gateway.calls.call_headers import CallOptions, parse_call_options
@@ -65,3 +66,27 @@ def test_a_timeout_begins_when_the_body_is_there_and_a_deadline_does_not_wait_fo
     timeout_s: float | None, deadline: float | None, remaining_s: float | None
 ) -> None:
     assert CallOptions(timeout_s, deadline, None, "").remaining_s(now=1004.0) == remaining_s
+
+
+@pytest.mark.parametrize(
+    ("sent", "state"),
+    [
+        (b"congo=t61rcWkgMzE", "congo=t61rcWkgMzE"),
+        (b"a=1 , ,\tb@c/d=x y", "a=1,b@c/d=x y"),
+        (b"", ""),
+        (b"A=1", ""),
+        (b"a=1=2", ""),
+        (b"a=\xff", ""),
+        (b"a=1,b", ""),
+        (b"a=1,b=" + b"x" * 600, "a=1"),
+        (b"a=" + b"x" * 600, ""),
+    ],
+)
+def test_a_tracestate_follows_its_traceparent_unless_it_is_malformed(sent: bytes, state: str) -> None:
+    trace = parse_call_options({b"traceparent": TRACE.encode(), b"tracestate": sent}, NOW).trace
+    assert (trace[: len(TRACE)], tracestate(trace)) == (TRACE, state)
+
+
+def test_a_tracestate_without_a_traceparent_is_ignored() -> None:
+    assert parse_call_options({b"tracestate": b"a=1"}, NOW).trace == ""
+    assert parse_call_options({b"tracestate": b"a=1", b"traceparent": b"nonsense"}, NOW).trace == ""

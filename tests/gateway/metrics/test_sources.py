@@ -41,6 +41,7 @@ from gpufn_gateway.metrics.histogram import Histogram
 from gpufn_gateway.metrics.platform_series import PlatformSeries, ReportSeries, node_state
 from gpufn_gateway.metrics.telemetry import Telemetry
 from gpufn_gateway.nodes.health_trends import HealthTrends
+from gpufn_gateway.otlp.log_export import LogExport
 from gpufn_gateway.traces.receiver import Receiver
 from gpufn_gateway.traces.store import TraceStore
 from gpufn_platform.bus.connection import Bus
@@ -96,8 +97,9 @@ def everything(tmp_path: Path, *, leads: bool = True) -> Families:
             store=tmp_path,
         )
     )
-    exporter: Any = SimpleNamespace(exported=1, failed=0, dropped=2)
+    exporter: Any = SimpleNamespace(counts=lambda: {"exported": 1, "refused": 0, "dropped": 2})
     telemetry.of_gateway.append(Receiver(bus, TraceStore(), SimpleNamespace(), exporter))  # type: ignore[arg-type]
+    telemetry.of_gateway.append(LogExport(bus, exporter))
     telemetry.of_platform += [
         PlatformSeries(
             controller=controller,

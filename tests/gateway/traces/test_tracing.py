@@ -105,3 +105,10 @@ def test_all_chunks_of_a_map_belong_to_one_trace() -> None:
     assert (whole.id, whole.parent, chunk.parent) == (span_id(MAP), "", span_id(MAP))
     sent = traced.begin(f"00-{TRACE}-{SPAN}-01")
     assert traced.begin_map(sent, MAP) == sent
+
+
+def test_items_of_a_map_begin_without_the_tracestate_of_its_client() -> None:
+    traced, _ = tracing()
+    trace = traced.begin(f"00-{TRACE}-{SPAN}-01 a=1")
+    assert trace_context.tracestate(trace) == "a=1"
+    assert trace_context.tracestate(traced.begin_map(trace, MAP)) == ""

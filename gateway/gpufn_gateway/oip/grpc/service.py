@@ -34,7 +34,7 @@ _CUDA_MEMORY: Final = "/v2/cudasharedmemory"
 _READERS_OF_A_SENDER: Final = 4  # messages of one sender that are received at a time
 _HEADER_LENGTH: Final = b"inference-header-content-length"
 # Fields of a request that its metadata may set, and fields of the response that become trailing metadata.
-_SENT: Final = ("authorization", "traceparent", "x-gpufn-priority", "x-gpufn-timeout")
+_SENT: Final = ("authorization", "traceparent", "tracestate", "x-gpufn-priority", "x-gpufn-timeout")
 _RETURNED: Final = (b"retry-after", b"x-gpufn-invocation", b"x-gpufn-revision", b"server-timing")
 _STATUSES: Final[Mapping[int, grpc.StatusCode]] = {
     400: grpc.StatusCode.INVALID_ARGUMENT,

@@ -15,11 +15,13 @@ from gpufn_core.domain import trace_context
 from gpufn_core.domain.invocation import Outcome, OutcomeKind, StartReason
 from gpufn_core.domain.retry_policy import Settlement
 from gpufn_core.domain.trace_context import CallTrace, span_id
+from gpufn_core.errors import WorkerLost
 from gpufn_core.protocol.messages import InvocationMessage
 from gpufn_core.protocol.records import AttemptRecord
 from gpufn_core.protocol.spans import Attribute, Span, SpanError, SpanKind, error_of
 from gpufn_runtime.runner.core.actions import Settle
 from gpufn_runtime.runner.core.attempt import Attempt
+from gpufn_runtime.runner.core.start_numbers import LOST_MESSAGE
 
 _NO_ERRORS = (OutcomeKind.SUCCEEDED, OutcomeKind.CANCELLED)
 
@@ -70,7 +72,7 @@ def _of_attempt(
     context = trace_context.of_call(message.id, message.trace)
     number, function, begins_at = message.attempt, message.function, min(run.started_at + gather_s, ended_at)
     queued_at = min(_queued_at(message), run.started_at)
-    spans = list(_lost_before(attempt, context))
+    spans = list(_lost_before(attempt, context, queued_at))
     queue = span_id(message.id, number, "queue")
     spans.append(
         Span(
@@ -125,12 +127,23 @@ def _cold_start(attempt: Attempt, trace: str, parent: str, queued_at: float) -> 
             yield Span(trace, phase_id, parent, phase, SpanKind.INTERNAL, message.function, start, max(start, until))
 
 
-def _lost_before(attempt: Attempt, context: CallTrace) -> Iterator[Span]:
-    """Yield the span of the attempt before, if its runner died with it."""
-    if attempt.reason is StartReason.RUNNER_LOST and attempt.message.attempts:
-        lost = attempt.message.attempts[-1]
+def _lost_before(attempt: Attempt, context: CallTrace, queued_at: float) -> Iterator[Span]:
+    """Yield the span of the attempt before, if its runner died with it. Without a note of its start, which calls with a
+    waiting caller never have, it is somewhere in the time before this attempt."""
+    message = attempt.message
+    if attempt.reason is not StartReason.RUNNER_LOST or message.attempt == 1:
+        return
+    lost = message.attempts[-1] if message.attempts else None
+    if lost is not None and lost.number == message.attempt - 1:
         if lost.outcome is OutcomeKind.LOST and lost.started_at is not None:
-            yield _of_record(attempt.message, lost, lost.started_at, context)
+            yield _of_record(message, lost, lost.started_at, context)
+        return
+    yield Span(
+        context.trace, span_id(message.id, message.attempt - 1), context.span, "run", SpanKind.INTERNAL,
+        message.function, queued_at, attempt.run.started_at,
+        _attributes(message, OutcomeKind.LOST) | {"gpufn.attempt": message.attempt - 1},
+        SpanError(WorkerLost.code, LOST_MESSAGE),
+    )  # fmt: skip
 
 
 def _of_record(message: InvocationMessage, lost: AttemptRecord, started_at: float, context: CallTrace) -> Span:

@@ -22,7 +22,7 @@ _AFTER = {
     OutcomeKind.LOST: StartReason.WORKER_LOST,
 }
 _CODES = {StartReason.DEVICE_FAILED: DeviceFailed.code, StartReason.STOPPED: PlatformStopping.code}
-_LOST_MESSAGE = "its runner or its node ended before this attempt"
+LOST_MESSAGE = "its runner or its node ended before this attempt"
 
 
 def first_reason(message: InvocationMessage) -> StartReason:
@@ -59,7 +59,7 @@ def interrupted(note: StartNote, now: float) -> AttemptRecord:
         started_at=note.started_at,
         worker=note.worker,
         code=_CODES.get(reason, WorkerLost.code),
-        message=note.message or _LOST_MESSAGE,
+        message=note.message or LOST_MESSAGE,
         node=note.node,
         reason=note.reason,
     )

@@ -23,7 +23,8 @@ def attach(run: Run) -> Callable[[], None] | None:
 
         traceparent = trace_context.seen_by_attempt(run.invocation, run.number, run.trace)
         _, trace_id, span_id, flags = traceparent.split("-")
-        parent = trace.SpanContext(int(trace_id, 16), int(span_id, 16), True, trace.TraceFlags(int(flags, 16)))
+        state = trace.TraceState.from_header([trace_context.tracestate(run.trace)])
+        parent = trace.SpanContext(int(trace_id, 16), int(span_id, 16), True, trace.TraceFlags(int(flags, 16)), state)
         token = context.attach(trace.set_span_in_context(trace.NonRecordingSpan(parent)))
 
         def detach() -> None:

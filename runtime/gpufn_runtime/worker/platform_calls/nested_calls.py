@@ -76,6 +76,7 @@ class NestedCalls:
                 run.deadline or None,
                 _OwnCall(self._link, self._requests, attempt),
                 trace=trace_context.seen_by_attempt(run.invocation, run.number, run.trace) or None,
+                trace_state=trace_context.tracestate(run.trace) or None,
                 may_pickle=self._may_pickle,
             )
         return attempt.context

@@ -122,6 +122,19 @@ def test_an_attempt_whose_runner_died_is_recorded_with_the_next_one() -> None:
     ]
 
 
+@pytest.mark.parametrize("known", [(), (AttemptRecord(number=1, outcome=OutcomeKind.RAISED, ended_at=AT + 0.5),)])
+def test_a_lost_attempt_that_nobody_has_noted_has_a_span_with_the_error(known: tuple[AttemptRecord, ...]) -> None:
+    """The start of a call with a waiting caller is not noted."""
+    number = 2 + len(known)
+    again = ended(attempt=number, attempts=known, reason=StartReason.RUNNER_LOST, reply="to a gateway")
+    lost, _, run = spans.of_end(again, "node")
+    assert (lost.name, lost.id, lost.parent) == ("run", span_id(CALL, number - 1), run.parent)
+    assert (lost.attributes["gpufn.attempt"], lost.attributes["gpufn.outcome"]) == (number - 1, "lost")
+    assert lost.error is not None
+    assert lost.error.code == "worker_lost"
+    assert lost.end <= run.start
+
+
 def test_an_attempt_that_is_handed_back_is_recorded_without_its_call() -> None:
     made = spans.of_interrupted(ended(sampled=False).attempt, SpanError("stopped", "the node stops"), AT + 3, "node")
     assert times(made) == {"queue": (0, 2), "run": (2, 3)}

@@ -1,8 +1,7 @@
-"""OTLP over HTTP, by OpenTelemetry's exporter: headers, certificates and compression are its environment variables."""
+"""Spans as OTLP over HTTP, by OpenTelemetry's exporter."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from typing import Final
 
@@ -15,6 +14,7 @@ from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode,
 
 from gpufn_core.protocol import spans
 from gpufn_core.protocol.spans import Span
+from gpufn_gateway.otlp.last_message import LastMessage
 
 _TIMEOUT_S: Final = 10.0  # of a request, with its retries
 _SCOPE: Final = InstrumentationScope("gpufn")
@@ -25,38 +25,26 @@ _KINDS: Final = {
     spans.SpanKind.CONSUMER: SpanKind.CONSUMER,
 }
 _SAMPLED: Final = TraceFlags(TraceFlags.SAMPLED)
-_LOGGERS: Final = ("opentelemetry.exporter.otlp.proto.http.trace_exporter", "opentelemetry.exporter.otlp.common.http")
+_LOGGER: Final = "opentelemetry.exporter.otlp.proto.http.trace_exporter"
 
 
-class Collector:
+class SpanCollector:
     """The collector at `url`, the full address of its traces: http://host:4318/v1/traces."""
 
     def __init__(self, url: str, timeout_s: float = _TIMEOUT_S) -> None:
         self._exporter = OTLPSpanExporter(url, timeout=timeout_s)
         self._resource = Resource.create({"service.name": "gpufn"})
-        self._last = _LastMessage()
-        for name in _LOGGERS:  # it logs each try; `exporter` logs the first failure
-            logger = logging.getLogger(name)
-            logger.handlers, logger.propagate = [self._last], False
+        self._last = LastMessage(_LOGGER)
 
     def send(self, batch: Sequence[Span]) -> str:
         """Return "", or why the collector did not take the spans."""
-        self._last.text = ""
+        self._last.clear()
         if self._exporter.export([readable(span, self._resource) for span in batch]) is SpanExportResult.SUCCESS:
             return ""
-        return self._last.text or "no reason is known"
+        return self._last.reason
 
     def interrupt(self) -> None:
         self._exporter.shutdown()  # type: ignore[no-untyped-call]
-
-
-class _LastMessage(logging.Handler):
-    def __init__(self) -> None:
-        super().__init__(logging.WARNING)
-        self.text = ""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.text = record.getMessage()[:400]
 
 
 def readable(span: Span, resource: Resource | None = None) -> ReadableSpan:

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from gpufn_core.protocol.spans import Span, SpanError, SpanKind
-from gpufn_gateway.traces import exporter as exporters
-from gpufn_gateway.traces.exporter import BATCH, MAX_QUEUED, Exporter
-from gpufn_gateway.traces.otlp import Collector
+from gpufn_gateway.otlp import exporter as exporters
+from gpufn_gateway.otlp.exporter import BATCH, MAX_QUEUED, Exporter
+from gpufn_gateway.otlp.spans import SpanCollector
 from tests import otlp
 from tests.waiting import until
 
@@ -31,14 +31,14 @@ def server() -> Iterator[otlp.Collector]:
 
 
 @pytest.fixture
-def open_exporter(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Exporter]]:
+def open_exporter(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Exporter[Span]]]:
     """Make exporters that send at once, and do not wait for a collector at the end."""
     monkeypatch.setattr(exporters, "_DELAY_S", 0.0)
-    opened: list[Exporter] = []
+    opened: list[Exporter[Span]] = []
 
-    def open_one(url: str) -> Exporter:
-        collector = Collector(url, timeout_s=0.2)
-        opened.append(Exporter(collector.send, collector.interrupt))
+    def open_one(url: str) -> Exporter[Span]:
+        collector = SpanCollector(url, timeout_s=0.2)
+        opened.append(Exporter("spans", collector.send, collector.interrupt))
         return opened[-1]
 
     yield open_one
@@ -47,7 +47,7 @@ def open_exporter(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], E
 
 
 def test_a_span_arrives_with_its_times_attributes_error_and_link(
-    server: otlp.Collector, open_exporter: Callable[[str], Exporter]
+    server: otlp.Collector, open_exporter: Callable[[str], Exporter[Span]]
 ) -> None:
     exporter = open_exporter(server.url)
     exporter.add([span()])
@@ -63,7 +63,7 @@ def test_a_span_arrives_with_its_times_attributes_error_and_link(
 
 
 def test_a_collector_that_hangs_costs_spans_and_no_time(
-    server: otlp.Collector, open_exporter: Callable[[str], Exporter]
+    server: otlp.Collector, open_exporter: Callable[[str], Exporter[Span]]
 ) -> None:
     server.hangs = threading.Event()
     exporter = open_exporter(server.url)
@@ -77,7 +77,10 @@ def test_a_collector_that_hangs_costs_spans_and_no_time(
 
 @pytest.mark.parametrize("status", [400, 401, 500])
 def test_a_collector_that_refuses_is_asked_again_with_the_next_spans(
-    server: otlp.Collector, open_exporter: Callable[[str], Exporter], status: int, caplog: pytest.LogCaptureFixture
+    server: otlp.Collector,
+    open_exporter: Callable[[str], Exporter[Span]],
+    status: int,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     server.status = status
     exporter = open_exporter(server.url)
@@ -93,7 +96,7 @@ def test_a_collector_that_refuses_is_asked_again_with_the_next_spans(
 
 
 def test_a_collector_that_is_away_or_returns_garbage_harms_nothing(
-    server: otlp.Collector, open_exporter: Callable[[str], Exporter]
+    server: otlp.Collector, open_exporter: Callable[[str], Exporter[Span]]
 ) -> None:
     away = open_exporter("http://127.0.0.1:1/v1/traces")
     away.add([span()])
@@ -104,7 +107,7 @@ def test_a_collector_that_is_away_or_returns_garbage_harms_nothing(
 
 
 def test_a_span_with_an_id_that_is_none_costs_its_batch_and_not_the_export(
-    server: otlp.Collector, open_exporter: Callable[[str], Exporter]
+    server: otlp.Collector, open_exporter: Callable[[str], Exporter[Span]]
 ) -> None:
     exporter = open_exporter(server.url)
     exporter.add([span("not an id")])
@@ -114,8 +117,8 @@ def test_a_span_with_an_id_that_is_none_costs_its_batch_and_not_the_export(
 
 
 def test_what_is_left_at_the_end_is_sent(server: otlp.Collector) -> None:
-    collector = Collector(server.url)
-    exporter = Exporter(collector.send, collector.interrupt)
+    collector = SpanCollector(server.url)
+    exporter = Exporter("spans", collector.send, collector.interrupt)
     exporter.add([span()])
     exporter.close()
     assert len(server.spans) == 1
