@@ -2,32 +2,21 @@
 
 from __future__ import annotations
 
-import csv
 import datetime
-import io
-import json as json_module
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from gpufn.cli.calls.history import parse_span_s
+from gpufn.cli.functions.focus import focus_csv
 from gpufn.cli.terminal.command import Command, connect, json_option
 from gpufn.cli.terminal.output import duration, print_json, print_table, say
 
 if TYPE_CHECKING:
-    from gpufn.client.views import CostsView, CostView
+    from gpufn.client.views import CostView
 
 _COLUMNS = ("day", "team", "app", "function", "key")
 _UNUSED = "(unused)"
-_SERVICE = "AI and Machine Learning"  # a ServiceCategory of FOCUS
-# FOCUS 1.2: all mandatory columns, some conditional ones, and ours with x_.
-FOCUS_COLUMNS = (
-    "BilledCost", "BillingAccountId", "BillingAccountName", "BillingCurrency", "BillingPeriodEnd", "BillingPeriodStart",
-    "ChargeCategory", "ChargeClass", "ChargeDescription", "ChargePeriodEnd", "ChargePeriodStart", "ConsumedQuantity",
-    "ConsumedUnit", "ContractedCost", "EffectiveCost", "InvoiceIssuerName", "ListCost", "PricingQuantity",
-    "PricingUnit", "ProviderName", "PublisherName", "ResourceId", "ResourceName", "ResourceType", "ServiceCategory",
-    "ServiceName", "SubAccountId", "SubAccountName", "Tags", "x_Calls", "x_CO2Grams", "x_Joules",
-)  # fmt: skip
 
 
 @click.command(cls=Command)
@@ -36,7 +25,7 @@ FOCUS_COLUMNS = (
 )
 @click.option("--since", default="6d", help="Age of the first UTC day, such as 3d or 30d.")
 @click.option("--share-unused", is_flag=True, help="Divide the cost of GPUs that no worker held among all.")
-@click.option("--csv", "as_csv", is_flag=True, help="Print FOCUS 1.2 columns, by day, team, function and key.")
+@click.option("--csv", "as_csv", is_flag=True, help="Print FOCUS 1.2 rows, by day, team, function and key.")
 @json_option
 def cost(*, by: tuple[str, ...], since: str, share_unused: bool, as_csv: bool, json: bool) -> None:
     """Show what functions cost: used, idle, CPU and unused time, at the prices of GPUFN_PRICES.
@@ -103,60 +92,3 @@ def _money(amount: float) -> str:
     ['0', '0.000123', '0.50', '1,234.57']
     """
     return "0" if not amount else f"{amount:,.2f}" if amount >= 0.1 else f"{amount:.3g}"
-
-
-def focus_csv(view: CostsView) -> str:
-    """Return rows of FOCUS: one per day, function and key."""
-    output = io.StringIO()
-    writer = csv.DictWriter(output, FOCUS_COLUMNS, lineterminator="\n")
-    writer.writeheader()
-    for row in view.costs:
-        writer.writerow({name: _plain(value) for name, value in _focus_row(row, view.currency or "XXX").items()})
-    return output.getvalue()
-
-
-def _focus_row(row: CostView, currency: str) -> dict[str, Any]:
-    day = datetime.date.fromisoformat(row.day)
-    month = day.replace(day=1)
-    gpu_hours = (row.gpu_used_s + row.gpu_idle_s) / 3600
-    costs = dict.fromkeys(("BilledCost", "ContractedCost", "EffectiveCost", "ListCost"), f"{row.total:.6f}")
-    return {
-        **costs,
-        "BillingAccountId": "gpufn",
-        "BillingAccountName": "gpufn",
-        "BillingCurrency": currency,
-        "BillingPeriodStart": _midnight(month),
-        "BillingPeriodEnd": _midnight((month + datetime.timedelta(days=32)).replace(day=1)),
-        "ChargeCategory": "Usage",
-        "ChargeClass": "",
-        "ChargeDescription": f"GPU and CPU time of {row.function}" if row.function else "GPUs that no worker held",
-        "ChargePeriodStart": _midnight(day),
-        "ChargePeriodEnd": _midnight(day + datetime.timedelta(days=1)),
-        "ConsumedQuantity": f"{gpu_hours:.6f}",
-        "ConsumedUnit": "GPU Hours",
-        "PricingQuantity": f"{gpu_hours:.6f}",
-        "PricingUnit": "GPU Hours",
-        "InvoiceIssuerName": "gpufn",
-        "ProviderName": "gpufn",
-        "PublisherName": "gpufn",
-        "ResourceId": row.function,
-        "ResourceName": row.function,
-        "ResourceType": "Function" if row.function else "",
-        "ServiceCategory": _SERVICE,
-        "ServiceName": "gpufn",
-        "SubAccountId": row.team,
-        "SubAccountName": row.team,
-        "Tags": json_module.dumps({"app": row.app, "key": row.key, "team": row.team}, sort_keys=True),
-        "x_Calls": row.calls,
-        "x_CO2Grams": "" if row.co2_g is None else f"{row.co2_g:.3f}",
-        "x_Joules": "" if row.joules is None else f"{row.joules:.1f}",
-    }
-
-
-def _midnight(day: datetime.date) -> str:
-    return f"{day.isoformat()}T00:00:00Z"
-
-
-def _plain(value: Any) -> Any:
-    """Keep a spreadsheet from running a text as a formula."""
-    return f"'{value}" if isinstance(value, str) and value[:1] in ("=", "+", "-", "@") else value
