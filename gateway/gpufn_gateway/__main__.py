@@ -473,7 +473,7 @@ class _Gateway:
                 bundle_bodies=self._readers.for_bundles,
             ).routes(),
             *self._terminals.routes(),
-            *ProfileRoutes(bus, registry, bodies).routes(),
+            *ProfileRoutes(bus, registry, bodies, services.clock).routes(),
             *TrafficRoutes(registry, self._splits, self._mirrored, bodies).routes(),
             *AppRoutes(registry, self._deploys).routes(),
             *InvocationRoutes(self._submissions, registry).routes(),

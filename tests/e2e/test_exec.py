@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import gzip
 import json
 import os
 import pty
@@ -23,6 +24,7 @@ from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
 from gpufn_runtime.agent.workers.profiler import find_program
+from tests import torch_stand_in
 from tests.conftest import Platform, missing
 from tests.waiting import until
 
@@ -46,6 +48,17 @@ def spin(seconds):
 @gpu_function(cpu=0.25)
 def busy(seconds: float) -> None:
     spin(seconds)
+"""
+
+
+TENSOR_APP = """
+import torch.profiler
+
+from gpufn import gpu_function
+
+@gpu_function(cpu=0.25)
+def tensors() -> None:
+    pass
 """
 
 
@@ -139,6 +152,51 @@ def test_a_profile_shows_where_a_worker_spends_its_time(place: Platform, tmp_pat
     (record,) = records(place, "POST /v1/functions/{fn}/profile")[-1:]
     assert (record["object"], record["details"]["worker"]) == ("busy", shown["worker"])
     place.gpufn("cancel", call)
+
+
+def workers_of(platform: Platform, function: str) -> list[str]:
+    nodes = platform.client.get("/v1/nodes").json()["nodes"]
+    return [each["worker"] for node in nodes for each in node["processes"] if each["function"] == function]
+
+
+def test_a_call_that_runs_long_is_profiled_and_without_one_there_is_an_error(place: Platform) -> None:
+    if find_program() is None:
+        missing("py-spy is not installed")
+    url, body = "/v1/functions/busy/profile", {"seconds": 1, "slower_than_s": 0.5}
+    until(lambda: not workers_of(place, "busy"))  # a cancelled call of another test has ended
+    none = place.client.post(url, json=body | {"wait_s": 0})
+    assert (none.status_code, none.json()["code"]) == (404, "invocation_not_found")
+    call = json.loads(place.gpufn("submit", "busy", '{"seconds": 60}', "--json"))["id"]
+    until(lambda: place.client.get(f"/v1/invocations/{call}").json()["state"] == "running")
+    profile = place.client.post(url, json=body, timeout=90)
+    assert profile.status_code == 200, profile.text
+    assert profile.headers["x-gpufn-invocation"] == call
+    assert any(frame["name"] == "spin" for frame in profile.json()["shared"]["frames"])
+    shown = json.loads(place.gpufn("profile", "busy", "--seconds", "1", "--slower-than", "0.5s", "--json"))
+    assert shown["worker"] == profile.headers["x-gpufn-worker"]
+    without_torch = place.client.post(url, json={"kind": "gpu", "seconds": 1})
+    assert (without_torch.status_code, without_torch.json()["code"]) == (409, "conflict")
+    place.gpufn("cancel", call)
+
+
+def test_the_trace_of_a_gpu_has_the_calls_of_a_worker_with_torch(place: Platform, tmp_path: Path) -> None:
+    """A package takes the place of torch."""
+    torch_stand_in.write(tmp_path)
+    app, file = tmp_path / "tensor_app.py", tmp_path / "trace.json.gz"
+    app.write_text(TENSOR_APP)
+    place.gpufn("deploy", app, "--no-check")
+    calls = [place.post("tensors", {}).headers["x-gpufn-invocation"]]
+    profiling = started(
+        place, "profile", "tensors", "--gpu", "--seconds", "2", "--out", str(file), "--json", stdout=subprocess.PIPE
+    )
+    while profiling.poll() is None:
+        calls.append(place.post("tensors", {}).headers["x-gpufn-invocation"])
+    shown = json.loads(profiling.communicate()[0])
+    assert (profiling.returncode, shown["kind"]) == (0, "operator")
+    assert [each["name"] for each in shown["top"]] == ["aten::mm"]
+    names = {event["name"] for event in json.loads(gzip.decompress(file.read_bytes()))["traceEvents"]}
+    assert names - {"aten::mm"} <= {f"call {call}" for call in calls}
+    assert len(names) > 2
 
 
 @contextlib.contextmanager

@@ -242,7 +242,7 @@ class Whole:
                 bundle_bodies=bodies,
             ).routes(),
             *self.terminals.routes(),
-            *ProfileRoutes(bus, self.registry, bodies).routes(),
+            *ProfileRoutes(bus, self.registry, bodies, self.clock).routes(),
             *TrafficRoutes(self.registry, self.splits, mirrored, bodies).routes(),
             *AppRoutes(self.registry, self.deploys).routes(),
             *InvocationRoutes(submissions, self.registry).routes(),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
@@ -20,7 +21,7 @@ from gpufn_core.domain.traffic import (
     Mirror,
 )
 from gpufn_core.errors import InvalidInput
-from gpufn_core.protocol.profiles import LONGEST_PROFILE_S
+from gpufn_core.protocol.profiles import LONGEST_GPU_PROFILE_S, LONGEST_PROFILE_S, LONGEST_WAIT_S, ProfileKind
 from gpufn_core.protocol.records import KeyLimits
 from gpufn_core.signing.statement import DeploySignature
 from gpufn_core.spec.isolation import Isolation
@@ -89,19 +90,29 @@ class Scale(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Profile(msgspec.Struct, forbid_unknown_fields=True):
-    """A profile of one worker: `worker`, or the one that runs `call`, or any. `idle`: also threads that wait."""
+    """A profile of one worker: `worker`, or the one that runs `call`, or the first one in the next `wait_s` whose call
+    runs for `slower_than_s`, or any. `idle`: also threads that wait. The profile of a GPU is Chrome's JSON, compressed
+    by gzip, in each `format`."""
 
-    kind: Literal["cpu", "memory"] = "cpu"
-
+    kind: ProfileKind = ProfileKind.CPU
     seconds: float = 10.0
     worker: str = ""
     call: str = ""
+    slower_than_s: float = 0.0
+    wait_s: float = 60.0
     idle: bool = False
     format: Literal["speedscope", "folded"] = "speedscope"
 
     def __post_init__(self) -> None:
-        if not 1 <= self.seconds <= LONGEST_PROFILE_S:
-            raise ValueError(f"seconds must be from 1 to {LONGEST_PROFILE_S:g}")
+        longest_s = LONGEST_GPU_PROFILE_S if self.kind is ProfileKind.GPU else LONGEST_PROFILE_S
+        if not 1 <= self.seconds <= longest_s:
+            raise ValueError(f"seconds must be from 1 to {longest_s:g}")
+        if not 0 <= self.wait_s <= LONGEST_WAIT_S:
+            raise ValueError(f"wait_s must be from 0 to {LONGEST_WAIT_S:g}")
+        if not 0 <= self.slower_than_s < math.inf:
+            raise ValueError("slower_than_s must be a positive number")
+        if sum(map(bool, (self.worker, self.call, self.slower_than_s))) > 1:
+            raise ValueError("only one of worker, call and slower_than_s can choose the worker")
 
 
 class NewSchedule(msgspec.Struct, forbid_unknown_fields=True):

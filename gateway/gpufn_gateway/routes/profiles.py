@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Final
+import asyncio
+from collections.abc import Iterable
+from typing import Final, NamedTuple
 
 import msgspec
 from starlette.requests import Request
@@ -13,7 +15,8 @@ from gpufn_core.domain import profile
 from gpufn_core.errors import CapacityError, Conflict, InvocationNotFound, error_from
 from gpufn_core.protocol import subjects
 from gpufn_core.protocol.codec import encode
-from gpufn_core.protocol.profiles import RATE, ProfileReply, ProfileRequest
+from gpufn_core.protocol.profiles import GPU_EXTRA_S, RATE, ProfileKind, ProfileReply, ProfileRequest
+from gpufn_core.protocol.reports import RunnerReport
 from gpufn_core.spec.naming.names import shown
 from gpufn_gateway.audit.request_audit import add_details, name_object
 from gpufn_gateway.auth.scopes import DEPLOY
@@ -22,19 +25,31 @@ from gpufn_gateway.http.body_reader import BodyReader
 from gpufn_gateway.openapi.request_bodies import Profile
 from gpufn_gateway.routes.requests import json_response, principal_of, read_json, route
 from gpufn_platform.bus.connection import Bus
+from gpufn_platform.process.clock import Clock
 from gpufn_platform.queue import call_records
 
 _REPLY_S: Final = 25.0  # after the seconds of the profile
+_LOOK_S: Final = 0.2  # between looks at the reports of runners, which come each second
 FOLDED: Final = "text/plain; charset=utf-8"
+TRACE: Final = "application/gzip"
 
 _reply = msgspec.msgpack.Decoder(ProfileReply)
 
 
+class Chosen(NamedTuple):
+    """The worker to profile. `call` is the slow call that was waited for."""
+
+    worker: str
+    node: str
+    call: str = ""
+
+
 class ProfileRoutes:
-    def __init__(self, bus: Bus, registry: Registry, bodies: BodyReader) -> None:
+    def __init__(self, bus: Bus, registry: Registry, bodies: BodyReader, clock: Clock) -> None:
         self._bus = bus
         self._registry = registry
         self._bodies = bodies
+        self._clock = clock
 
     def routes(self) -> list[Route]:
         return [route("POST", "/v1/functions/{fn:name}/profile", self.create, DEPLOY, of_functions=True)]
@@ -44,22 +59,32 @@ class ProfileRoutes:
         principal_of(request).require_on(DEPLOY, function)
         name_object(request.scope, "fn", function)
         body = await read_json(request, Profile, self._bodies)
-        worker, node = await self._place(function, body)
-        add_details(request.scope, worker=worker, node=node, seconds=body.seconds, kind=body.kind)
-        wanted = encode(ProfileRequest(worker, body.seconds, body.idle))
-        subject = subjects.memory_profile(node) if body.kind == "memory" else subjects.profile(node)
-        response = await self._bus.request(subject, wanted, timeout_s=body.seconds + _REPLY_S)
+        worker, node, call = await self._place(function, body)
+        add_details(request.scope, worker=worker, node=node, seconds=body.seconds, kind=body.kind.value)
+        reply = await self._request(node, ProfileRequest(worker, body.seconds, body.idle, body.kind))
+        headers = {"x-gpufn-worker": worker} | ({"x-gpufn-invocation": call} if call else {})
+        if body.kind is ProfileKind.GPU:
+            return Response(reply.trace, 200, headers, TRACE)
+        if body.format == "folded":
+            return Response(reply.stacks, 200, headers, FOLDED)
+        stacks, rate = profile.parse(reply.stacks), RATE if body.kind is ProfileKind.CPU else None
+        return json_response(profile.speedscope(stacks, f"{function}, {worker}", rate=rate), 200, headers)
+
+    async def _request(self, node: str, wanted: ProfileRequest) -> ProfileReply:
+        """Have the agent or the runner of a node make a profile. Raises the error of its reply."""
+        is_from_outside = wanted.kind is ProfileKind.CPU
+        subject = subjects.profile(node) if is_from_outside else subjects.worker_profile(node)
+        extra_s = GPU_EXTRA_S if wanted.kind is ProfileKind.GPU else 0.0
+        response = await self._bus.request(subject, encode(wanted), timeout_s=wanted.seconds + _REPLY_S + extra_s)
         reply = _reply.decode(response.payload)
         if reply.error is not None:
             raise error_from(reply.error)
-        headers = {"x-gpufn-worker": worker}
-        if body.format == "folded":
-            return Response(reply.stacks, 200, headers, FOLDED)
-        stacks, rate = profile.parse(reply.stacks), RATE if body.kind == "cpu" else None
-        return json_response(profile.speedscope(stacks, f"{function}, {worker}", rate=rate), 200, headers)
+        return reply
 
-    async def _place(self, function: str, body: Profile) -> tuple[str, str]:
+    async def _place(self, function: str, body: Profile) -> Chosen:
         """Return the worker to profile, and its node. Raises CapacityError, Conflict, InvocationNotFound."""
+        if body.slower_than_s:
+            return await self._wait_for_slow_call(function, body)
         workers = {
             process.worker: report.node
             for report in self._registry.live_nodes()
@@ -70,16 +95,38 @@ class ProfileRoutes:
             location = await call_records.locate(self._bus, body.call.lower())
             if location is None or location.worker not in workers:
                 raise InvocationNotFound(f"No worker of {function} runs the call {shown(body.call)} now.")
-            return location.worker, workers[location.worker]
+            return Chosen(location.worker, workers[location.worker])
         if body.worker:
             if body.worker not in workers:
                 raise Conflict(f"{function} has no worker {shown(body.worker)}; it has {_listed(workers)}.")
-            return body.worker, workers[body.worker]
+            return Chosen(body.worker, workers[body.worker])
         if not workers:
             raise CapacityError(f"{function} has no worker now: call it, and profile it meanwhile.")
         busy = {each.worker for report in self._registry.live_runners() for each in report.workers if each.in_use}
         chosen = next((each for each in workers if each in busy), next(iter(workers)))
-        return chosen, workers[chosen]
+        return Chosen(chosen, workers[chosen])
+
+    async def _wait_for_slow_call(self, function: str, body: Profile) -> Chosen:
+        """Return the first worker whose call has run for so long. Raises InvocationNotFound."""
+        give_up = self._clock.monotonic() + body.wait_s
+        while (chosen := slow_call(self._registry.live_runners(), function, body.slower_than_s)) is None:
+            if self._clock.monotonic() >= give_up:
+                raise InvocationNotFound(
+                    f"No call of {function} ran for {body.slower_than_s:g} s within {body.wait_s:g} s: "
+                    "wait longer, or choose a shorter time."
+                )
+            await asyncio.sleep(_LOOK_S)
+        return chosen
+
+
+def slow_call(reports: Iterable[RunnerReport], function: str, slower_than_s: float) -> Chosen | None:
+    """Return a worker whose call had run for so long when its runner reported."""
+    for report in reports:
+        for each in report.workers:
+            began = each.longest_call_at if each.function == function else None
+            if began is not None and report.sent_at - began >= slower_than_s:
+                return Chosen(each.worker, report.node, each.longest_call)
+    return None
 
 
 def _listed(workers: dict[str, str]) -> str:

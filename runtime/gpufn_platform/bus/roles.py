@@ -230,7 +230,7 @@ _PERMISSIONS = {
             subjects.WAKEUPS,
             subjects.CANCELS,
             subjects.WHEREABOUTS,
-            subjects.memory_profile("*"),
+            subjects.worker_profile("*"),
             subjects.runner_inbox("*"),
             subjects.on_node("runner", "*"),
             subjects.RESULTS_FILTER,

@@ -51,12 +51,12 @@ from gpufn_runtime.runner.recovery.reconnect_check import ReconnectCheck
 from gpufn_runtime.runner.totals import Totals
 from gpufn_runtime.runner.variants import Variants
 from gpufn_runtime.runner.workers.data_requests import DataRequests
-from gpufn_runtime.runner.workers.memory_profiles import MemoryProfiles
 from gpufn_runtime.runner.workers.nested_calls import NestedCalls
 from gpufn_runtime.runner.workers.output import Output
 from gpufn_runtime.runner.workers.relay import Relay
 from gpufn_runtime.runner.workers.shared_bodies import NodeSharedBodies
 from gpufn_runtime.runner.workers.worker_link import WorkerLink
+from gpufn_runtime.runner.workers.worker_profiles import WorkerProfiles
 
 log = logging.getLogger(__name__)
 
@@ -116,10 +116,10 @@ class Runner:
             shared_bodies=self._shared_bodies, bodies=self._bodies, data=data,
         )  # fmt: skip
         self._output = Output(bus, clock, node)
-        self._memory_profiles = MemoryProfiles(bus, node, self._ready_worker)
+        self._profiles = WorkerProfiles(bus, node, self._ready_worker)
         self._relay = Relay(
             bus, output=self._output, nested=self._nested, inbox=subjects.runner_inbox(name),
-            cancel=self._queues.cancel, traced=self._memory_profiles.on_traced,
+            cancel=self._queues.cancel, traced=self._profiles.on_traced,
         )  # fmt: skip
         self._abandoned_calls = AbandonedCalls(bus, self._attempts, self._queues.cancel_call, clock)
         self._reconnect_check = ReconnectCheck(bus, self._attempts, self._queues.cancel_call)
@@ -143,7 +143,7 @@ class Runner:
         self._circuits.start()
         self._reconnect_check.start()
         self._call_lookup.start()
-        self._memory_profiles.start()
+        self._profiles.start()
         self._bus.subscribe(subjects.runner_inbox(self._name), self._on_credit)
         self._bus.subscribe(subjects.CANCELS, self._on_cancel)
         self._bus.subscribe(subjects.WAKEUPS, self._on_wakeup)
@@ -202,6 +202,7 @@ class Runner:
 
     def report(self) -> None:
         sent_at, now = self._clock.time(), self._clock.monotonic()
+        links = [link for queue in self._queues.values() for link in queue.workers.links.values()]
         workers = tuple(
             WorkerReport(
                 worker=link.id,
@@ -218,9 +219,10 @@ class Runner:
                 waits_for_own=link.waits_for_own,
                 waits_on="" if link.seat is None else link.seat.waits_on,
                 parked=link.parked,
+                longest_call="" if longest is None else longest.message.id,
+                longest_call_at=None if longest is None else longest.run.started_at,
             )
-            for queue in self._queues.values()
-            for link in queue.workers.links.values()
+            for link, longest in ((link, link.longest_attempt) for link in links)
         )
         traffic = tuple(queue.traffic() for queue in self._queues.values())
         self._totals.add_traffic(traffic)

@@ -380,9 +380,10 @@ class Worker:
             self._drained.set()
             self._stop_if_drained()
         elif isinstance(frame, Trace):
-            from gpufn_runtime.worker.platform_calls import memory_trace  # noqa: PLC0415  (few workers are profiled)
+            from gpufn_runtime.worker.gpu import torch_trace  # noqa: PLC0415  (few workers are profiled)
+            from gpufn_runtime.worker.platform_calls import memory_trace  # noqa: PLC0415
 
-            memory_trace.start(self._link, frame)
+            (torch_trace if frame.is_gpu else memory_trace).start(self._link, frame)
         elif isinstance(frame, Park):
             self._link.withdraw_ready()
             self._executor.run_alone(functools.partial(self._park, frame.host_bytes, frame.cause or Cause.IDLE))

@@ -99,10 +99,12 @@ class Input(Frame, tag=9, frozen=True, array_like=True, gc=False):
 
 
 class Trace(Frame, tag=10, frozen=True, array_like=True, gc=False):
-    """Trace what is allocated in the next `seconds`. The answer is a Traced with the same number."""
+    """Trace what is allocated in the next `seconds`, or what runs on the GPU. The answer is a Traced with the same
+    number."""
 
     number: int
     seconds: float
+    is_gpu: bool = False
 
 
 class Answer(Frame, tag=5, frozen=True, array_like=True, gc=False):
@@ -286,9 +288,11 @@ class LiveItem(Frame, tag=24, frozen=True, array_like=True, gc=False):
 
 
 class Traced(Frame, tag=25, frozen=True, array_like=True, gc=False):
-    """The end of a Trace. The body has folded stacks, whose numbers are bytes."""
+    """The end of a Trace. The body has folded stacks, whose numbers are bytes, or the trace of the GPU. With an `error`
+    there is none."""
 
     number: int
+    error: ErrorInfo | None = None
 
 
 WorkerFrame = (

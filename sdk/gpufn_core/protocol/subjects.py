@@ -324,8 +324,8 @@ def profile(node: str) -> str:
     return f"{PREFIX}.ctl.profile.{node}"
 
 
-def memory_profile(node: str) -> str:
-    """Subject on which a runner receives requests for memory profiles of its workers."""
+def worker_profile(node: str) -> str:
+    """Subject on which a runner receives requests for profiles that its workers record themselves."""
     return f"{PREFIX}.ctl.memory.{node}"
 
 

@@ -27,7 +27,7 @@ _MAX_OPEN_CALLS = 1024  # nested calls that one worker may have open at once
 @dataclass(eq=False, repr=False)
 class Relay:
     """Forwards messages of running calls. `inbox` is the subject where stream readers acknowledge items. `cancel` ends
-    an attempt whose items cannot be delivered. `traced` takes the end of a memory profile."""
+    an attempt whose items cannot be delivered. `traced` takes the end of a trace."""
 
     bus: Bus
     _: KW_ONLY
@@ -35,7 +35,7 @@ class Relay:
     nested: NestedCalls
     inbox: str
     cancel: Callable[[Attempt], None]
-    traced: Callable[[WorkerLink, int, bytes], None]
+    traced: Callable[[WorkerLink, frames.Traced, bytes], None]
 
     def handle(self, link: WorkerLink, frame: frames.WorkerFrame, body: bytes) -> None:
         """Handle a frame. Raises ProtocolMismatch."""
@@ -106,7 +106,7 @@ class Relay:
         frames.Log: _on_log,
         frames.Progress: _on_progress,
         frames.Call: _on_call,
-        frames.Traced: lambda self, link, traced, body: self.traced(link, traced.number, body),
+        frames.Traced: lambda self, link, traced, body: self.traced(link, traced, body),
         frames.CloseCall: lambda self, link, close, _: self.nested.close(link, close.call),
         frames.CallCredit: lambda self, link, credit, _: self.nested.credit(link, credit.call, credit.items),
     }

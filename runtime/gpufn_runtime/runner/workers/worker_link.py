@@ -142,6 +142,12 @@ class WorkerLink:
         return unwanted + (leftover if now - self.listening_since > ACK_WAIT_S else 0)
 
     @property
+    def longest_attempt(self) -> Attempt | None:
+        """The running attempt that began first."""
+        begun = (attempt for attempt in self.attempts.values() if attempt.begun is not None)
+        return min(begun, key=lambda attempt: attempt.run.began, default=None)
+
+    @property
     def waits_for_own(self) -> int:
         """Number of slots used by attempts that wait for calls of their own function."""
         return sum(attempt.waits_for_own for attempt in self.attempts.values())

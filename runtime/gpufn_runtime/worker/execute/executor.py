@@ -23,6 +23,7 @@ from gpufn_core.protocol.frames import Run, RunnerFrame
 from gpufn_core.spec.function_spec import Batch, CallKind, FunctionSpec
 from gpufn_runtime.worker.arguments.loader import Method
 from gpufn_runtime.worker.context import current_attempt
+from gpufn_runtime.worker.execute import call_ranges
 from gpufn_runtime.worker.execute.attempts import Attempt, Attempts
 from gpufn_runtime.worker.execute.batch_rules import Gathering
 from gpufn_runtime.worker.execute.batch_runs import BatchRuns
@@ -216,8 +217,9 @@ class Executor:
             self._mean_call_s += 0.1 * (time.perf_counter() - started - self._mean_call_s)
 
     def _call(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        open_range = call_ranges.opener
         try:
-            result = call(*args, **kwargs)
+            result = call(*args, **kwargs) if open_range is None else call_ranges.within(open_range, call, args, kwargs)
         except BaseException as error:
             self._link.exit_if_forked(error)
             raise

@@ -66,7 +66,7 @@ def calls(
     print_table(heading, shown, empty=f"{name} has no submitted calls" if name else "no submitted calls")
 
 
-def parse_span_s(text: str) -> float:
+def parse_span_s(text: str, option: str = "--since") -> float:
     """Parse a time span such as `90s`, `15m`, `2h` or `3d` into seconds. Raises WrongUsage.
 
     >>> parse_span_s("15m"), parse_span_s("1.5h"), parse_span_s("30")
@@ -75,5 +75,5 @@ def parse_span_s(text: str) -> float:
     match = _SPAN.fullmatch(text)
     seconds = float(match[1]) * _UNITS_S[match[2]] if match else math.inf
     if seconds > _MAX_SPAN_S:
-        raise WrongUsage(f"write 90s, 15m, 2h or 3d, not {text[:40]!r}", field="--since")
+        raise WrongUsage(f"write 90s, 15m, 2h or 3d, not {text[:40]!r}", field=option)
     return seconds

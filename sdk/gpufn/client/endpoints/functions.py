@@ -29,6 +29,7 @@ from gpufn_core.encoding.urls import segment
 from gpufn_core.errors import PayloadTooLarge
 from gpufn_core.ids import Digest
 from gpufn_core.protocol.messages import LogLine
+from gpufn_core.protocol.profiles import GPU_EXTRA_S
 from gpufn_core.signing.statement import DeploySignature
 from gpufn_core.spec.function_spec import FunctionSpec
 from gpufn_core.spec.naming.names import DEFAULT
@@ -169,25 +170,50 @@ class FunctionRequests(Requests):
         seconds: float = 10.0,
         worker: str = "",
         call: str = "",
+        slower_than_s: float = 0.0,
+        wait_s: float = 60.0,
         idle: bool = False,
         memory: bool = False,
     ) -> tuple[str, list[Stack]]:
-        """Profile a worker of a function: `worker`, the one that runs `call`, or one that is busy. Return its id and
-        the stacks, with 100 samples per second of each thread that ran; with `idle`, also of those that waited. With
-        `memory` the numbers of the stacks are the bytes that they allocated and kept.
+        """Profile a worker of a function: `worker`, the one that runs `call`, the first one whose call runs for
+        `slower_than_s` in the next `wait_s`, or one that is busy. Return its id and the stacks, with 100 samples per
+        second of each thread that ran; with `idle`, also of those that waited. With `memory` the numbers of the stacks
+        are the bytes that they allocated and kept.
 
-        Raises CapacityError without a worker, Conflict if it cannot be profiled, WorkerLost if it ends meanwhile.
+        Raises CapacityError without a worker, Conflict if it cannot be profiled, WorkerLost if it ends meanwhile,
+        InvocationNotFound without such a call.
         """
-        fields: dict[str, Any] = {"seconds": seconds, "worker": worker, "call": call, "idle": idle, "format": "folded"}
-        fields["kind"] = "memory" if memory else "cpu"
+        which = {"worker": worker, "call": call, "slower_than_s": slower_than_s, "wait_s": wait_s}
+        fields = {"kind": "memory" if memory else "cpu", "idle": idle, "format": "folded"}
+        profiled, profile = self._profile(name, seconds, 0.0, which | fields)
+        return profiled, parse(profile.decode())
+
+    def gpu_profile(
+        self,
+        name: str,
+        *,
+        seconds: float = 2.0,
+        worker: str = "",
+        call: str = "",
+        slower_than_s: float = 0.0,
+        wait_s: float = 60.0,
+    ) -> tuple[str, bytes]:
+        """Record the GPU and the operators of torch in a worker, which is chosen as for `profile`. Return its id and
+        Chrome's JSON, compressed by gzip. Raises the exceptions of `profile`."""
+        which = {"worker": worker, "call": call, "slower_than_s": slower_than_s, "wait_s": wait_s}
+        return self._profile(name, seconds, GPU_EXTRA_S, which | {"kind": "gpu"})
+
+    def _profile(self, name: str, seconds: float, extra_s: float, fields: dict[str, Any]) -> tuple[str, bytes]:
+        """Return the id of the worker, and its profile."""
+        waits_s = fields["wait_s"] if fields["slower_than_s"] else 0.0
         response = self._request(
             "POST",
             f"{self._function_url(name)}/profile",
-            content=msgspec.json.encode(fields),
+            content=msgspec.json.encode({"seconds": seconds, **fields}),
             headers=JSON_BODY,
-            timeout=seconds + MANAGE_TIMEOUT_S,
+            timeout=seconds + waits_s + extra_s + MANAGE_TIMEOUT_S,
         )
-        return response.headers.get("x-gpufn-worker", ""), parse(response.text)
+        return response.headers.get("x-gpufn-worker", ""), response.content
 
     def usage(
         self, *, function: str | None = None, key: str | None = None, since: str | None = None, until: str | None = None

@@ -319,7 +319,7 @@ def test_a_function_that_waits_for_itself_is_reported_as_such(url: str, tmp_path
         worker.send(call_of(run), b"{}")
         while (told := await node.report_of("w-1", WorkerState.READY)).waits_for_own == 0:
             pass
-        assert (told.in_use, told.waits_for_own) == (1, 1)
+        assert (told.in_use, told.waits_for_own, told.longest_call) == (1, 1, run.invocation)
         worker.send(frames.CloseCall(1))
         while (await node.report_of("w-1", WorkerState.READY)).waits_for_own:
             pass

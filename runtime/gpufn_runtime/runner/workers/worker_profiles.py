@@ -1,4 +1,4 @@
-"""Memory profiles of this runner's workers, which trace themselves. One at a time per worker."""
+"""Profiles that workers record themselves, of memory and of the GPU. One at a time per worker."""
 
 from __future__ import annotations
 
@@ -10,10 +10,17 @@ from typing import Final
 import msgspec
 
 from gpufn_core.domain.profile import shortened
-from gpufn_core.errors import BusUnavailable, Conflict, GpufnError, InvalidInput, WorkerLost
+from gpufn_core.errors import BusUnavailable, Conflict, GpufnError, InvalidInput, WorkerLost, error_from
 from gpufn_core.protocol import frames, subjects
 from gpufn_core.protocol.codec import encode
-from gpufn_core.protocol.profiles import LONGEST_PROFILE_S, MAX_STACKS_BYTES, ProfileReply, ProfileRequest
+from gpufn_core.protocol.profiles import (
+    GPU_EXTRA_S,
+    LONGEST_PROFILE_S,
+    MAX_STACKS_BYTES,
+    ProfileKind,
+    ProfileReply,
+    ProfileRequest,
+)
 from gpufn_platform.bus.connection import Bus, Message
 from gpufn_platform.process.tasks import Tasks
 from gpufn_runtime.runner.workers.worker_link import WorkerLink
@@ -23,40 +30,54 @@ _EXTRA_S: Final = 20.0  # for the worker to read its memory
 _request = msgspec.msgpack.Decoder(ProfileRequest)
 
 
-class MemoryProfiles:
+class WorkerProfiles:
     """`find` returns the link of a worker that is READY here."""
 
     def __init__(self, bus: Bus, node: str, find: Callable[[str], WorkerLink | None]) -> None:
         self._bus = bus
         self._node = node
         self._find = find
-        self._running: dict[WorkerLink, tuple[int, asyncio.Future[str]]] = {}
+        self._running: dict[WorkerLink, tuple[int, asyncio.Future[bytes]]] = {}
         self._last = 0
-        self._tasks = Tasks("memory profile")
+        self._tasks = Tasks("profile of a worker")
 
     def start(self) -> None:
-        self._bus.subscribe(subjects.memory_profile(self._node), self._on_message)
+        self._bus.subscribe(subjects.worker_profile(self._node), self._on_message)
 
-    def on_traced(self, link: WorkerLink, number: int, body: bytes) -> None:
+    def on_traced(self, link: WorkerLink, traced: frames.Traced, body: bytes) -> None:
         """Handle the end of a trace. One that nobody waits for any more is ignored."""
         expected, future = self._running.get(link, (0, None))
-        if future is not None and number == expected and not future.done():
-            future.set_result(body.decode(errors="replace"))
+        if future is None or traced.number != expected or future.done():
+            return
+        if traced.error is None:
+            future.set_result(bytes(body))
+        else:
+            future.set_exception(error_from(traced.error))
 
     def _on_message(self, message: Message) -> None:
         self._tasks.start(self._respond(message))
 
     async def _respond(self, message: Message) -> None:
         try:
-            stacks = await self.profile(_request.decode(message.payload))
-            reply = ProfileReply(shortened(stacks, MAX_STACKS_BYTES))
+            reply = await self._reply(_request.decode(message.payload))
         except GpufnError as error:
             reply = ProfileReply(error=error.info())
-        with contextlib.suppress(BusUnavailable):  # the gateway reports a timeout
+        try:
             self._bus.publish(message.reply, encode(reply))
+        except BusUnavailable:
+            pass  # the gateway reports a timeout
+        except GpufnError as error:  # larger than a message of this bus
+            with contextlib.suppress(BusUnavailable):
+                self._bus.publish(message.reply, encode(ProfileReply(error=error.info())))
 
-    async def profile(self, request: ProfileRequest) -> str:
-        """Return the folded stacks. Raises WorkerLost, Conflict, InvalidInput."""
+    async def _reply(self, request: ProfileRequest) -> ProfileReply:
+        body = await self.profile(request)
+        if request.kind is ProfileKind.GPU:
+            return ProfileReply(trace=body)
+        return ProfileReply(shortened(body.decode(errors="replace"), MAX_STACKS_BYTES))
+
+    async def profile(self, request: ProfileRequest) -> bytes:
+        """Return the folded stacks, or the trace of the GPU. Raises WorkerLost, Conflict, InvalidInput."""
         if not 0 < request.seconds <= LONGEST_PROFILE_S:
             raise InvalidInput(f"a profile takes at most {LONGEST_PROFILE_S:g} s", field="seconds")
         link = self._find(request.worker)
@@ -65,15 +86,17 @@ class MemoryProfiles:
         if link in self._running:
             raise Conflict(f"The worker {request.worker} is being profiled: try again when that has ended.")
         self._last += 1
+        is_gpu = request.kind is ProfileKind.GPU
         loop = asyncio.get_running_loop()
-        future: asyncio.Future[str] = loop.create_future()
+        future: asyncio.Future[bytes] = loop.create_future()
         self._running[link] = self._last, future
         try:
-            link.send(frames.Trace(self._last, request.seconds))
-            deadline = loop.time() + request.seconds + _EXTRA_S
+            link.send(frames.Trace(self._last, request.seconds, is_gpu))
+            deadline = loop.time() + request.seconds + (GPU_EXTRA_S if is_gpu else _EXTRA_S)
             while not future.done():
                 await asyncio.wait([future], timeout=_CHECK_S)
                 if link.peer is None or (not future.done() and loop.time() > deadline):
+                    future.cancel()
                     raise WorkerLost(f"The worker {request.worker} ended, or did not answer, while it was profiled.")
             return future.result()
         finally:

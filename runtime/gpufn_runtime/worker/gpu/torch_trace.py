@@ -1,0 +1,107 @@
+"""Trace of the GPU and of torch's operators, by torch's own profiler, in a thread of its own.
+
+It sees the kernels of the whole process and, with a torch that can profile all threads, the operators that start them.
+Calls are ranges in it (`call_ranges`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import sys
+import tempfile
+import threading
+import time
+import zlib
+from typing import Any, Final
+
+from gpufn_core.errors import Conflict, GpufnError
+from gpufn_core.protocol.frames import Trace, Traced
+from gpufn_core.protocol.profiles import LONGEST_GPU_PROFILE_S, MAX_TRACE_BYTES
+from gpufn_core.spec.units import format_bytes
+from gpufn_runtime.worker.execute import call_ranges
+from gpufn_runtime.worker.link import Link
+
+_CHUNK_BYTES: Final = 1 << 20
+
+
+class CannotTrace(Conflict):
+    """This worker cannot trace its GPU, or not in this way."""
+
+    retryable = False
+
+
+def start(link: Link, frame: Trace) -> None:
+    threading.Thread(target=_trace, args=(link, frame), name="gpufn-trace", daemon=True).start()
+
+
+def _trace(link: Link, frame: Trace) -> None:
+    try:
+        trace = record(min(frame.seconds, LONGEST_GPU_PROFILE_S))
+    except GpufnError as error:
+        link.send(Traced(frame.number, error.info()))
+    else:
+        link.send(Traced(frame.number), trace)
+
+
+def record(seconds: float) -> bytes:
+    """Return the compressed trace. Raises CannotTrace."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        raise CannotTrace("this worker has not imported torch, whose profiler records the GPU")
+    with tempfile.TemporaryDirectory(prefix="gpufn-trace-") as folder:
+        path = os.path.join(folder, "trace.json")
+        try:
+            _record(torch, seconds, path)
+        except Exception as error:  # of torch, or of what user code has made of it
+            raise CannotTrace(f"torch's profiler failed: {type(error).__name__}: {error}"[:1000]) from error
+        compressed = _compressed(path)
+    if compressed is None:
+        raise CannotTrace(
+            f"the compressed trace has more than {format_bytes(MAX_TRACE_BYTES)}: profile less than {seconds:g} s"
+        )
+    return compressed
+
+
+def _compressed(path: str) -> bytes | None:
+    """Return a file compressed by gzip, None if it is too large. Torch does that too, but line by line, and waits for
+    the GIL of user code at each."""
+    gzip, parts, size = zlib.compressobj(wbits=31), [], 0
+    with open(path, "rb") as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            parts.append(gzip.compress(chunk))
+            size += len(parts[-1])
+            if size > MAX_TRACE_BYTES:
+                return None
+    parts.append(gzip.flush())
+    return b"".join(parts) if size + len(parts[-1]) <= MAX_TRACE_BYTES else None
+
+
+def _record(torch: Any, seconds: float, path: str) -> None:
+    importlib.import_module("torch.profiler")
+    options = _all_threads(torch)
+    profiler = torch.profiler.profile(**({} if options is None else {"experimental_config": options}))
+    profiler.start()
+    try:
+        with call_ranges.opened(lambda name: _range(torch, name)):
+            time.sleep(seconds)
+    finally:
+        profiler.stop()
+    profiler.export_chrome_trace(path)
+
+
+def _all_threads(torch: Any) -> Any:
+    """Return the option to record the operators of all threads. None for a torch without it: kernels only."""
+    try:
+        return torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
+    except (AttributeError, TypeError):
+        return None
+
+
+@contextlib.contextmanager
+def _range(torch: Any, name: str) -> Any:
+    """A range in torch's trace and, with CUDA, an NVTX range, which Nsight shows."""
+    has_cuda = torch.cuda.is_available() and torch.cuda.is_initialized()
+    with torch.profiler.record_function(name), torch.cuda.nvtx.range(name) if has_cuda else contextlib.nullcontext():
+        yield

@@ -1,0 +1,46 @@
+"""The table of a trace: kernels, or operators without a GPU."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from typing import Any
+
+import pytest
+
+from gpufn_core.domain import chrome_trace
+from gpufn_core.domain.chrome_trace import Busiest, summary
+
+EVENTS = [
+    {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "dur": 700.0},
+    {"ph": "X", "cat": "kernel", "name": "gemm", "dur": 200},
+    {"ph": "X", "cat": "kernel", "name": "gemm", "dur": 300.5},
+    {"ph": "X", "cat": "kernel", "name": "relu", "dur": 100},
+    {"ph": "M", "name": "process_name", "pid": 1},
+]
+
+
+def packed(trace: Any) -> bytes:
+    return gzip.compress(json.dumps(trace).encode())
+
+
+def test_kernels_count_by_name_the_longest_first() -> None:
+    found = summary(packed({"schemaVersion": 1, "traceEvents": EVENTS}), 1)
+    assert found == ("kernel", [Busiest("gemm", 2, 500.5 / 1e6)])
+
+
+def test_without_a_gpu_operators_count() -> None:
+    found = summary(packed({"traceEvents": EVENTS[:1]}), 5)
+    assert found == ("cpu_op", [Busiest("aten::mm", 1, 700.0 / 1e6)])
+
+
+@pytest.mark.parametrize(
+    "trace", [b"", b"not gzip", packed([1]), packed({"traceEvents": 5}), packed({"traceEvents": EVENTS})[:-9]]
+)
+def test_what_is_no_trace_has_no_table(trace: bytes) -> None:
+    assert summary(trace, 5) is None
+
+
+def test_a_trace_that_is_too_large_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chrome_trace, "MAX_BYTES", 50)
+    assert summary(packed({"traceEvents": EVENTS}), 5) is None
