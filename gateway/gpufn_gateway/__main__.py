@@ -417,6 +417,7 @@ class _Gateway:
                 controller=controller,
                 audit=self._audit,
                 bus=services.bus,
+                limits_used=self._quotas.limits_used,
                 certificate_ends_at=lambda: None if certificate is None else certificate.ends_at,
                 store=Path(store) if store else None,
             )
@@ -426,7 +427,6 @@ class _Gateway:
                 controller=controller,
                 registry=registry,
                 builds=services.builds.known.values,
-                limits_used=self._quotas.limits_used,
                 clock=services.clock,
             ),
             ReportSeries(registry.live_nodes, registry.live_runners, registry.totals.all),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import shutil
 import subprocess
@@ -45,14 +46,32 @@ def hurried(text: str) -> str:
 
 
 def queries(*needs: Needs) -> dict[str, str]:
-    """Return the queries of the panels with these needs, by dashboard and panel."""
-    return {
-        f"{board.name}/{panel.title}/{number}": hurried(dashboards.for_api(query, "10s"))
+    """Return the queries of the panels with these needs, by dashboard and panel, and the series of their variables."""
+    panels = [
+        (f"{board.name}/{panel.title}/{number}", panel.needs, query)
         for board in dashboards.DASHBOARDS
         for panel in board.panels
-        if panel.needs in needs
         for number, (query, _) in enumerate(panel.queries)
+    ]
+    variables = [
+        (f"{board.name}/${name}", Needs.GPU if board is dashboards.GPU else Needs.CALLS, _series_of(query))
+        for board in dashboards.DASHBOARDS
+        for name, query in board.variables.items()
+    ]
+    return {
+        name: hurried(dashboards.for_api(query, "10s")) for name, need, query in (*panels, *variables) if need in needs
     }
+
+
+def _series_of(label_values: str) -> str:
+    """Return the series whose labels are the values of a variable, and which have that label.
+
+    >>> _series_of('label_values(gpufn_gpu_health{node=~"$node"}, gpu)')
+    'count by (gpu) (gpufn_gpu_health{node=~"$node"})'
+    """
+    found = re.fullmatch(r"label_values\((.+), (\w+)\)", label_values)
+    assert found is not None, label_values
+    return f"count by ({found[2]}) ({found[1]})"
 
 
 class Prometheus:
@@ -132,7 +151,11 @@ class Prometheus:
         return float(samples[0]["value"][1]) if samples else None
 
     def without_data(self, expressions: Mapping[str, str]) -> list[str]:
-        return [name for name, expression in expressions.items() if not self.query(expression)]
+        """Return the names of the expressions without a number: NaN, as of a quantile without calls, is none."""
+        return [name for name, expression in expressions.items() if not self._has_number(expression)]
+
+    def _has_number(self, expression: str) -> bool:
+        return any(math.isfinite(float(sample["value"][1])) for sample in self.query(expression))
 
     def firing(self) -> set[str]:
         alerts = self.client.get("alerts").json()["data"]["alerts"]

@@ -8,11 +8,14 @@ from pathlib import Path
 import pytest
 
 from gpufn_core.protocol import subjects
+from gpufn_gateway.monitoring.dashboards import Needs
 from tests.conftest import Platform, running_platform
 from tests.e2e.chaos.cluster import Cluster, about, behind, leader
 from tests.e2e.chaos.verdict import eventually
+from tests.e2e.prometheus import Prometheus, queries
 from tests.e2e.test_durable import Submitters, wait_for
 from tests.e2e.test_survival import Load
+from tests.waiting import until
 
 pytestmark = pytest.mark.e2e
 
@@ -52,6 +55,13 @@ def test_whatever_the_platform_keeps_is_kept_by_three(own: Platform, cluster: Cl
     replicas = {name: info["config"]["num_replicas"] for name, info in about(cluster).items()}
     assert {subjects.SYNC, subjects.ASYNC, subjects.RESULTS, f"KV_{subjects.FUNCTIONS}"} <= replicas.keys()
     assert set(replicas.values()) == {3}
+
+
+def test_the_dashboards_show_the_lag_of_the_replicas(own: Platform, tmp_path: Path) -> None:
+    with Prometheus(tmp_path, [str(own.client.base_url)]) as prometheus:
+        expected = queries(Needs.CLUSTER)
+        assert expected
+        until(lambda: not prometheus.without_data(expected), lambda: prometheus.without_data(expected))
 
 
 @pytest.mark.parametrize("stream", [subjects.ASYNC, subjects.SYNC])

@@ -36,6 +36,7 @@ from tests.e2e.node import Node
 from tests.e2e.prometheus import Prometheus, queries
 from tests.e2e.small_disk import fill, small_disk
 from tests.e2e.test_survival import pids_of
+from tests.e2e.test_two_gateways import kill_workers
 from tests.waiting import until
 
 pytestmark = pytest.mark.e2e
@@ -168,6 +169,7 @@ class Scene:
     def limited_team(self) -> Iterator[None]:
         self.platform.gpufn("teams", "set", "t", "--owns", "prod/default/slow", "--owns", "slow", "--queued", "3")
         calls = [self.platform.client.post("/v1/functions/slow/submit", json={"seconds": 30.0}) for _ in range(4)]
+        until(lambda: not self.prometheus.without_data(queries(Needs.LIMITS)), within_s=WITHIN_S)
         yield
         for call in calls:
             if "location" in call.headers:
@@ -235,7 +237,7 @@ def test_each_alert_fires_on_its_fault_and_ends_after_it(scene: Scene) -> None:
         client.post("/v1/functions/raises/invoke", json=body)
     client.post("/v1/functions/starts.ping/invoke", json={}).raise_for_status()
 
-    # Queries that need a GPU, refused requests or TLS; those of calls are in test_two_gateways.
+    # Those that need a cluster are in test_cluster, and those of limits below.
     wanted = queries(Needs.CALLS, Needs.GPU, Needs.FAULT, Needs.TLS)
 
     def lacking() -> list[str]:
@@ -243,6 +245,9 @@ def test_each_alert_fires_on_its_fault_and_ends_after_it(scene: Scene) -> None:
         client.post("/v1/functions/raises/invoke", json={"unknown": True})
         return prometheus.without_data(wanted)
 
+    lacking()
+    until(lambda: prometheus.query('gpufn_starts_total{function="raises"}'))
+    kill_workers(client, "raises")  # the time of starts needs one that Prometheus sees
     until(lambda: not lacking(), lacking, within_s=WITHIN_S)
     print(f"{len(wanted)} queries have data")
 

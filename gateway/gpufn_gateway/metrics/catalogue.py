@@ -77,6 +77,8 @@ _GATEWAY: Final = (
            _HERE),
     Series("gpufn_exported_log_lines", _C, "lines", ("result",),
            "Log lines of functions: `exported`, `refused` by the collector, or `dropped` by the exporter", _HERE),
+    Series("gpufn_limit_used_ratio", _G, "ratio", ("holder", "limit"),
+           "Used part of a limit of an API key or a team, for those that made calls at this gateway", _HERE),
     Series("gpufn_metrics_dropped_series", _G, "series", (), "Series of this scrape beyond the bounds", _HERE),
 )  # fmt: skip
 _FUNCTIONS: Final = (
@@ -111,8 +113,6 @@ _PLATFORM: Final = (
     Series("gpufn_weights_stored_bytes", _G, "bytes", ("node",), "Weights on the disk"),
     Series("gpufn_builds", _G, "builds", ("state",), "Builds that have not ended: `pending` or `building`"),
     Series("gpufn_build_oldest_wait_seconds", _G, "seconds", (), "Time since which the oldest pending build waits"),
-    Series("gpufn_limit_used_ratio", _G, "ratio", ("holder", "limit"),
-           "Used part of a limit of an API key or a team, for those that made calls at the leader"),
 )  # fmt: skip
 _BUS: Final = (
     Series("gpufn_bus_response_seconds", _G, "seconds", (), "Time of the last JetStream request of this kind"),

@@ -97,12 +97,11 @@ class _Figures:
 
 @dataclass(frozen=True, kw_only=True)
 class PlatformSeries:
-    """`builds` returns all known builds; `limits_used` the used part of each limit, by holder and name."""
+    """`builds` returns all known builds."""
 
     controller: Controller
     registry: Registry
     builds: Callable[[], Iterable[Build]]
-    limits_used: Callable[[], Iterable[tuple[str, str, float]]]
     clock: Clock
 
     def snapshot(self) -> Fill:
@@ -112,8 +111,6 @@ class PlatformSeries:
         self._add_nodes(figures)
         self._add_functions(figures)
         self._add_builds(figures)
-        for holder, limit, ratio in self.limits_used():
-            figures.add("gpufn_limit_used_ratio", ratio, holder, limit)
         return figures.fill
 
     def _add_nodes(self, figures: _Figures) -> None:

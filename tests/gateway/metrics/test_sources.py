@@ -93,19 +93,19 @@ def everything(tmp_path: Path, *, leads: bool = True) -> Families:
             controller=controller,
             audit=SimpleNamespace(waiting=0, failures=2),  # type: ignore[arg-type]
             bus=bus,  # type: ignore[arg-type]
+            limits_used=lambda: [("k1", "queued", 0.5)],
             certificate_ends_at=lambda: NOW,
             store=tmp_path,
         )
     )
     exporter: Any = SimpleNamespace(counts=lambda: {"exported": 1, "refused": 0, "dropped": 2})
     telemetry.of_gateway.append(Receiver(bus, TraceStore(), SimpleNamespace(), exporter))  # type: ignore[arg-type]
-    telemetry.of_gateway.append(LogExport(bus, exporter))
+    telemetry.of_gateway.append(LogExport(bus, exporter))  # type: ignore[arg-type]
     telemetry.of_platform += [
         PlatformSeries(
             controller=controller,
             registry=registry,
             builds=lambda: builds,  # type: ignore[arg-type,return-value]
-            limits_used=lambda: [("k1", "queued", 0.5)],
             clock=Clock(),
         ),
         ReportSeries(
