@@ -98,6 +98,7 @@ _ENTRY: Final = _query("key", "string", minLength=1, maxLength=data.KEY_CHARS) |
 _ONLY_NEW: Final[dict[str, Any]] = {"name": "only_new", "in": "query", "schema": FLAG}
 _DAYS: Final = tuple(_query(name, "string", format="date") for name in ("since", "until"))
 _BY: Final[dict[str, Any]] = {"name": "by", "in": "query", "schema": bounds.COST_COLUMNS}
+_COST_FORMAT: Final = _query("format", "string", enum=["json", "focus"])
 _SHARE_UNUSED: Final[dict[str, Any]] = {"name": "share_unused", "in": "query", "schema": FLAG}
 _FROM_AND_TO: Final = tuple(_query(name, "number", minimum=0) for name in ("from", "to"))
 _HISTORY: Final[tuple[dict[str, Any], ...]] = (
@@ -188,7 +189,7 @@ _OPERATIONS: Final[tuple[tuple[str, str, str, Sequence[int], Sequence[dict[str, 
     ("post", "/v1/schedules/{id}/resume", "Resume a schedule", (200,), (), ""),
     ("post", "/v1/schedules/{id}/run", "Submit a call of a schedule now", (202,), (), ""),
     ("get", "/v1/usage", "Report usage per function, key and day", (200,), (_FUNCTION, _KEY, *_DAYS), ""),
-    ("get", "/v1/costs", "Report costs", (200,), (_BY, _SHARE_UNUSED, *_DAYS), ""),
+    ("get", "/v1/costs", "Report costs", (200,), (_BY, _SHARE_UNUSED, _COST_FORMAT, *_DAYS), ""),
     ("get", "/v1/history", "Read series of the history", (200,), _HISTORY, ""),
     ("get", "/v1/events", "Read the time line of events", (200,), _EVENTS, ""),
     ("get", "/v1/traces", "List the traces in memory", (200,), (_FUNCTION, _limit()), ""),

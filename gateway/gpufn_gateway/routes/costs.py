@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Sequence
+from typing import Any, Final
 
 import msgspec
 from starlette.requests import Request
@@ -16,14 +17,16 @@ from gpufn_gateway.auth.access import Principal
 from gpufn_gateway.auth.scopes import READ
 from gpufn_gateway.costs.attribution import UNUSED, Cost
 from gpufn_gateway.costs.budgets import Budgets, BudgetState
+from gpufn_gateway.costs.focus import COLUMNS, focus_csv
 from gpufn_gateway.costs.ledger import Ledger
 from gpufn_gateway.functions.registry import Registry
 from gpufn_gateway.routes.access.usage import requested_days
 from gpufn_gateway.routes.requests import flag, json_response, principal_of, route
 from gpufn_platform.process.clock import Clock
 
-COLUMNS: Final = ("day", "team", "app", "function", "key")
 _DEFAULT: Final = ("function",)
+_FORMATS: Final = ("json", "focus")
+_CSV: Final = "text/csv; charset=utf-8"
 
 
 class CostRoutes:
@@ -38,27 +41,35 @@ class CostRoutes:
 
     async def show(self, request: Request) -> Response:
         """Return the costs by the columns `by`. GPU time that no worker held is a row without a function, for keys that
-        may read everything; with `share_unused` the other rows pay for it."""
-        principal = principal_of(request)
+        may read everything; with `share_unused` the other rows pay for it. `format=focus` is CSV, by all columns."""
+        principal, form = principal_of(request), request.query_params.get("format", "json")
+        if form not in _FORMATS:
+            raise InvalidInput(f"`format` is json or focus, not {form[:40]!r}", field="format")
         columns = request.query_params.get("by", ",".join(_DEFAULT)).split(",")
         if unknown := [each for each in columns if each not in COLUMNS]:
             raise InvalidInput(f"`by` has {', '.join(COLUMNS)}, not {unknown[0][:40]!r}", field="by")
-        wanted = requested_days(request, self._clock)
-        found = await self._ledger.costs(wanted, shares_unused=flag(request, "share_unused"))
+        rows = await self._rows(request, principal, COLUMNS if form == "focus" else columns)
+        prices = self._ledger.prices()
+        currency = None if prices is None else prices.currency
+        if form == "focus":
+            return Response(focus_csv(rows, currency), media_type=_CSV)
+        budgets = [
+            msgspec.structs.asdict(state) for state in self._budgets.states.values() if self._may_read(state, principal)
+        ]
+        return json_response({"currency": currency, "costs": rows, "budgets": budgets})
+
+    async def _rows(self, request: Request, principal: Principal, columns: Sequence[str]) -> list[dict[str, Any]]:
+        found = await self._ledger.costs(
+            requested_days(request, self._clock), shares_unused=flag(request, "share_unused")
+        )
         groups: dict[tuple[str, ...], Cost] = {}
         for key, cost in found.items():
             if principal.has_scope(READ) if key.function == UNUSED else principal.may_read(key.function):
                 groups.setdefault(tuple(self._value(key, column) for column in columns), Cost()).add(cost)
-        prices = self._ledger.prices()
-        rows = [
+        return [
             dict(zip(columns, group, strict=True)) | msgspec.structs.asdict(cost) | {"total": cost.total}
             for group, cost in sorted(groups.items())
         ]
-        budgets = [
-            msgspec.structs.asdict(state) for state in self._budgets.states.values() if self._may_read(state, principal)
-        ]
-        currency = None if prices is None else prices.currency
-        return json_response({"currency": currency, "costs": rows, "budgets": budgets})
 
     def _value(self, key: UsageKey, column: str) -> str:
         if key.function == UNUSED:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +68,8 @@ async def test_costs_are_grouped_and_a_team_that_used_up_its_budget_is_stopped(
 
         assert await costs("team,key") == [[1.5, 0.375], [0.5, 0.125]]
         assert await costs("team") == await costs("app") == await costs("function") == [[2.0, 0.5]]
+        focus = await gateway.http.get(f"/v1/costs?format=focus&since={day}")
+        odd = await gateway.http.get("/v1/costs?format=xml")
         wrong = await gateway.http.get("/v1/costs?by=function,colour")
         year = await gateway.http.get("/v1/costs?since=2020-01-01")
         await gateway.budgets.check_all()
@@ -79,6 +83,11 @@ async def test_costs_are_grouped_and_a_team_that_used_up_its_budget_is_stopped(
         await gateway.http.delete(f"/v1/functions/{function}")
         await gateway.buckets.teams.delete("costs")
     assert (problem(wrong), problem(year)) == ((422, "invalid_input"), (422, "invalid_input"))
+    billed = [
+        float(row["BilledCost"]) for row in csv.DictReader(io.StringIO(focus.text)) if row["ResourceId"] == function
+    ]
+    assert (len(billed), sum(billed)) == (2, 2.5)
+    assert (focus.headers["content-type"], problem(odd)) == ("text/csv; charset=utf-8", (422, "invalid_input"))
     assert problem(refused) == (429, "rate_limited")
     assert {each["subject"]: round(each["spent"], 3) for each in budgets} == {
         "team:costs": 3.0,

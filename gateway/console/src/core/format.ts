@@ -77,6 +77,21 @@ export function bytes(count: Maybe<number>): string {
   return `${number(value)} ${units[unit] ?? ""}`;
 }
 
+export function energy(joules: Maybe<number>): string {
+  if (joules === null || joules === undefined) {
+    return NONE;
+  }
+  return joules < 3.6e6 ? `${number(joules / 3600)} Wh` : `${number(joules / 3.6e6)} kWh`;
+}
+
+/** An amount of money without its currency: 1,234.57, 0.50, 0.000123. */
+export function money(amount: Maybe<number>): string {
+  if (amount === null || amount === undefined) {
+    return NONE;
+  }
+  return Math.abs(amount) >= 0.1 ? amount.toLocaleString("en", { minimumFractionDigits: 2, maximumFractionDigits: 2 }) : String(Number(amount.toPrecision(3)));
+}
+
 /** How long ago a time in Unix seconds was. */
 export function ago(at: Maybe<number>, now: number): string {
   if (at === null || at === undefined) {

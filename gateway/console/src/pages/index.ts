@@ -121,6 +121,14 @@ export const PAGES: readonly Page[] = [
     load: () => import("./usage/usage"),
   },
   {
+    pattern: "/costs",
+    needs: "read",
+    label: "Costs",
+    section: "Platform",
+    title: () => "Costs",
+    load: () => import("./costs/costs"),
+  },
+  {
     pattern: "/secrets",
     needs: "read",
     label: "Secrets",

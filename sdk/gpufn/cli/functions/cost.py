@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gpufn.cli.calls.history import parse_span_s
-from gpufn.cli.functions.focus import focus_csv
 from gpufn.cli.terminal.command import Command, connect, json_option
 from gpufn.cli.terminal.output import duration, print_json, print_table, say
 
@@ -34,14 +33,14 @@ def cost(*, by: tuple[str, ...], since: str, share_unused: bool, as_csv: bool, j
     function pays for. Held time is known for 30 days, used time for 400.
     """
     first = (datetime.datetime.now(datetime.UTC) - datetime.timedelta(seconds=parse_span_s(since))).date()
-    columns = ("day", "team", "app", "function", "key") if as_csv else tuple(dict.fromkeys(by or ("function",)))
+    columns = tuple(dict.fromkeys(by or ("function",)))
     with connect() as client:
+        if as_csv:
+            say(client.costs_csv(since=first.isoformat(), share_unused=share_unused).rstrip("\n"))
+            return
         view = client.costs(by=columns, since=first.isoformat(), share_unused=share_unused)
     if json:
         print_json(view)
-        return
-    if as_csv:
-        say(focus_csv(view).rstrip("\n"))
         return
     if view.currency is None:
         say("there are no prices: set GPUFN_PRICES (docs/costs.md)", err=True)

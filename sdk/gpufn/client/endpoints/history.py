@@ -24,6 +24,12 @@ class HistoryRequests(Requests):
         params |= {name: day for name, day in (("since", since), ("until", until)) if day is not None}
         return self._json(CostsView, "GET", "/v1/costs", params=params)
 
+    def costs_csv(self, *, since: str | None = None, until: str | None = None, share_unused: bool = False) -> str:
+        """Return costs by day, team, app, function and key as CSV with the columns of FOCUS 1.2."""
+        params = {"format": "focus", "share_unused": str(share_unused).lower()}
+        params |= {name: day for name, day in (("since", since), ("until", until)) if day is not None}
+        return self._request("GET", "/v1/costs", params=params).text
+
     def history(
         self,
         *subjects: str,

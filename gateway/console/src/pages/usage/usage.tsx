@@ -1,8 +1,8 @@
 import { useMemo } from "preact/hooks";
 import { useResource } from "../../api/resource";
-import { duration, number, percent } from "../../core/format";
+import { duration, energy, number, percent } from "../../core/format";
 import { dayOf, daysFrom, totals, type Group, type Total, type UsageRow } from "../../core/operate/usage";
-import { DayBars } from "./day-bars";
+import { DayBars } from "../../ui/day-bars";
 import { useBounded } from "../../ui/lists/bounded";
 import { FunctionLink } from "../../ui/function-link";
 import { Empty, ErrorBox, Loading, Panel, Stat } from "../../ui/parts";
@@ -127,8 +127,4 @@ function Table({ totals: rows, group }: { totals: readonly Total[]; group: Group
       {more}
     </>
   );
-}
-
-function energy(joules: number | null): string {
-  return joules === null ? "–" : joules < 3.6e6 ? `${number(joules / 3600)} Wh` : `${number(joules / 3.6e6)} kWh`;
 }

@@ -1,5 +1,5 @@
-import { ticksOf } from "../../core/timeline";
-import { Scroll } from "../../ui/scroll";
+import { ticksOf } from "../core/timeline";
+import { Scroll } from "./scroll";
 
 const WIDTH = 900;
 const HEIGHT = 170;
@@ -13,14 +13,16 @@ interface DayBarsProps {
   readonly names: readonly string[];
   readonly days: readonly { readonly day: string; readonly values: readonly number[] }[];
   readonly format: (value: number) => string;
+  /** One bar per day, with its values above each other. */
+  readonly isStacked?: boolean;
 }
 
 /** A bar of each value of each day. The table below has the numbers. */
-export function DayBars({ label, names, days, format }: DayBarsProps) {
-  const highest = Math.max(...days.flatMap((each) => each.values));
+export function DayBars({ label, names, days, format, isStacked = false }: DayBarsProps) {
+  const highest = Math.max(...days.flatMap(({ values }) => (isStacked ? [sum(values)] : values)));
   const top = highest > 0 ? highest * 1.1 : 1;
   const slot = (WIDTH - LEFT) / days.length;
-  const width = Math.max(0.8, (slot * 0.8) / names.length);
+  const width = Math.max(0.8, (slot * 0.8) / (isStacked ? 1 : names.length));
   const every = Math.ceil(days.length / MOST_LABELS);
   const y = (value: number): number => HEIGHT - BOTTOM - (value / top) * (HEIGHT - TOP - BOTTOM);
   return (
@@ -37,11 +39,15 @@ export function DayBars({ label, names, days, format }: DayBarsProps) {
         ))}
         {days.map(({ day, values }, index) => (
           <g key={day}>
-            {values.map((value, place) => (
-              <rect key={place} class={`bar-${place}`} x={LEFT + index * slot + slot * 0.1 + place * width} width={width} y={y(value)} height={Math.max(0, HEIGHT - BOTTOM - y(value))}>
-                <title>{`${day}: ${names[place] ?? ""} ${format(value)}`}</title>
-              </rect>
-            ))}
+            {values.map((value, place) => {
+              const below = isStacked ? sum(values.slice(0, place)) : 0;
+              const left = LEFT + index * slot + slot * 0.1 + (isStacked ? 0 : place * width);
+              return (
+                <rect key={place} class={`bar-${place}`} x={left} width={width} y={y(below + value)} height={Math.max(0, y(below) - y(below + value))}>
+                  <title>{`${day}: ${names[place] ?? ""} ${format(value)}`}</title>
+                </rect>
+              );
+            })}
             {(days.length - 1 - index) % every === 0 ? (
               <text x={LEFT + (index + 0.5) * slot} y={HEIGHT - BOTTOM + 16} text-anchor="middle">
                 {day.slice(5)}
@@ -60,4 +66,8 @@ export function DayBars({ label, names, days, format }: DayBarsProps) {
       </figcaption>
     </figure>
   );
+}
+
+function sum(values: readonly number[]): number {
+  return values.reduce((total, each) => total + each, 0);
 }

@@ -1,4 +1,4 @@
-"""The CSV of `gpufn cost --csv` against the rules of FOCUS 1.2.
+"""The CSV of costs against the rules of FOCUS 1.2.
 
 The rules are those of the columns' pages in the specification, version 1.2. The validator of FOCUS 1.0 was run by hand.
 """
@@ -12,10 +12,11 @@ import re
 from collections.abc import Callable
 from typing import NamedTuple
 
+import msgspec
 import pytest
 
-from gpufn.cli.functions.focus import FOCUS_COLUMNS, focus_csv
-from gpufn.client.views import CostsView, CostView
+from gpufn.client.views import CostView
+from gpufn_gateway.costs.focus import FOCUS_COLUMNS, focus_csv
 
 ROWS = (
     CostView(
@@ -31,7 +32,7 @@ ROWS = (
 
 
 def written(*rows: CostView, currency: str | None = "EUR") -> list[dict[str, str]]:
-    return list(csv.DictReader(io.StringIO(focus_csv(CostsView(currency=currency, costs=rows)))))
+    return list(csv.DictReader(io.StringIO(focus_csv(map(msgspec.structs.asdict, rows), currency))))
 
 
 def is_text(value: str) -> bool:

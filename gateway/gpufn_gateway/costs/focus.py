@@ -10,12 +10,10 @@ import csv
 import datetime
 import io
 import json
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Final, NamedTuple
 
-if TYPE_CHECKING:
-    from gpufn.client.views import CostsView, CostView
-
+COLUMNS: Final = ("day", "team", "app", "function", "key")  # of each row
 _PROVIDER: Final = "gpufn"
 _TAGS: Final = "gpufn/"  # prefix of tags that the provider sets
 _HOUR_S: Final = 3600.0
@@ -38,34 +36,38 @@ class _Charge(NamedTuple):
     cost: float
 
 
-def focus_csv(view: CostsView) -> str:
-    """Return the costs of days, functions and keys. The calls, energy and CO2 of each are in its first row only, so
-    that sums are right."""
+def focus_csv(costs: Iterable[Mapping[str, Any]], currency: str | None) -> str:
+    """Return the costs of days, functions and keys. Each has COLUMNS, the fields of a `Cost`, and its `total`.
+
+    The calls, energy and CO2 of each are in its first row only, so that sums are right.
+    """
     output = io.StringIO()
     writer = csv.DictWriter(output, FOCUS_COLUMNS, lineterminator="\n")
     writer.writeheader()
-    for cost in view.costs:
+    for cost in costs:
         for number, charge in enumerate(_charges(cost)):
-            row = _row(cost, charge, view.currency or _NO_CURRENCY) | (_own(cost) if number == 0 else {})
+            row = _row(cost, charge, currency or _NO_CURRENCY) | (_own(cost) if number == 0 else {})
             writer.writerow({name: _plain(value) for name, value in row.items() if value is not None})
     return output.getvalue()
 
 
-def _charges(cost: CostView) -> Iterator[_Charge]:
-    gpu_s, of_gpu = cost.gpu_used_s + cost.gpu_idle_s, cost.used + cost.idle + cost.unused
+def _charges(cost: Mapping[str, Any]) -> Iterator[_Charge]:
+    function = cost["function"]
+    gpu_s, of_gpu = cost["gpu_used_s"] + cost["gpu_idle_s"], cost["used"] + cost["idle"] + cost["unused"]
     has_gpu = bool(gpu_s or of_gpu)
     if has_gpu:
-        what = f"GPU time of {cost.function}" if cost.function else "GPU time that no worker held"
+        what = f"GPU time of {function}" if function else "GPU time that no worker held"
         yield _Charge(what, gpu_s / _HOUR_S, "GPU-Hours", of_gpu)
-    if cost.cpu_s or cost.cpu or not has_gpu:
-        yield _Charge(f"CPU time of {cost.function}", cost.cpu_s / _HOUR_S, "Core-Hours", cost.cpu)
+    if cost["cpu_s"] or cost["cpu"] or not has_gpu:
+        yield _Charge(f"CPU time of {function}", cost["cpu_s"] / _HOUR_S, "Core-Hours", cost["cpu"])
 
 
-def _row(cost: CostView, charge: _Charge, currency: str) -> dict[str, Any]:
-    day = datetime.date.fromisoformat(cost.day)
+def _row(cost: Mapping[str, Any], charge: _Charge, currency: str) -> dict[str, Any]:
+    day = datetime.date.fromisoformat(cost["day"])
     month = day.replace(day=1)
     costs = dict.fromkeys(("BilledCost", "ContractedCost", "EffectiveCost", "ListCost"), f"{charge.cost:.6f}")
-    name = cost.function.rpartition("/")[2]
+    function = cost["function"]
+    name = function.rpartition("/")[2]
     return {
         **costs,
         "BillingAccountId": _PROVIDER,
@@ -86,22 +88,22 @@ def _row(cost: CostView, charge: _Charge, currency: str) -> dict[str, Any]:
         "PricingUnit": charge.unit,
         "ProviderName": _PROVIDER,
         "PublisherName": _PROVIDER,
-        "ResourceId": cost.function or None,
-        "ResourceName": name if name != cost.function else None,  # a name must not repeat the id
-        "ResourceType": "Function" if cost.function else None,
+        "ResourceId": function or None,
+        "ResourceName": name if name != function else None,  # a name must not repeat the id
+        "ResourceType": "Function" if function else None,
         "ServiceCategory": "AI and Machine Learning",
         "ServiceName": _PROVIDER,
-        "SubAccountId": cost.team or None,
-        "SubAccountName": cost.team or None,
-        "Tags": _tags(app=cost.app, key=cost.key, team=cost.team),
+        "SubAccountId": cost["team"] or None,
+        "SubAccountName": cost["team"] or None,
+        "Tags": _tags(app=cost["app"], key=cost["key"], team=cost["team"]),
     }
 
 
-def _own(cost: CostView) -> dict[str, Any]:
+def _own(cost: Mapping[str, Any]) -> dict[str, Any]:
     return {
-        "x_Calls": cost.calls,
-        "x_CO2Grams": None if cost.co2_g is None else f"{cost.co2_g:.3f}",
-        "x_Joules": None if cost.joules is None else f"{cost.joules:.1f}",
+        "x_Calls": cost["calls"],
+        "x_CO2Grams": None if cost["co2_g"] is None else f"{cost['co2_g']:.3f}",
+        "x_Joules": None if cost["joules"] is None else f"{cost['joules']:.1f}",
     }
 
 
