@@ -102,6 +102,7 @@ from gpufn_gateway.routes.access.secrets import SecretRoutes
 from gpufn_gateway.routes.access.signing import SigningRoutes
 from gpufn_gateway.routes.access.teams import TeamRoutes
 from gpufn_gateway.routes.access.usage import UsageRoutes
+from gpufn_gateway.routes.advice import AdviceRoutes
 from gpufn_gateway.routes.calls.dead_letters import DeadLetterRoutes
 from gpufn_gateway.routes.calls.invocations import InvocationRoutes
 from gpufn_gateway.routes.calls.invoke import Invoke
@@ -503,6 +504,7 @@ class _Gateway:
             ).routes(),
             *AuditRoutes(self._audit).routes(),
             *HistoryRoutes(self._recorder, registry, clock).routes(),
+            *AdviceRoutes(self._recorder, registry, clock).routes(),
             *TraceRoutes(None if self._traces is None else self._traces.store, registry).routes(),
             *CostRoutes(self._ledger, self._budgets, registry, clock).routes(),
             *ConsoleRoutes(

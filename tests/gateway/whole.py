@@ -71,6 +71,7 @@ from gpufn_gateway.routes.access.secrets import SecretRoutes
 from gpufn_gateway.routes.access.signing import SigningRoutes
 from gpufn_gateway.routes.access.teams import TeamRoutes
 from gpufn_gateway.routes.access.usage import UsageRoutes
+from gpufn_gateway.routes.advice import AdviceRoutes
 from gpufn_gateway.routes.calls.dead_letters import DeadLetterRoutes
 from gpufn_gateway.routes.calls.invocations import InvocationRoutes
 from gpufn_gateway.routes.calls.invoke import Invoke
@@ -267,6 +268,7 @@ class Whole:
             ).routes(),
             *AuditRoutes(self.audit).routes(),
             *HistoryRoutes(self.recorder, self.registry, clock).routes(),
+            *AdviceRoutes(self.recorder, self.registry, clock).routes(),
             *TraceRoutes(self.traces, self.registry).routes(),
             *CostRoutes(self.ledger, self.budgets, self.registry, clock).routes(),
             *ConsoleRoutes(pages, Streams(clock.monotonic), tickets, self.registry).routes(),

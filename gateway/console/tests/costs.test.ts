@@ -24,7 +24,7 @@ test("a day without a cost has an empty bar, and without prices bars are times",
 
 test.each([
   [0, "0"],
-  [0.000123456, "0.000123"],
+  [0.000123456, "< 0.01"],
   [0.5, "0.50"],
   [1234.567, "1,234.57"],
 ])("%f is the amount %s", (amount, text) => expect(money(amount)).toBe(text));

@@ -147,6 +147,9 @@ class Collector:
                 add(point, Field.FAILED, now.failed - before.failed)
                 add(point, Field.RUN_MS, round((now.run_seconds - before.run_seconds) * 1000))
                 add(point, Field.GPU_MS, round((now.gpu_seconds - before.gpu_seconds) * 1000))
+                for size, calls in now.batches.items():
+                    if (added := calls - before.batches.get(size, 0)) > 0:
+                        add_count(point, Field.BATCHES, size, added)
 
     def on_worker_event(self, event: WorkerEvent) -> None:
         if event.kind not in (WorkerEventKind.READY, WorkerEventKind.START_FAILED):

@@ -57,6 +57,7 @@ class Field(enum.IntEnum):
     QUEUE_TIME = 53  # by bucket
     START_PHASE_MS = 54  # by phase
     WAITING = 55  # seconds in which calls waited, by reason
+    BATCHES = 56  # gathered calls, by the size of their batch: a power of two
     # Neither: the only revision with calls. See `revisions`.
     REVISION = 60
 

@@ -243,6 +243,46 @@ class RevisionProgress(msgspec.Struct, frozen=True, kw_only=True):
     error: ErrorInfo | None = None
 
 
+class Advice(msgspec.Struct, frozen=True, kw_only=True):
+    """`value` is what to set `option` to; "" if the figures only inform. `scale` are the arguments of `Client.scale`
+    that follow the advice without a deploy; empty if it needs one."""
+
+    option: str
+    finding: str
+    value: str = ""
+    scale: dict[str, int] = {}
+
+
+class ReplayedTimeout(msgspec.Struct, frozen=True, kw_only=True):
+    """The calls of two days with an `idle_timeout`: cold starts, and seconds of the worker."""
+
+    idle_timeout_s: float
+    cold_starts: int
+    worker_s: float
+    is_current: bool = False
+
+
+class SeenView(msgspec.Struct, frozen=True, kw_only=True):
+    """What the history has of a function, of thirty days. `batches` counts gathered calls by the size of their batch,
+    rounded up to a power of two."""
+
+    calls: float = 0.0
+    memory_max: float = 0.0
+    gpu_memory_max: float = 0.0
+    gpu_held_s: float = 0.0
+    gpu_used_s: float = 0.0
+    batches: dict[int, float] = {}
+
+
+class AdviceView(msgspec.Struct, frozen=True, kw_only=True):
+    """Advice about the options of a function, and its calls with other idle timeouts."""
+
+    function: str
+    advice: tuple[Advice, ...] = ()
+    idle_timeout: tuple[ReplayedTimeout, ...] = ()
+    seen: SeenView = SeenView()
+
+
 class WhyView(msgspec.Struct, frozen=True, kw_only=True):
     """The reason for a function's number of workers. `terms` are the numbers behind the decision.
 

@@ -44,7 +44,8 @@ class RevisionTraffic(msgspec.Struct, frozen=True):
 
     `direct` is the number of calls that came over the fast path and run or wait there. No queue counts them. `errors`
     are the failed calls that were not cancelled. `durations` counts the run times of split
-    functions (`gpufn_core.domain.durations`).
+    functions (`gpufn_core.domain.durations`). `batches` counts calls that were gathered, by the size of their batch,
+    rounded up to a power of two.
     """
 
     function: str
@@ -57,6 +58,7 @@ class RevisionTraffic(msgspec.Struct, frozen=True):
     direct: int = 0
     errors: int = 0
     durations: dict[int, int] = {}
+    batches: dict[int, int] = {}
 
 
 class RunnerReport(msgspec.Struct, frozen=True):

@@ -60,6 +60,14 @@ def test_calls_count_from_the_first_report_on_and_a_reset_counter_starts_at_zero
     assert collector.take() == {}
 
 
+def test_gathered_calls_count_by_the_size_of_their_batch() -> None:
+    collector = Collector()
+    collector.on_runner_report(report(RevisionTraffic("f", 1, 9, 9, batches={1: 9})))
+    collector.on_runner_report(report(RevisionTraffic("f", 1, 15, 15, batches={1: 11, 4: 4})))
+    points = collector.take()
+    assert points["function:f"][Field.BATCHES] == points["function:f@1"][Field.BATCHES] == {1: 2, 4: 4}
+
+
 def test_a_sample_counts_seconds_of_workers_of_held_gpus_and_of_waiting() -> None:
     collector = Collector()
     process = ProcessReport("w", "f", 1, 1, 0.0, 200 << 20, _SHARE, gpus_busy=0.5, gpu_bytes={"GPU-1": 300 << 20})

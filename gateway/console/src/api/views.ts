@@ -139,6 +139,21 @@ export interface FunctionView {
   readonly spec: Spec;
 }
 
+/** What the history says about the options of a function (docs/history.md, "Advice"). */
+export interface AdviceView {
+  readonly function: string;
+  readonly advice: readonly {
+    readonly option: string;
+    readonly finding: string;
+    /** What to set the option to; "" if the figures only inform. */
+    readonly value: string;
+    /** The body of the request to scale that follows the advice. Empty: it needs a deploy. */
+    readonly scale: Readonly<Record<string, number>>;
+  }[];
+  readonly idle_timeout: readonly { readonly idle_timeout_s: number; readonly cold_starts: number; readonly worker_s: number; readonly is_current: boolean }[];
+  readonly seen: { readonly calls: number };
+}
+
 export interface Revision {
   readonly number: number;
   readonly created_at: number;

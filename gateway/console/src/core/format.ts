@@ -84,12 +84,15 @@ export function energy(joules: Maybe<number>): string {
   return joules < 3.6e6 ? `${number(joules / 3600)} Wh` : `${number(joules / 3.6e6)} kWh`;
 }
 
-/** An amount of money without its currency: 1,234.57, 0.50, 0.000123. */
+/** An amount of money without its currency: 1,234.57, 0.50, < 0.01. */
 export function money(amount: Maybe<number>): string {
   if (amount === null || amount === undefined) {
     return NONE;
   }
-  return Math.abs(amount) >= 0.1 ? amount.toLocaleString("en", { minimumFractionDigits: 2, maximumFractionDigits: 2 }) : String(Number(amount.toPrecision(3)));
+  if (amount === 0) {
+    return "0";
+  }
+  return amount > 0 && amount < 0.005 ? "< 0.01" : amount.toLocaleString("en", { minimumFractionDigits: 2, maximumFractionDigits: 2 });
 }
 
 /** How long ago a time in Unix seconds was. */

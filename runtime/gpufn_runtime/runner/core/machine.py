@@ -71,7 +71,7 @@ class _Loss(msgspec.Struct):
 class RevisionMachine(Generic[W]):
     """`started`, `ended`, `failed`, `run_seconds` and `gpu_seconds` are counters. `errors` counts
     failed attempts, without those that were cancelled or handed back, and `durations` the run times (`bucket_of`)
-    while `counts_durations`, for a split function."""
+    while `counts_durations`, for a split function. `batches` counts gathered calls by the size of their batch."""
 
     def __init__(self, revision: Revision) -> None:
         self.revision = revision
@@ -80,6 +80,7 @@ class RevisionMachine(Generic[W]):
         self.run_seconds = self.gpu_seconds = 0.0
         self.counts_durations = False
         self.durations: defaultdict[int, int] = defaultdict(int)
+        self.batches: defaultdict[int, int] = defaultdict(int)
         self._spec = revision.spec
         self._gathers = self._spec.largest_batch is not None
         self._methods = {method.name: method for method in revision.spec.methods}
@@ -468,6 +469,8 @@ class RevisionMachine(Generic[W]):
         if self.counts_durations:
             self.durations[bucket_of(run.run_s)] += 1
         charged_s = run.run_s if result.charged_s is None else _within(result.charged_s, run.elapsed_s, run.run_s)
+        if result.charged_s is not None and (batch := self._spec.largest_batch) is not None:
+            self.batches[_batch_size(run.run_s, charged_s, batch.max_size)] += 1
         gpu_s = attempt.gpu_s
         self.gpu_seconds += gpu_s
         self._emit(
@@ -674,3 +677,13 @@ class RevisionMachine(Generic[W]):
 def _within(value: float, limit: float, default: float) -> float:
     """Return a duration that a worker reported, or `default` if it is not in 0..limit."""
     return value if 0 <= value <= limit else default
+
+
+def _batch_size(run_s: float, charged_s: float, largest: int) -> int:
+    """Return the number of calls of a batch, from one call's part of its run, rounded up to a power of two.
+
+    >>> [_batch_size(3.0, charged_s, 32) for charged_s in (3.0, 1.0, 0.0, 9.0)]
+    [1, 4, 32, 1]
+    """
+    size = min(round(run_s / charged_s), largest) if charged_s > run_s / largest else largest
+    return 1 << (max(size, 1) - 1).bit_length()

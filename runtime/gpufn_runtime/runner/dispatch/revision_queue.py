@@ -133,6 +133,7 @@ class RevisionQueue:
             failed=machine.failed,
             errors=machine.errors,
             durations=dict(machine.durations),
+            batches=dict(machine.batches),
             run_seconds=machine.run_seconds,
             gpu_seconds=machine.gpu_seconds,
             direct=sum(attempt.is_direct and not attempt.is_cancelled for attempt in machine.attempts())

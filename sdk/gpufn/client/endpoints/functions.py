@@ -12,6 +12,7 @@ from gpufn.client.responses import decode
 from gpufn.client.streams import lines_of
 from gpufn.client.views import (
     ActiveRevision,
+    AdviceView,
     AppView,
     BuildingRevision,
     FunctionView,
@@ -135,6 +136,10 @@ class FunctionRequests(Requests):
     def why(self, name: str) -> WhyView:
         """Explain a function's number of workers, and why its calls wait."""
         return self._json(WhyView, "GET", f"{self._function_url(name)}/why")
+
+    def advice(self, name: str) -> AdviceView:
+        """Compare the options of a function with what its history says that it used."""
+        return self._json(AdviceView, "GET", f"{self._function_url(name)}/advice")
 
     def logs(self, name: str, *, tail: int = 100, follow: bool = False) -> Iterator[LogLine]:
         """Yield the last `tail` log lines of a function's workers; with `follow`, also new lines as they arrive."""

@@ -184,6 +184,14 @@ def test_a_call_of_a_batch_is_charged_its_share() -> None:
     bench.result(attempt, run_s=1.5, charged_s=0.5)
     settled = bench.one(actions.Settle)
     assert (settled.run_s, settled.gather_s, bench.one(actions.Settle).charged_s) == (1.5, 0.5, 0.5)
+    assert bench.machine.batches == {4: 1}  # of three calls
+
+
+def test_only_gathered_calls_have_a_size_of_their_batch(bench: Bench) -> None:
+    attempt = bench.start()
+    bench.wait(2.0)
+    bench.result(attempt, run_s=1.5, charged_s=0.5)
+    assert bench.machine.batches == {}
 
 
 def test_two_concurrent_calls_share_the_gpu_seconds() -> None:

@@ -15,6 +15,8 @@ import { Budgets } from "./budgets";
 
 const RANGES = { "7": "last 7 days", "30": "last 30 days", "90": "last 90 days" };
 const HEADINGS: Readonly<Record<Group, string>> = { function: "Function", app: "App", team: "Team", key: "API key", day: "Day" };
+const PER = 1000; // attempts
+const PART_NAMES: Readonly<Record<(typeof PARTS)[number], string>> = { idle: "idle", used: "used", cpu: "CPU", unused: "unused" };
 const DAY_MS = 86_400_000;
 
 export default function CostsPage({ query }: PageProps) {
@@ -86,7 +88,7 @@ function Summary({ costs, since, today }: { costs: Costs; since: string; today: 
         </Panel>
       ) : null}
       <dl class="stats">
-        {currency === null ? null : <Stat label={`All, ${currency}`} value={money(sum.total)} note={sum.calls ? `${money(sum.total / sum.calls)} per attempt` : undefined} />}
+        {currency === null ? null : <Stat label={`All, ${currency}`} value={money(sum.total)} note={sum.calls ? `${money((PER * sum.total) / sum.calls)} per ${number(PER)} attempts` : undefined} />}
         <Stat label="GPU time of calls" value={currency === null ? duration(sum.gpu_used_s) : money(sum.used)} note={currency === null ? "used" : shareOf(sum.used)} />
         <Stat label="GPUs held, idle" value={currency === null ? duration(sum.gpu_idle_s) : money(sum.idle)} note={currency === null ? "by workers without a call" : shareOf(sum.idle)} />
         <Stat label="Reserved cores" value={currency === null ? duration(sum.cpu_s) : money(sum.cpu)} note={currency === null ? "core time" : shareOf(sum.cpu)} />
@@ -98,7 +100,7 @@ function Summary({ costs, since, today }: { costs: Costs; since: string; today: 
         <div class="body">
           <DayBars
             label={currency === null ? "Used and idle GPU time of each day" : "Costs of each day, by their parts"}
-            names={currency === null ? ["idle", "used"] : PARTS}
+            names={currency === null ? ["idle", "used"] : PARTS.map((part) => PART_NAMES[part])}
             days={bars}
             format={currency === null ? duration : money}
             isStacked
@@ -156,7 +158,7 @@ function Table({ costs, group }: { costs: Costs; group: Group }) {
                   <th class="number">CPU</th>
                   <th class="number">Unused</th>
                   <th class="number">{costs.currency}</th>
-                  <th class="number">Per attempt</th>
+                  <th class="number">Per {number(PER)}</th>
                 </>
               ) : (
                 <th class="number">Core time</th>
@@ -183,7 +185,7 @@ function Table({ costs, group }: { costs: Costs; group: Group }) {
                     <td class="number">
                       <strong>{money(row.total)}</strong>
                     </td>
-                    <td class="number">{row.calls ? money(row.total / row.calls) : "–"}</td>
+                    <td class="number">{row.calls ? money((PER * row.total) / row.calls) : "–"}</td>
                   </>
                 ) : (
                   <td class="number">{duration(row.cpu_s)}</td>

@@ -8,6 +8,7 @@ import type { PageProps } from "..";
 import { Ago, Badge, ErrorBox, LiveMark, Loading } from "../../ui/parts";
 import { Link } from "../../ui/router";
 import { ScaleDialog } from "./scale";
+import { AdviceTab } from "./tabs/advice";
 import { CallsTab } from "./tabs/calls";
 import { ErrorsTab } from "./tabs/errors";
 import { InvokeTab } from "./tabs/invoke";
@@ -24,6 +25,7 @@ const TABS = {
   revisions: "Revisions",
   invoke: "Invoke",
   options: "Options",
+  advice: "Advice",
 } as const;
 
 export default function FunctionPage({ parameters, query }: PageProps) {
@@ -77,6 +79,8 @@ function Tab({ tab, name, live, view, isLive }: TabProps) {
       return <InvokeTab name={name} methods={view.spec.methods} isApplication={view.spec.web !== undefined && view.spec.web.kind !== "endpoint"} />;
     case "options":
       return <OptionsTab view={view} />;
+    case "advice":
+      return <AdviceTab name={name} version={live.updated_at} />;
     default:
       return <StatusTab name={name} live={live} isLive={isLive} />;
   }
