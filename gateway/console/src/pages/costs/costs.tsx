@@ -102,7 +102,7 @@ function Summary({ costs, since, today }: { costs: Costs; since: string; today: 
             label={currency === null ? "Used and idle GPU time of each day" : "Costs of each day, by their parts"}
             names={currency === null ? ["idle", "used"] : PARTS.map((part) => PART_NAMES[part])}
             days={bars}
-            format={currency === null ? duration : money}
+            format={currency === null ? duration : number}
             isStacked
           />
         </div>

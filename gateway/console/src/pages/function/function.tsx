@@ -14,6 +14,7 @@ import { ErrorsTab } from "./tabs/errors";
 import { InvokeTab } from "./tabs/invoke";
 import { LogsTab } from "./tabs/logs";
 import { OptionsTab } from "./tabs/options";
+import { ProfileTab } from "./tabs/profile";
 import { RevisionsTab } from "./tabs/revisions";
 import { StatusTab } from "./tabs/status";
 
@@ -26,6 +27,7 @@ const TABS = {
   invoke: "Invoke",
   options: "Options",
   advice: "Advice",
+  profile: "Profile",
 } as const;
 
 export default function FunctionPage({ parameters, query }: PageProps) {
@@ -33,12 +35,12 @@ export default function FunctionPage({ parameters, query }: PageProps) {
   const { data: live, connection, problem } = useLive<FunctionLive>(`/v1/console/functions/${name}`);
   const view = useResource<FunctionView>(`/v1/functions/${name}`, live?.updated_at);
   const tab = query["tab"] ?? "";
-  const mayInvoke = useMay("invoke", name);
+  const isOffered: Readonly<Record<string, boolean>> = { invoke: useMay("invoke", name), profile: useMay("deploy", name) };
   if (live === null || view.data === null) {
     const error = problem ?? view.problem;
     return error ? <ErrorBox error={error} /> : <Loading what={name} />;
   }
-  const tabs = Object.entries(TABS).filter(([key]) => key !== "invoke" || mayInvoke);
+  const tabs = Object.entries(TABS).filter(([key]) => isOffered[key] ?? true);
   return (
     <div class="page">
       <Title name={name} live={live} view={view.data}>
@@ -79,6 +81,8 @@ function Tab({ tab, name, live, view, isLive }: TabProps) {
       return <InvokeTab name={name} methods={view.spec.methods} isApplication={view.spec.web !== undefined && view.spec.web.kind !== "endpoint"} />;
     case "options":
       return <OptionsTab view={view} />;
+    case "profile":
+      return <ProfileTab name={name} processes={live.processes} />;
     case "advice":
       return <AdviceTab name={name} version={live.updated_at} />;
     default:
