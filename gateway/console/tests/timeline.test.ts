@@ -3,7 +3,7 @@ import type { Call } from "../src/api/views";
 import { placeOf, ticksOf, timelineOf } from "../src/core/timeline";
 
 const CALL: Call = {
-  id: "c", function: "f", revision: 1, state: "succeeded", priority: "normal", parent: null, trace: null,
+  id: "c", function: "f", revision: 1, state: "succeeded", priority: "normal", key: "platform", parent: null, trace: null,
   submitted_at: 100, started_at: 104, ended_at: 106, attempt: 1, worker: "w", progress: null,
   attempts: [{ number: 1, outcome: "succeeded", started_at: 104, ended_at: 106 }],
   queue_s: 4, run_s: 2, gpu_s: 0, timings: { queue_s: 4, place_s: 1, load_s: 2, run_s: 2 },

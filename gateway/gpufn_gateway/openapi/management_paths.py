@@ -78,6 +78,8 @@ _WAIT: Final = _query("wait", "number", minimum=0, maximum=MAX_WAIT_S)
 _SINCE: Final = _query("since", "number", minimum=0)
 _UNTIL: Final = _query("until", "number", minimum=0)
 _STATE: Final = _query("state", "string", enum=[state.value for state in InvocationState])
+_BEFORE: Final[dict[str, Any]] = {"name": "before", "in": "query", "schema": bounds.PLACE}
+_SEARCH: Final = (_SINCE, _UNTIL, _STATE, _query("key", "string"), _query("parent", "string"), _BEFORE)
 _ENV: Final = _query("env", "string", enum=["names", "values"])
 _LEASE: Final = _query("lease", "string", minLength=1)
 _CALL: Final = _query("call", "string")
@@ -152,10 +154,10 @@ _OPERATIONS: Final[tuple[tuple[str, str, str, Sequence[int], Sequence[dict[str, 
     ("get", "/v1/functions/{fn}/exec", "Run a command in a worker: a WebSocket (docs/shell.md)", (101,), (), ""),
     ("post", "/v1/functions/{fn}/profile", "Profile a worker of a function", (200,), (), "Profile"),
     ("get", "/v1/functions/{fn}/logs", "Read the log lines of a function", (200,), (_TAIL, _FOLLOW, _CALL), ""),
-    ("get", "/v1/functions/{fn}/calls", "List calls of a function", (200,), (_limit(), _SINCE, _UNTIL, _STATE), ""),
+    ("get", "/v1/functions/{fn}/calls", "List calls of a function", (200,), (_limit(), *_SEARCH), ""),
     ("get", "/v1/apps", "List the apps", (200,), (), ""),
     ("post", "/v1/apps/{env}/{app}/rollback", "Undo the last deploy of an app", (200,), (), ""),
-    ("get", "/v1/calls", "List calls", (200,), (_FUNCTION, _limit(), _SINCE, _UNTIL, _STATE), ""),
+    ("get", "/v1/calls", "List calls", (200,), (_FUNCTION, _limit(), *_SEARCH), ""),
     ("head", "/v1/bundles/{digest}", "Report whether a bundle is stored", (200, 404), (), ""),
     ("put", "/v1/bundles/{digest}", "Store a bundle", (201,), (), "application/zip"),
     ("head", "/v1/artifacts/{digest}", "Report whether a file of a model is stored", (200, 404), (), ""),

@@ -11,7 +11,7 @@ MAX_LOG_LINES: Final = 20_000
 MAX_CONSOLE_ROWS: Final = 500  # functions in one part of a list
 MAX_CONSOLE_OFFSET: Final = 10_000_000
 MAX_CHANGE: Final = 2**53  # change number of a build
-CURSOR: Final = re.compile(r"([0-9]{1,18})\.([0-9]{1,18})")  # position of a reader in a map's outcomes
+CURSOR: Final = re.compile(r"([0-9]{1,18})\.([0-9]{1,18})")  # place of a reader of outcomes, or of calls
 # What a query of the history is about, and comma-separated names of series or kinds of events.
 HISTORY_SUBJECT: Final = re.compile(r"overview|(function|node|gpu):[^\s:@]+(@[0-9]{1,9})?")
 NAMES: Final = re.compile(r"[a-z0-9_]+(,[a-z0-9_]+)*")

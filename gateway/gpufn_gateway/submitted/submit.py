@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any, Final
 
 import msgspec
@@ -37,11 +37,35 @@ from gpufn_gateway.submitted.call_views import event_number
 from gpufn_gateway.webhooks.address_policy import AddressPolicy, webhook_of
 from gpufn_platform.bus.connection import Bus
 from gpufn_platform.queue import call_records, queue_position
+from gpufn_platform.queue.call_records import Place
 from gpufn_platform.queue.wakeups import WakeupSender
 
 WEBHOOK: Final = b"x-gpufn-webhook"
 
 _VIEWS_AT_ONCE: Final = 100
+_SEARCH_S: Final = 0.4  # then a search answers with what it has found
+
+
+class Search(msgspec.Struct, frozen=True):
+    """Which submitted calls to list, as in `call_records.search`: of a function (``*``: of all), in a state, of an API
+    key, and made by another call."""
+
+    function: str
+    limit: int
+    state: InvocationState | None = None
+    since: float = 0.0
+    until: float = math.inf
+    key: str | None = None
+    parent: str | None = None
+    before: Place | None = None
+
+    @property
+    def is_rare(self) -> bool:
+        """Whether most calls are others."""
+        return self.function != "*" or any(each is not None for each in (self.state, self.key, self.parent))
+
+    def is_of(self, record: CallRecord) -> bool:
+        return self.key in (None, record.owner) and self.parent in (None, record.parent)
 
 
 class Submissions:
@@ -243,37 +267,44 @@ class Submissions:
         updated = await call_records.read(self._bus, invocation)
         return (updated[0] if updated is not None else record), cancelled
 
-    async def recent(
-        self,
-        function: str,
-        limit: int,
-        state: InvocationState | None = None,
-        since: float = 0.0,
-        principal: Principal = LOCAL,
-        *,
-        until: float = math.inf,
-    ) -> list[dict[str, Any]]:
-        """List the latest submitted calls of a function (``*``: of all that the principal may read) in `state`, newest
-        first.
+    async def recent(self, function: str, limit: int, *, principal: Principal = LOCAL) -> list[dict[str, Any]]:
+        """List the latest submitted calls of a function (``*``: of all that the principal may read)."""
+        calls, _ = await self.search(Search(function, limit), principal)
+        return calls
 
-        `since` and `until` are in unix seconds, as in `call_records.recent`.
-        """
-        ended_only = state is not None and state.ended
+    async def search(self, wanted: Search, principal: Principal) -> tuple[list[dict[str, Any]], Place | None]:
+        """Return the calls that a search finds, and where it continues: after some tenths of a second it stops, so
+        that a page may have few calls, or none, and still lead on."""
+        ended_only = wanted.state is not None and wanted.state.ended
         holders = {} if ended_only else await call_records.running_calls(self._bus)
 
         def matches(record: CallRecord) -> bool:
-            is_in_state = state in (None, call_views.as_running(record, holders.get(record.id)).state)
-            return is_in_state and principal.may_read(record.function)
+            is_in_state = wanted.state in (None, call_views.as_running(record, holders.get(record.id)).state)
+            return is_in_state and wanted.is_of(record) and principal.may_read(record.function)
 
-        records = await call_records.recent(
-            self._bus, function, limit, matches, since=since, until=until, ended_only=ended_only
+        page = await call_records.search(
+            self._bus,
+            wanted.function,
+            wanted.limit,
+            matches,
+            since=wanted.since,
+            until=wanted.until,
+            ended_only=ended_only,
+            before=wanted.before,
+            budget=self._search_budget,
+            is_rare=wanted.is_rare,
         )
         views: list[dict[str, Any]] = []
-        for start in range(0, len(records), _VIEWS_AT_ONCE):
-            chunk = records[start : start + _VIEWS_AT_ONCE]
+        for start in range(0, len(page.records), _VIEWS_AT_ONCE):
+            chunk = page.records[start : start + _VIEWS_AT_ONCE]
             views += [self._list_view(record, holders.get(record.id), principal) for record in chunk]
             await asyncio.sleep(0)  # let other tasks run
-        return views
+        return views, page.before
+
+    def _search_budget(self) -> Callable[[], bool]:
+        """Return a function that tells whether a search that begins now should answer."""
+        over_at = self._calls.clock.monotonic() + _SEARCH_S
+        return lambda: self._calls.clock.monotonic() >= over_at
 
     async def queued(self, function: str, limit: int) -> list[str]:
         """Return the ids of the newest calls of a function that no runner holds."""

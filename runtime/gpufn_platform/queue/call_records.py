@@ -6,7 +6,7 @@ submit   store the invocation in ASYNC. An invocation with a given id is stored 
 retry    the record lists the failed attempts, and where the next one is queued
 end      create the record, or replace it by compare-and-set while it has not ended: the first end wins. The record
          expires after `keep_s`. The job of its webhook is stored first
-recent   read only headers, which have a summary of each record: a result may be megabytes
+search   read only headers, which have a summary of each record: a result may be megabytes
 wait     read the record again at each sign of a change
 """
 
@@ -16,7 +16,9 @@ import asyncio
 import hashlib
 import logging
 import math
+import operator
 from collections.abc import AsyncGenerator, Callable
+from typing import NamedTuple
 
 import msgspec
 
@@ -29,7 +31,7 @@ from gpufn_core.protocol.messages import CallLocation, Cancel, InvocationMessage
 from gpufn_core.protocol.records import BodyReference, CallRecord, Webhook, unpack_record
 from gpufn_platform.bus.connection import Bus, Message, NoResponders
 from gpufn_platform.bus.jetstream import Stored
-from gpufn_platform.bus.storage import object_store, streams
+from gpufn_platform.bus.storage import header_summary, object_store, streams
 from gpufn_platform.bus.storage.change_wait import ChangeSignal
 from gpufn_platform.bus.storage.header_summary import SCAN_LIMIT, newest, summary, summary_of
 from gpufn_platform.queue import checkpoints, dead_letters, queued_calls, wakeups
@@ -232,6 +234,20 @@ async def wait(bus: Bus, invocation: str, timeout_s: float) -> tuple[CallRecord,
     return result
 
 
+class Place(NamedTuple):
+    """Where a search continues: before these sequences of RESULTS and of ASYNC. 0: there are no older ones."""
+
+    results: int
+    queued: int
+
+
+class Page(NamedTuple):
+    """Records of calls that changed last, newest submission first. Older ones are before `before`, if there are any."""
+
+    records: list[CallRecord]
+    before: Place | None
+
+
 async def recent(
     bus: Bus,
     function: str,
@@ -242,12 +258,31 @@ async def recent(
     until: float = math.inf,
     ended_only: bool = False,
 ) -> list[CallRecord]:
-    """Return the submitted invocations of a function (``*``: of all) that match and changed last, newest submission
-    first; errors without traceback.
+    """Return the first page of `search`."""
+    page = await search(bus, function, limit, matches, since=since, until=until, ended_only=ended_only)
+    return page.records
 
-    Only those submitted at `since` (unix seconds) or later, and that changed last at `until` or earlier. So the time of
-    the last change of the oldest of them leads to the next ones. `ended_only`: skip the queues, because `matches`
-    accepts only ended calls."""
+
+async def search(
+    bus: Bus,
+    function: str,
+    limit: int,
+    matches: Callable[[CallRecord], bool] = lambda _: True,
+    *,
+    since: float = 0.0,
+    until: float = math.inf,
+    ended_only: bool = False,
+    before: Place | None = None,
+    budget: Callable[[], Callable[[], bool]] = lambda: lambda: False,
+    is_rare: bool = False,
+) -> Page:
+    """Return the submitted invocations of a function (``*``: of all) that match and changed last, before `before`;
+    errors without traceback.
+
+    Only those submitted at `since` (unix seconds) or later, and that changed last at `until` or earlier. `ended_only`:
+    skip the queues, because `matches` accepts only ended calls. A search that finds few stops when the `budget` of either stream is over,
+    or after 100,000 records: then its page has fewer than `limit`, and `before` leads on. `is_rare`: few calls match.
+    """
     seen: set[str] = set()
 
     def is_match(record: CallRecord) -> bool:
@@ -257,24 +292,50 @@ async def recent(
         seen.add(record.id)
         return is_match(record)
 
-    queued: list[CallRecord] = []
-    if not ended_only:
-        queued = await queued_calls.recent(bus, function, limit, is_match, since=since)
-    results = subjects.result(function, "*")
-    stored_since = since - queued_calls.MAX_CLOCK_SKEW_S
-    records = await newest(
-        bus,
-        subjects.RESULTS,
-        results,
-        _summary,
-        limit=limit,
-        matches=is_recorded_match,
-        since=stored_since,
-        until=until + queued_calls.MAX_CLOCK_SKEW_S,
+    queued = queued_calls.Page([], None)
+    if not ended_only and (before is None or before.queued):
+        before_queued = None if before is None else before.queued
+        queued = await queued_calls.search(
+            bus, function, limit, is_match, since=since, before_seq=before_queued, is_over=budget()
+        )
+    recorded: header_summary.Page[CallRecord] = header_summary.Page([], None)
+    if before is None or before.results:
+        recorded = await header_summary.search(
+            bus,
+            subjects.RESULTS,
+            subjects.result(function, "*"),
+            _summary,
+            limit=limit,
+            matches=is_recorded_match,
+            since=since - queued_calls.MAX_CLOCK_SKEW_S,
+            before_seq=await _end_of_search(bus, before, until),
+            is_over=budget(),
+            is_rare=is_rare,
+        )
+    waiting = [call for call in queued.calls if call.id not in seen]  # a call that has just ended is still in its queue
+    both = [(_changed_at(record), True, seq, record) for seq, record in recorded.records]
+    both += [(_changed_at(call), False, call.queue_seq, call) for call in waiting]
+    both.sort(key=operator.itemgetter(0), reverse=True)
+    shown, left = both[:limit], both[limit:]
+    following = Place(
+        _following([seq for _, is_recorded, seq, _ in left if is_recorded], recorded.before_seq),
+        _following([seq for _, is_recorded, seq, _ in left if not is_recorded], queued.before_seq),
     )
-    records += (call for call in queued if call.id not in seen)  # a call that has just ended is still in its queue
-    changed_last = sorted(records, key=_changed_at, reverse=True)[:limit]
-    return sorted(changed_last, key=lambda record: record.submitted_at, reverse=True)
+    found = sorted((record for *_, record in shown), key=lambda record: record.submitted_at, reverse=True)
+    return Page(found, following if any(following) else None)
+
+
+def _following(left_out: list[int], before_seq: int | None) -> int:
+    """Return where a stream continues: with the newest message that was found and left out, or behind the search."""
+    return max(left_out) + 1 if left_out else before_seq or 0
+
+
+async def _end_of_search(bus: Bus, before: Place | None, until: float) -> int | None:
+    ends = [] if before is None else [before.results]
+    if until != math.inf:
+        latest = until + queued_calls.MAX_CLOCK_SKEW_S
+        ends.append(await streams.first_sequence_at(bus, subjects.RESULTS, latest))
+    return min(ends, default=None)
 
 
 def _changed_at(record: CallRecord) -> float:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncGenerator, Callable, Iterable
+from typing import NamedTuple
 
 import msgspec
 
@@ -63,6 +64,7 @@ def record(message: InvocationMessage, seq: int) -> CallRecord:
         priority=message.priority,
         parent=message.parent,
         trace=message.trace,
+        owner=message.owner,
     )
 
 
@@ -88,22 +90,39 @@ async def at(bus: Bus, seq: int) -> CallRecord | None:
     return record(unpack(stored.payload, seq)[0], seq)
 
 
-async def recent(
-    bus: Bus, function: str, limit: int, matches: Callable[[CallRecord], bool] = lambda _: True, *, since: float = 0.0
-) -> list[CallRecord]:
-    """Return the newest matching calls in the queues of a function (``*``: of all), newest first, without items of
-    maps.
+class Page(NamedTuple):
+    """Queued calls, newest first. Older ones are before `before_seq` of ASYNC; None: there are none."""
+
+    calls: list[CallRecord]
+    before_seq: int | None
+
+
+async def search(
+    bus: Bus,
+    function: str,
+    limit: int,
+    matches: Callable[[CallRecord], bool] = lambda _: True,
+    *,
+    since: float = 0.0,
+    before_seq: int | None = None,
+    is_over: Callable[[], bool] = lambda: False,
+) -> Page:
+    """Return the newest matching calls in the queues of a function (``*``: of all) before `before_seq`, without items
+    of maps.
 
     Calls submitted before `since` (unix seconds) may be skipped. Reading includes the arguments, so the search stops
-    after 100,000 messages or 64 MiB.
+    after 100,000 messages or 64 MiB, or when `is_over()`.
     """
     state = (await bus.js(f"STREAM.INFO.{subjects.ASYNC}"))["state"]
     all_queues, end = subjects.async_queues(function), state["last_seq"] + 1
     unseen = sum((await streams.messages_per_subject(bus, subjects.ASYNC, all_queues)).values())
     if not unseen:
-        return []
-    oldest, remaining_bytes = max(state["first_seq"], end - _MAX_SCANNED), _MAX_BYTES
+        return Page([], None)
+    end = end if before_seq is None else min(end, before_seq)
+    first, remaining_bytes = max(1, state["first_seq"]), _MAX_BYTES
+    oldest = max(first, end - _MAX_SCANNED)
     at_once = min(_AT_ONCE, max(1, _PART_BYTES * state["messages"] // max(1, state["bytes"])))  # about one part
+    following = oldest if oldest > first else None
     matching: list[CallRecord] = []
     async with contextlib.aclosing(_outside_maps(bus, function, oldest, end, at_once)) as ranges:
         async for places in ranges:
@@ -112,10 +131,15 @@ async def recent(
             remaining_bytes -= sum(len(message.payload) for message in batch)
             calls = (record(unpack(message.payload, message.seq)[0], message.seq) for message in reversed(batch))
             matching += [call for call in calls if item_of(call.id) is None and matches(call)]
-            is_past = bool(batch) and batch[0].time < since - MAX_CLOCK_SKEW_S
-            if is_past or len(matching) >= limit or remaining_bytes <= 0 or unseen <= 0:
+            if unseen <= 0 or (batch and batch[0].time < since - MAX_CLOCK_SKEW_S):
+                following = None
                 break
-    return matching[:limit]
+            if len(matching) >= limit or remaining_bytes <= 0 or is_over():
+                following = places.start
+                break
+    if len(matching) > limit:
+        following = matching[limit - 1].queue_seq
+    return Page(matching[:limit], following)
 
 
 async def _outside_maps(bus: Bus, function: str, oldest: int, end: int, at_once: int) -> AsyncGenerator[range, None]:

@@ -325,6 +325,7 @@ class InvocationView(msgspec.Struct, frozen=True, kw_only=True):
     ended_at: float | None = None
     attempt: int = 1
     priority: Priority = Priority.NORMAL
+    key: str = ""  # the id of the API key that made it
     parent: str | None = None  # the invocation that made this one
     trace: str | None = None  # W3C traceparent
     progress: Progress | None = None
@@ -363,6 +364,13 @@ class InvocationView(msgspec.Struct, frozen=True, kw_only=True):
                 ("error", self.cause),
             ],
         )
+
+
+class CallsView(msgspec.Struct, frozen=True, kw_only=True):
+    """A page of calls. `next` leads to older ones; None: there are none. A page may have no calls and still lead on."""
+
+    calls: tuple[InvocationView, ...] = ()
+    next: str | None = None
 
 
 class DeadLetterView(msgspec.Struct, frozen=True, kw_only=True):

@@ -95,6 +95,7 @@ class CallRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     priority: Priority = Priority.NORMAL
     parent: str = ""  # the invocation that made this one
     trace: str = ""  # as in its message
+    owner: str = subjects.PLATFORM  # the id of the API key that made it
 
 
 unpack_record: Unpacker[CallRecord] = Unpacker(CallRecord)

@@ -330,6 +330,40 @@ async def test_calls_are_listed_by_function_state_and_time(nats: Any, make: Any,
             assert problem(await gateway.http.get(f"/v1/calls?{query}")) == (422, "invalid_input"), query
 
 
+async def test_calls_are_listed_by_key_and_by_the_call_that_made_them_page_by_page(
+    nats: Any, make: Any, problem: Any
+) -> None:
+    async with gateway_on(nats) as gateway:
+        await gateway.deploys.deploy(make.spec("paged"), DIGEST)
+        key = (await gateway.http.post("/v1/keys", json={"scopes": ["admin"]})).json()
+        owner = {"authorization": f"Bearer {key['key']}"}
+        parent = new_invocation_id()
+        ids = []
+        for number in range(3):
+            made = await gateway.http.post("/v1/functions/paged/submit", content=GOOD, headers=owner)
+            ids.append(made.json()["id"])
+            record = await record_of(gateway, ids[-1])
+            ended = msgspec.structs.replace(
+                record, state=InvocationState.SUCCEEDED, ended_at=record.submitted_at, parent=parent if number else ""
+            )
+            assert await call_records.end(gateway.bus, ended)
+
+        async def page(query: str) -> Any:
+            return (await gateway.http.get(f"/v1/calls?function=paged&{query}", headers=owner)).json()
+
+        of_key, of_other = await page(f"key={key['id']}"), await page("key=platform")
+        assert [call["id"] for call in of_key["calls"]] == ids[::-1]
+        assert (of_key["calls"][0]["key"], of_key["next"], of_other["calls"]) == (key["id"], None, [])
+        assert [call["id"] for call in (await page(f"parent={parent}"))["calls"]] == ids[:0:-1]
+        first = await page("limit=2&state=succeeded")
+        second = await page(f"limit=2&state=succeeded&before={first['next']}")
+        assert [call["id"] for call in (*first["calls"], *second["calls"])] == ids[::-1]
+        assert second["next"] is None
+        wrong = await gateway.http.get("/v1/calls?before=yesterday", headers=owner)
+        assert problem(wrong) == (422, "invalid_input")
+        await gateway.http.delete(f"/v1/keys/{key['id']}", headers=owner)
+
+
 async def test_a_list_says_why_calls_wait_as_far_as_that_takes_no_look_at_each(nats: Any, make: Any) -> None:
     async with gateway_on(nats) as gateway:
         for name in ("full", "short"):

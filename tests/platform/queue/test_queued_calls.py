@@ -163,9 +163,9 @@ async def test_the_newest_are_listed_whatever_their_arguments_weigh(nats: Embedd
     large = [await submit(bus, body=b"x" * (2 << 20)) for _ in range(5)]
     other = await submit(bus, "other")
     small = [await submit(bus) for _ in range(3)]
-    assert await queued_calls.recent(bus, "waits", 6) == [*small[::-1], *large[:1:-1]]
-    assert await queued_calls.recent(bus, "*", 100) == [*small[::-1], other, *large[::-1]]
-    assert await queued_calls.recent(bus, "other", 1, lambda call: call.id == small[0].id) == []
+    assert (await queued_calls.search(bus, "waits", 6)).calls == [*small[::-1], *large[:1:-1]]
+    assert (await queued_calls.search(bus, "*", 100)).calls == [*small[::-1], other, *large[::-1]]
+    assert (await queued_calls.search(bus, "other", 1, lambda call: call.id == small[0].id)).calls == []
 
 
 async def test_the_items_of_maps_are_not_read_to_list_the_calls_between_them(
@@ -181,8 +181,8 @@ async def test_the_items_of_maps_are_not_read_to_list_the_calls_between_them(
     third = await submit(bus, "others")
     last = await submit(bus)
     reads = Reads(monkeypatch)
-    assert await queued_calls.recent(bus, "*", 20) == [last, third, second, first]
-    assert await queued_calls.recent(bus, "waits", 20) == [last, second, first]
+    assert (await queued_calls.search(bus, "*", 20)).calls == [last, third, second, first]
+    assert (await queued_calls.search(bus, "waits", 20)).calls == [last, second, first]
     assert reads.messages < 60  # of more than a thousand, for each of the lists
 
 
@@ -195,9 +195,9 @@ async def test_a_function_without_calls_is_not_looked_for_among_those_of_others(
         await submit(bus, "others")
     call = await submit(bus)
     reads = Reads(monkeypatch)
-    assert await queued_calls.recent(bus, "idle", 20) == []
+    assert (await queued_calls.search(bus, "idle", 20)).calls == []
     assert reads.times == 0
-    assert await queued_calls.recent(bus, "waits", 20) == [call]
+    assert (await queued_calls.search(bus, "waits", 20)).calls == [call]
     assert reads.times < 5  # the only message that it has
 
 
@@ -252,6 +252,44 @@ async def test_a_list_has_calls_with_and_without_a_record_once_each(nats: Embedd
     queued = await call_records.recent(bus, "waits", 10, lambda call: not call.state.ended)
     assert [call.id for call in queued] == [keyed.id, waits.id]
     assert [call.id for call in await call_records.recent(bus, "waits", 1)] == [ended.id]  # the last ones that changed
+
+
+@pytest.mark.parametrize("is_over", [False, True])
+async def test_pages_have_each_call_once_whether_it_waits_or_has_ended(
+    nats: EmbeddedServer, connect: Connect, monkeypatch: pytest.MonkeyPatch, is_over: bool
+) -> None:
+    bus = await begin(nats, connect)
+    monkeypatch.setattr(queued_calls, "_AT_ONCE", 2)
+    calls = [await submit(bus, now=float(number)) for number in range(12)]
+    for call in calls[::3]:
+        assert await call_records.end(bus, msgspec.structs.replace(call, state=InvocationState.FAILED, ended_at=20.0))
+        await streams.delete_message(bus, subjects.ASYNC, call.queue_seq)
+    found: list[str] = []
+    before: call_records.Place | None = None
+    for _ in range(40):
+        page = await call_records.search(bus, "waits", 3, before=before, budget=lambda: lambda: is_over)
+        assert len(page.records) <= 3
+        found += [call.id for call in page.records]
+        if (before := page.before) is None:
+            break
+    assert sorted(found) == sorted(call.id for call in calls)
+
+
+async def test_a_page_that_found_nothing_leads_on(nats: EmbeddedServer, connect: Connect) -> None:
+    bus = await begin(nats, connect)
+    oldest, *others = [await submit(bus) for _ in range(30)]
+    for call in (oldest, *others):
+        assert await call_records.end(bus, msgspec.structs.replace(call, state=InvocationState.FAILED, ended_at=2.0))
+
+    def is_oldest(call: CallRecord) -> bool:
+        return call.id == oldest.id
+
+    page = await call_records.search(bus, "waits", 1, is_oldest, ended_only=True, budget=lambda: lambda: True)
+    assert page.records == []
+    while not page.records:
+        assert page.before is not None
+        page = await call_records.search(bus, "waits", 1, is_oldest, ended_only=True, before=page.before)
+    assert [call.id for call in page.records] == [oldest.id]
 
 
 async def test_a_place_counts_those_that_wait_before_it(nats: EmbeddedServer, connect: Connect) -> None:

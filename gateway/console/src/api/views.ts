@@ -191,6 +191,8 @@ export interface Call {
   readonly revision: number;
   readonly state: "queued" | "running" | "succeeded" | "failed" | "cancelled" | "timed_out" | "expired";
   readonly priority: string;
+  /** The id of the API key that made it, or "platform". */
+  readonly key: string;
   readonly parent: string | null;
   readonly trace: string | null;
   readonly submitted_at: number;

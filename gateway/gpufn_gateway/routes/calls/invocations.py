@@ -14,7 +14,7 @@ from gpufn_core.errors import InvalidInput
 from gpufn_gateway.auth.scopes import READ
 from gpufn_gateway.functions.registry import Registry
 from gpufn_gateway.http.sse import EVENT_HEADERS, Events
-from gpufn_gateway.openapi.request_bounds import MAX_LISTED
+from gpufn_gateway.openapi.request_bounds import CURSOR, MAX_LISTED
 from gpufn_gateway.routes.requests import (
     StreamedResponse,
     call_id_in,
@@ -26,7 +26,8 @@ from gpufn_gateway.routes.requests import (
     wait_seconds,
     whole_number,
 )
-from gpufn_gateway.submitted.submit import Submissions
+from gpufn_gateway.submitted.submit import Search, Submissions
+from gpufn_platform.queue.call_records import Place
 
 
 class InvocationRoutes:
@@ -96,6 +97,25 @@ async def list_calls(request: Request, submissions: Submissions, function: str) 
     text = request.query_params.get("state")
     if text is not None and text not in tuple(InvocationState):
         raise InvalidInput(f"state must be one of {', '.join(InvocationState)}; not {text[:40]!r}", field="state")
-    state = None if text is None else InvocationState(text)
-    calls = await submissions.recent(function, limit, state, since, principal_of(request), until=until)
-    return json_response({"calls": calls})
+    params = request.query_params
+    wanted = Search(
+        function,
+        limit,
+        None if text is None else InvocationState(text),
+        since,
+        until,
+        params.get("key"),
+        params.get("parent"),
+        _place(params.get("before")),
+    )
+    calls, following = await submissions.search(wanted, principal_of(request))
+    return json_response({"calls": calls, "next": None if following is None else f"{following.results}.{following.queued}"})
+
+
+def _place(text: str | None) -> Place | None:
+    """Parse the `next` of an earlier page. Raises InvalidInput."""
+    if text is None:
+        return None
+    if (match := CURSOR.fullmatch(text)) is None:
+        raise InvalidInput(f"before must be the `next` of a page of calls, not {text[:40]!r}", field="before")
+    return Place(int(match[1]), int(match[2]))

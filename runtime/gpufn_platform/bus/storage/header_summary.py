@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
-import math
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import msgspec
 
@@ -15,7 +14,7 @@ from gpufn_core.errors import ErrorInfo
 from gpufn_core.protocol.codec import encode
 from gpufn_core.protocol.records import CallRecord, DeadLetter
 from gpufn_platform.bus.connection import Bus
-from gpufn_platform.bus.storage import stream_scan, streams
+from gpufn_platform.bus.storage import stream_scan
 from gpufn_platform.bus.storage.ordered_reader import StoredMessage
 
 _SUMMARY = "Gpufn-Record"
@@ -23,6 +22,7 @@ SCAN_LIMIT = 100_000
 _MAX_BYTES = 32 << 10  # a server accepts headers of 64 KiB, and base64 turns 32 KiB into 43
 _MAX_CHARS = 1000
 _READ_AT_ONCE = 500
+_RARE = 1000
 
 R = TypeVar("R", CallRecord, DeadLetter)
 S = TypeVar("S", bound=msgspec.Struct)
@@ -60,6 +60,13 @@ def summary_of(kind: type[S]) -> Callable[[StoredMessage], S | None]:
     return read
 
 
+class Page(NamedTuple, Generic[S]):
+    """Records with their sequences, newest first. Older ones are before `before_seq`; None: there are none."""
+
+    records: list[tuple[int, S]]
+    before_seq: int | None
+
+
 async def newest(
     bus: Bus,
     stream: str,
@@ -69,25 +76,47 @@ async def newest(
     limit: int,
     matches: Callable[[S], bool] = lambda _: True,
     since: float = 0.0,
-    until: float = math.inf,
 ) -> list[S]:
-    """Return the newest `limit` records that `read` decodes from message headers and that satisfy `matches`, newest
-    first. Looks at 100,000 messages at most, and may skip those stored before `since` or after `until` (unix
-    seconds)."""
-    records: list[S] = []
+    """Return the newest `limit` records, as `search` finds them."""
+    page = await search(bus, stream, subject, read, limit=limit, matches=matches, since=since)
+    return [record for _, record in page.records]
+
+
+async def search(
+    bus: Bus,
+    stream: str,
+    subject: str,
+    read: Callable[[StoredMessage], S | None],
+    *,
+    limit: int,
+    matches: Callable[[S], bool] = lambda _: True,
+    since: float = 0.0,
+    before_seq: int | None = None,
+    is_over: Callable[[], bool] = lambda: False,
+    is_rare: bool = False,
+) -> Page[S]:
+    """Return the newest `limit` records that `read` decodes from message headers and that satisfy `matches`, from
+    before `before_seq`.
+
+    Looks at about 100,000 messages at most, and stops after the range at whose end `is_over()`. `is_rare`: few messages match, so the first range is long. May skip those stored
+    before `since` (unix seconds)."""
+    records: list[tuple[int, S]] = []
+    following: int | None = None
     remaining = SCAN_LIMIT
-    end = None if until == math.inf else await streams.first_sequence_at(bus, stream, until)
-    scan = stream_scan.scan_ranges(bus, stream, subject, about=limit, before_seq=end, headers_only=True)
+    scan = stream_scan.scan_ranges(bus, stream, subject, about=max(limit, _RARE) if is_rare else limit, before_seq=before_seq, headers_only=True)
     async with contextlib.aclosing(scan) as ranges:
-        async for range_messages in ranges:
-            messages, newer, records = range_messages[-remaining:], records, []
+        async for since_seq, messages, is_last in ranges:
+            newer, records = records, []
             for start in range(0, len(messages), _READ_AT_ONCE):
-                chunk = messages[start : start + _READ_AT_ONCE]
-                records += (record for message in chunk if (record := read(message)) is not None and matches(record))
+                for message in messages[start : start + _READ_AT_ONCE]:
+                    if (record := read(message)) is not None and matches(record):
+                        records.append((message.seq, record))
                 await asyncio.sleep(0)  # let other tasks run
             records += newer
             remaining -= len(messages)
-            is_past = bool(messages) and messages[0].time < since
-            if is_past or len(records) >= limit or remaining <= 0:
+            following = None if is_last or (messages and messages[0].time < since) else since_seq
+            if following is None or len(records) >= limit or remaining <= 0 or is_over():
                 break
-    return records[-limit:][::-1]
+    if len(records) > limit:
+        following = records[-limit][0]
+    return Page(records[-limit:][::-1], following)

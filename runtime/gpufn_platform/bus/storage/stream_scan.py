@@ -10,7 +10,8 @@ from gpufn_platform.bus.connection import Bus
 from gpufn_platform.bus.storage import ordered_reader, streams
 from gpufn_platform.bus.storage.ordered_reader import StoredMessage
 
-_MAX_RANGE: Final = 100_000  # messages; each range is eight times as long as the one before, up to this
+_MAX_RANGE: Final = 100_000  # sequences; each range is up to eight times as long as the one before
+_MAX_MESSAGES: Final = 8_000  # of a range, if its messages are as dense as those of the range before
 
 
 async def newest(bus: Bus, stream: str, subject: str, *, last: int) -> list[StoredMessage]:
@@ -19,7 +20,7 @@ async def newest(bus: Bus, stream: str, subject: str, *, last: int) -> list[Stor
         return []
     messages: list[StoredMessage] = []
     async with contextlib.aclosing(scan_ranges(bus, stream, subject, about=last, newest_seq=message.seq)) as ranges:
-        async for messages_in_range in ranges:
+        async for _, messages_in_range, _ in ranges:
             messages = messages_in_range + messages
             if len(messages) >= last:
                 break
@@ -35,11 +36,12 @@ async def scan_ranges(
     newest_seq: int | None = None,
     before_seq: int | None = None,
     headers_only: bool = False,
-) -> AsyncGenerator[list[StoredMessage], None]:
-    """Yield the messages of `subject` in ranges of the stream, newest range first, each range oldest first.
+) -> AsyncGenerator[tuple[int, list[StoredMessage], bool], None]:
+    """Yield the messages of `subject` in ranges of the stream, newest range first, each range oldest first, with the
+    first sequence of the range, and whether it is the last one.
 
-    The first range has about `about` messages if every fourth message is of the subject; later ranges are longer.
-    Messages stored meanwhile are in the first range.
+    The first range has about `about` messages if every fourth message is of the subject; later ranges are longer, but
+    have some thousand messages at most. Messages stored meanwhile are in the first range.
 
     `newest_seq`: the subject's last sequence, if known. `before_seq`: only messages before it. `headers_only`: without
     payloads.
@@ -51,7 +53,9 @@ async def scan_ranges(
         start = before
     while before is None or before > oldest:
         start = max(oldest, start - length)
-        yield await ordered_reader.collect(
+        messages = await ordered_reader.collect(
             bus, stream, subject, since_seq=start, before_seq=before, headers_only=headers_only
         )
-        before, length = start, min(8 * length, _MAX_RANGE)
+        yield start, messages, start <= oldest
+        dense = _MAX_MESSAGES * length // max(1, len(messages))
+        before, length = start, max(1, min(8 * length, dense, _MAX_RANGE))

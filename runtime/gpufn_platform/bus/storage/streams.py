@@ -37,6 +37,7 @@ _SECOND = 1_000_000_000  # JetStream counts nanoseconds
 _MINUTE = 60 * _SECOND
 _DAY = 24 * 60 * _MINUTE
 _MIB = 1 << 20
+_LATEST = 253_402_300_000.0  # of a date
 
 _QUEUE: dict[str, Any] = {
     "retention": "workqueue",
@@ -299,18 +300,14 @@ async def next_message(bus: Bus, stream: str, subject: str, seq: int) -> StoredM
 
 
 async def first_sequence_at(bus: Bus, stream: str, at: float) -> int:
-    """Return a sequence before which all messages were stored before `at` (unix seconds), and from which on none was.
-    It costs one request per halving of the stream."""
-    state = (await bus.js(f"STREAM.INFO.{stream}"))["state"]
-    low, high = int(state["first_seq"]), int(state["last_seq"]) + 1  # the first message at `at` or later is within
-    while low < high:
-        middle = (low + high) // 2
-        message = await next_message(bus, stream, ">", middle)
-        if message is None or message.time >= at:
-            high = middle
-        else:
-            low = message.seq + 1
-    return low
+    """Return the sequence of the first message that was stored at `at` (unix seconds) or later, or the next one to be
+    stored. The stream must allow direct reads."""
+    start = datetime.datetime.fromtimestamp(min(max(at, 0.0), _LATEST), datetime.UTC)
+    body = msgspec.json.encode({"start_time": start, "batch": 1})
+    response = await bus.request(f"{jetstream.API}DIRECT.GET.{stream}", body)
+    if not response.status:
+        return int((response.headers or {})["Nats-Sequence"])
+    return int((await bus.js(f"STREAM.INFO.{stream}"))["state"]["last_seq"]) + 1
 
 
 async def count(bus: Bus, stream: str, subject: str) -> int:

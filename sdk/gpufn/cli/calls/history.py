@@ -25,11 +25,19 @@ _MAX_SPAN_S = 36_500 * 86400.0  # a longer one could exceed the range of dates
 @click.option(
     "--state", type=click.Choice([state.value for state in InvocationState]), help="Only calls in this state."
 )
+@click.option("--key", help="Id of an API key: only calls that it made.")
 @click.option("--since", help="Only calls submitted in this time span, such as 90s, 15m, 2h or 3d.")
 @limit_option
 @json_option
 def calls(
-    *, name: str | None, function: str | None, state: str | None, since: str | None, limit: int, json: bool
+    *,
+    name: str | None,
+    function: str | None,
+    state: str | None,
+    key: str | None,
+    since: str | None,
+    limit: int,
+    json: bool,
 ) -> None:
     """List submitted calls and maps, newest first.
 
@@ -39,9 +47,9 @@ def calls(
     since_at = None if since is None else time.time() - parse_span_s(since)
     with connect() as client:
         only = None if state is None else InvocationState(state)
-        views = client.calls(name, function=function, state=only, since=since_at, limit=limit)
+        views = client.calls(name, function=function, state=only, since=since_at, key=key, limit=limit)
         without_method, _, _ = (name or function or "").partition(".")  # a map belongs to the class, not to a method
-        maps = [] if state else client.maps(without_method or None, limit=limit)
+        maps = [] if state or key else client.maps(without_method or None, limit=limit)
     maps = [each for each in maps if each.submitted_at >= (since_at or 0.0)]
     if json:
         print_json([*views, *maps])

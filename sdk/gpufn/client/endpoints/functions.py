@@ -15,6 +15,7 @@ from gpufn.client.views import (
     AdviceView,
     AppView,
     BuildingRevision,
+    CallsView,
     FunctionView,
     FunctionViews,
     InvocationView,
@@ -156,17 +157,26 @@ class FunctionRequests(Requests):
         function: str | None = None,
         state: InvocationState | None = None,
         since: float | None = None,
+        key: str | None = None,
         limit: int = 20,
     ) -> list[InvocationView]:
-        """List submitted calls, of one function or of all, newest first. `since` is in unix seconds.
+        """List submitted calls, of one function or of all, newest first. `since` is in unix seconds, `key` the id of
+        the API key that made them. A rare state or key may take a while: the gateway looks at every call.
 
         An unknown `name` raises FunctionNotFound; `function` also finds the calls of a deleted function.
         """
         function = None if function is None else self._function_path(function)
-        filters = {"function": function, "state": state, "since": since, "limit": limit}
+        filters = {"function": function, "state": state, "since": since, "key": key}
         params = {option: str(value) for option, value in filters.items() if value is not None}
         path = "/v1/calls" if name is None else f"{self._function_url(name)}/calls"
-        return self._member(list[InvocationView], "calls", "GET", path, params=params)
+        found: list[InvocationView] = []
+        while len(found) < limit:
+            page = self._json(CallsView, "GET", path, params=params | {"limit": str(limit - len(found))})
+            found += page.calls
+            if page.next is None:
+                break
+            params["before"] = page.next
+        return found
 
     def profile(
         self,

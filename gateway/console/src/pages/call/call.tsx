@@ -138,6 +138,16 @@ function Facts({ call }: { call: Call }) {
             <dd>{duration(call.gpu_s)}</dd>
           </>
         ) : null}
+        {call.key === "platform" ? null : (
+          <>
+            <dt>API key</dt>
+            <dd class="mono">
+              <Link to="/calls" query={{ key: call.key }}>
+                {call.key}
+              </Link>
+            </dd>
+          </>
+        )}
         {call.parent ? (
           <>
             <dt>Called by</dt>

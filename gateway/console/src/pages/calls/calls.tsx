@@ -8,6 +8,7 @@ const ID = /^[0-9a-z]{26}(?:-\d+)?$/i;
 export default function CallsPage({ query }: PageProps) {
   const name = query["function"] ?? "";
   const state = query["state"] ?? "";
+  const key = query["key"] ?? "";
   const until = query["until"] ?? "";
   return (
     <div class="page">
@@ -33,6 +34,14 @@ export default function CallsPage({ query }: PageProps) {
             ))}
           </select>
         </label>
+        <input
+          type="search"
+          class="short"
+          aria-label="Id of an API key"
+          placeholder="Id of an API key"
+          value={key}
+          onChange={(event) => setQuery({ key: event.currentTarget.value.trim() })}
+        />
         <label>
           until{" "}
           <input
@@ -42,14 +51,14 @@ export default function CallsPage({ query }: PageProps) {
             onChange={(event) => setQuery({ until: event.currentTarget.value })}
           />
         </label>
-        {name || state || until ? (
-          <button type="button" onClick={() => setQuery({ function: "", state: "", until: "" })}>
+        {name || state || key || until ? (
+          <button type="button" onClick={() => setQuery({ function: "", state: "", key: "", until: "" })}>
             Show all
           </button>
         ) : null}
       </form>
       <Panel title="Submitted calls" note="newest first; times are in your time zone">
-        <CallsTable functionName={name} state={state} until={secondsOf(until)} />
+        <CallsTable functionName={name} state={state} apiKey={key} until={secondsOf(until)} />
       </Panel>
     </div>
   );
