@@ -12,8 +12,9 @@ def accepted_view(entry: MapEntry) -> dict[str, Any]:
     return {"id": entry.id, "accepted": entry.accepted, "state": _state(entry, 0), "links": links(entry.id)}
 
 
-def status(entry: MapEntry, ended: int) -> dict[str, Any]:
-    """Return the status of a map with `ended` ended items. An ended map stays ended when its records expire."""
+def status(entry: MapEntry, ended: int, failed: int = 0) -> dict[str, Any]:
+    """Return the status of a map with `ended` ended items, of which `failed` have a dead letter. An ended map stays
+    ended when its records expire."""
     ended = entry.accepted if entry.is_ended else min(ended, entry.accepted)
     return {
         "id": entry.id,
@@ -23,6 +24,7 @@ def status(entry: MapEntry, ended: int) -> dict[str, Any]:
         "submitted_at": entry.submitted_at,
         "accepted": entry.accepted,
         "ended": ended,
+        "failed": failed,
         "links": links(entry.id),
     }
 

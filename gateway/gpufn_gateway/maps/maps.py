@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from typing import Any, Final
 
 import msgspec
 
+from gpufn_core.domain.invocation import InvocationState
 from gpufn_core.encoding import media
 from gpufn_core.errors import Conflict, InvalidInput, InvocationCancelled, MapNotFound, QueueFull
 from gpufn_core.ids import is_client_id, is_invocation_id, item_id, item_of
 from gpufn_core.protocol import subjects
+from gpufn_core.protocol.limits import DEAD_LETTERS_AT_ONCE
 from gpufn_core.protocol.records import CallRecord, MapEntry, unpack_record
 from gpufn_gateway.auth.access import Principal
 from gpufn_gateway.calls.call_bodies import CallBodies
@@ -26,18 +29,20 @@ from gpufn_gateway.maps import chunks, map_views
 from gpufn_gateway.maps.map_closer import has_ended
 from gpufn_gateway.maps.outcomes import Cursor, Outcomes
 from gpufn_gateway.problems import Headers, KeyLimitExceeded
+from gpufn_gateway.submitted import call_views
 from gpufn_gateway.submitted.submit import WEBHOOK
 from gpufn_gateway.traces.call_spans import Called
 from gpufn_gateway.webhooks.address_policy import AddressPolicy, webhook_of
 from gpufn_platform.bus.connection import Bus
 from gpufn_platform.bus.storage import streams
 from gpufn_platform.bus.storage.async_reader import Follower
-from gpufn_platform.queue import call_records, map_log, queue_position, queued_calls
+from gpufn_platform.queue import call_records, dead_letters, map_log, queue_position, queued_calls
 from gpufn_platform.queue.map_log import Items, Logged
 
 _MAX_CACHED: Final = 1024
 _BATCHES_AT_ONCE: Final = 16  # a stream allows 50 batches, from all gateways together
 _CANCELS_AT_ONCE: Final = 64  # each message is read with its arguments
+_SEARCH_S: Final = 0.4
 _RECHECK_S: Final = 1.0  # recheck whether a map was closed: its log entry is published before it is stored
 
 
@@ -140,13 +145,40 @@ class Maps:
 
     async def status(self, map_id: str, principal: Principal) -> dict[str, Any]:
         entry = (await self._read(map_id, principal, allow_read_scope=True)).entry
-        return map_views.status(entry, await map_log.count_ended(self._bus, entry))
+        failed = await self._failed(entry.function)
+        return map_views.status(entry, await map_log.count_ended(self._bus, entry), failed[entry.id])
 
     async def recent(self, function: str, limit: int, is_listed: Callable[[str], bool]) -> list[dict[str, Any]]:
         """List the maps of a function (``*`` for all listed ones), newest first."""
         entries = await map_log.recent(self._bus, function, limit, is_listed)
         counts = await asyncio.gather(*(map_log.count_ended(self._bus, entry) for entry in entries))
-        return [map_views.status(entry, ended) for entry, ended in zip(entries, counts, strict=True)]
+        failed = await self._failed(function) if entries else Counter()
+        return [
+            map_views.status(entry, ended, failed[entry.id]) for entry, ended in zip(entries, counts, strict=True)
+        ]
+
+    async def _failed(self, function: str) -> Counter[str]:
+        """Count the newest dead letters of a function that are items of maps, by map."""
+        letters = await dead_letters.recent(self._bus, function, DEAD_LETTERS_AT_ONCE)
+        return Counter(item[0] for letter in letters if (item := item_of(letter.id)) is not None)
+
+    async def items(
+        self, map_id: str, principal: Principal, limit: int, state: InvocationState | None, before_seq: int | None
+    ) -> tuple[list[dict[str, Any]], int | None]:
+        """Return the items that changed last in `state`, the last first, and where older ones are. After half a second
+        a search answers with what it has found. Items that no runner has taken yet have no record."""
+        entry = (await self._read(map_id, principal, allow_read_scope=True)).entry
+        over_at = self._calls.clock.monotonic() + _SEARCH_S
+        page = await call_records.search_items(
+            self._bus,
+            entry.function,
+            map_id,
+            limit,
+            lambda record: state in (None, record.state),
+            before_seq=before_seq,
+            is_over=lambda: self._calls.clock.monotonic() >= over_at,
+        )
+        return [call_views.status(record) for _, record in page.records], page.before_seq
 
     async def outcomes(
         self, map_id: str, principal: Principal, after: Cursor, encoding: Outcomes
@@ -205,7 +237,7 @@ class Maps:
             cancelled = await self._cancel_items(newest.entry)
             await map_log.end(self._bus, newest)
             newest = await self._read(map_id, principal)
-        return map_views.status(newest.entry, await map_log.count_ended(self._bus, newest.entry)), cancelled > 0
+        return await self.status(map_id, principal), cancelled > 0
 
     async def _cancel_items(self, entry: MapEntry) -> int:
         """Cancel the items, last first, since runners take them from the other end. Return how many.

@@ -27,6 +27,7 @@ from gpufn_gateway.openapi.request_bounds import (
     MAX_CONSOLE_ROWS,
     MAX_LISTED,
     MAX_LOG_LINES,
+    MAX_SEQUENCE_DIGITS,
     MAX_WAIT_S,
 )
 
@@ -78,6 +79,7 @@ _WAIT: Final = _query("wait", "number", minimum=0, maximum=MAX_WAIT_S)
 _SINCE: Final = _query("since", "number", minimum=0)
 _UNTIL: Final = _query("until", "number", minimum=0)
 _STATE: Final = _query("state", "string", enum=[state.value for state in InvocationState])
+_ITEMS_BEFORE: Final = _query("before", "string", pattern=f"^[0-9]{{1,{MAX_SEQUENCE_DIGITS}}}$")
 _BEFORE: Final[dict[str, Any]] = {"name": "before", "in": "query", "schema": bounds.PLACE}
 _SEARCH: Final = (_SINCE, _UNTIL, _STATE, _query("key", "string"), _query("parent", "string"), _BEFORE)
 _ENV: Final = _query("env", "string", enum=["names", "values"])
@@ -165,6 +167,7 @@ _OPERATIONS: Final[tuple[tuple[str, str, str, Sequence[int], Sequence[dict[str, 
     ("get", "/v1/maps", "List maps", (200,), (_FUNCTION, _limit()), ""),
     ("get", "/v1/maps/{id}", "Show a map", (200,), (), ""),
     ("delete", "/v1/maps/{id}", "Cancel a map", (200,), (), ""),
+    ("get", "/v1/maps/{id}/items", "List the items that ended last", (200,), (_limit(), _STATE, _ITEMS_BEFORE), ""),
     ("get", "/v1/maps/{id}/outcomes", "Read the outcomes of a map", (200,), (_AFTER,), ""),
     ("get", "/v1/dlq", "List dead letters", (200,), (_limit(DEAD_LETTERS_AT_ONCE),), ""),
     ("get", "/v1/dlq/{fn}", "List dead letters of a function", (200,), (_limit(DEAD_LETTERS_AT_ONCE),), ""),

@@ -15,6 +15,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from gpufn_core.domain.invocation import InvocationState
 from gpufn_core.encoding import media
 from gpufn_core.encoding.msgspec_errors import parse_validation_error
 from gpufn_core.errors import InvalidInput
@@ -46,6 +47,14 @@ class _NameConvertor(Convertor[str]):
 
 
 register_url_convertor("name", _NameConvertor())
+
+
+def state_in(request: Request) -> InvocationState | None:
+    """Return the `state` of the query. Raises InvalidInput."""
+    text = request.query_params.get("state")
+    if text is not None and text not in tuple(InvocationState):
+        raise InvalidInput(f"state must be one of {', '.join(InvocationState)}; not {text[:40]!r}", field="state")
+    return None if text is None else InvocationState(text)
 
 
 def route(

@@ -342,6 +342,23 @@ def _changed_at(record: CallRecord) -> float:
     return record.ended_at or (record.attempts[-1].ended_at if record.attempts else record.submitted_at)
 
 
+async def search_items(
+    bus: Bus,
+    function: str,
+    map_id: str,
+    limit: int,
+    matches: Callable[[CallRecord], bool],
+    *,
+    before_seq: int | None = None,
+    is_over: Callable[[], bool] = lambda: False,
+) -> header_summary.Page[CallRecord]:
+    """Return the items of a map that have a record and match, the one that changed last first."""
+    results = subjects.map_results(function, map_id)
+    return await header_summary.search(
+        bus, subjects.RESULTS, results, _summary, limit=limit, matches=matches, before_seq=before_seq, is_over=is_over
+    )
+
+
 async def retrying_items(bus: Bus, function: str, map_id: str, *, limit: int = SCAN_LIMIT) -> list[CallRecord]:
     """Return the items of a map that failed and will be retried, from its last 100,000 records."""
     results = subjects.map_results(function, map_id)

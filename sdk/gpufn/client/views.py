@@ -125,7 +125,7 @@ class RevisionView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MapView(msgspec.Struct, frozen=True, kw_only=True):
-    """A map, with the number of accepted items and of ended items.
+    """A map, with the number of accepted items, of ended items, and of those that have a dead letter.
 
     `state` is open (accepts more items), running, ended or cancelled.
     """
@@ -137,6 +137,7 @@ class MapView(msgspec.Struct, frozen=True, kw_only=True):
     submitted_at: float = 0.0
     accepted: int = 0
     ended: int = 0
+    failed: int = 0
 
     def _repr_html_(self) -> str:
         return html.progress(f"{self.function} {self.state}", self.ended, self.accepted)

@@ -15,7 +15,7 @@ from gpufn_core.ids import item_id, new_map_id
 from gpufn_core.protocol import subjects
 from gpufn_core.protocol.codec import pack
 from gpufn_core.protocol.messages import unpack_invocation
-from gpufn_core.protocol.records import CallRecord, Webhook
+from gpufn_core.protocol.records import CallRecord, DeadLetter, Webhook
 from gpufn_core.spec.function_spec import Retry
 from gpufn_gateway.auth.access import new_key
 from gpufn_gateway.functions.deploys import DeployOptions
@@ -23,6 +23,7 @@ from gpufn_gateway.maps.map_closer import MapCloser
 from gpufn_gateway.maps.outcomes import Cursor
 from gpufn_local.nats_process import EmbeddedServer
 from gpufn_platform.bus.storage import object_store, streams
+from gpufn_platform.bus.storage.header_summary import summary
 from gpufn_platform.queue import call_records, map_log, queue_position
 from tests.gateway.whole import DIGEST, Whole, gateway_on
 from tests.waiting import until_async
@@ -491,6 +492,43 @@ async def test_maps_are_listed_and_their_items_are_not_calls_of_their_own(nats: 
         (found,) = (await gateway.http.get("/v1/maps?function=listed")).json()["maps"]
         assert (found["id"], found["state"], found["accepted"], found["ended"]) == (map_id, "running", 3, 1)
         assert (await gateway.http.get("/v1/functions/listed/calls")).json()["calls"] == []
+
+
+async def test_items_are_listed_by_state_page_by_page_and_failed_ones_are_counted(
+    nats: Any, make: Any, problem: Any
+) -> None:
+    async with gateway_on(nats) as gateway:
+        await gateway.deploys.deploy(make.spec("items"), DIGEST)
+        map_id = new_map_id()
+        await put(gateway, "items", map_id, 0, lines("a", "b", "c"), last=True)
+        for index in (1, 0):
+            await end(gateway, "items", item_id(map_id, index))
+        await end(gateway, "items", item_id(map_id, 2), state=InvocationState.FAILED)
+        await gateway.bus.publish_stored(subjects.dead_letter("items", item_id(map_id, 2)), b"", headers=letter(map_id))
+
+        async def items(query: str = "") -> Any:
+            return (await gateway.http.get(f"/v1/maps/{map_id}/items?{query}")).json()
+
+        assert [each["id"][-1] for each in (await items())["items"]] == ["2", "0", "1"]
+        assert [each["id"][-1] for each in (await items("state=failed"))["items"]] == ["2"]
+        first = await items("limit=2&state=succeeded")
+        assert [each["id"][-1] for each in first["items"]] == ["0", "1"]
+        first = await items("limit=1")
+        second = await items(f"limit=5&before={first['next']}")
+        assert [each["id"][-1] for each in second["items"]] == ["0", "1"]
+        assert (await gateway.http.get(f"/v1/maps/{map_id}")).json()["failed"] == 1
+        for query in ("before=x", "state=lost"):
+            answer = await gateway.http.get(f"/v1/maps/{map_id}/items?{query}")
+            assert problem(answer) == (422, "invalid_input")
+
+
+def letter(map_id: str) -> dict[str, str]:
+    return summary(
+        DeadLetter(
+            id=item_id(map_id, 2), function="items", revision=1, method="", content_type="", accept="",
+            state=InvocationState.FAILED, submitted_at=1.0, died_at=2.0,
+        )
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("text", ["x", "1", "-1.2", "1.2.3"])

@@ -9,7 +9,6 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from gpufn_core.domain.invocation import InvocationState
 from gpufn_core.errors import InvalidInput
 from gpufn_gateway.auth.scopes import READ
 from gpufn_gateway.functions.registry import Registry
@@ -23,6 +22,7 @@ from gpufn_gateway.routes.requests import (
     number,
     principal_of,
     route,
+    state_in,
     wait_seconds,
     whole_number,
 )
@@ -94,14 +94,11 @@ async def list_calls(request: Request, submissions: Submissions, function: str) 
     limit = int(number(request, "limit", 20, 1, MAX_LISTED))
     since = number(request, "since", 0.0, 0.0, math.inf)
     until = number(request, "until", math.inf, 0.0, math.inf)
-    text = request.query_params.get("state")
-    if text is not None and text not in tuple(InvocationState):
-        raise InvalidInput(f"state must be one of {', '.join(InvocationState)}; not {text[:40]!r}", field="state")
     params = request.query_params
     wanted = Search(
         function,
         limit,
-        None if text is None else InvocationState(text),
+        state_in(request),
         since,
         until,
         params.get("key"),

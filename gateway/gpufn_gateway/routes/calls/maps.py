@@ -12,7 +12,7 @@ from gpufn_gateway.functions.registry import Registry
 from gpufn_gateway.maps import outcomes
 from gpufn_gateway.maps.maps import Maps
 from gpufn_gateway.maps.outcomes import Cursor
-from gpufn_gateway.openapi.request_bounds import MAX_INDEX_DIGITS, MAX_LISTED
+from gpufn_gateway.openapi.request_bounds import MAX_INDEX_DIGITS, MAX_LISTED, MAX_SEQUENCE_DIGITS
 from gpufn_gateway.routes.requests import (
     StreamedResponse,
     call_id_in,
@@ -22,6 +22,7 @@ from gpufn_gateway.routes.requests import (
     number,
     principal_of,
     route,
+    state_in,
     whole_number,
 )
 
@@ -39,6 +40,7 @@ class MapRoutes:
             route("GET", one, self.show),
             route("DELETE", one, self.cancel),
             route("GET", f"{one}/outcomes", self.outcomes),
+            route("GET", f"{one}/items", self.items),
         ]
 
     async def accept(self, request: Request) -> Response:
@@ -68,6 +70,15 @@ class MapRoutes:
         outcomes_ = await self._maps.outcomes(call_id_in(request), principal_of(request), after, encoding)
         headers = [(b"content-type", encoding.content_type.encode())]
         return StreamedResponse(headers, outcomes_, encoding.heartbeat)
+
+    async def items(self, request: Request) -> Response:
+        limit = int(number(request, "limit", 100, 1, MAX_LISTED))
+        text, state = request.query_params.get("before"), state_in(request)
+        before = None if text is None else whole_number(text, MAX_SEQUENCE_DIGITS)
+        if text is not None and before is None:
+            raise InvalidInput(f"before must be the `next` of a page of items, not {text[:40]!r}", field="before")
+        items, following = await self._maps.items(call_id_in(request), principal_of(request), limit, state, before)
+        return json_response({"items": items, "next": None if following is None else str(following)})
 
     async def index(self, request: Request) -> Response:
         name = request.query_params.get("function")

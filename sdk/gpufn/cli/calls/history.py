@@ -12,6 +12,7 @@ from gpufn.cli.terminal.command import Argument, Command, connect, json_option, 
 from gpufn.cli.terminal.output import WrongUsage, ago, duration, print_json, print_table
 from gpufn_core.domain.invocation import InvocationState
 from gpufn_core.domain.worker import ColdStart
+from gpufn_core.ids import item_of
 
 _SPAN = re.compile(r"(\d+(?:\.\d+)?)([smhd]?)")
 _UNITS_S = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -41,7 +42,7 @@ def calls(
 ) -> None:
     """List submitted calls and maps, newest first.
 
-    A map is one row. `gpufn dlq` lists its failed items. The queued time of a call includes the cold start that it
+    A map is one row. `--state failed` also lists failed items of maps, as long as `gpufn dlq` has them. The queued time of a call includes the cold start that it
     waited for; `gpufn status ID` shows its phases.
     """
     since_at = None if since is None else time.time() - parse_span_s(since)
@@ -50,9 +51,14 @@ def calls(
         views = client.calls(name, function=function, state=only, since=since_at, key=key, limit=limit)
         without_method, _, _ = (name or function or "").partition(".")  # a map belongs to the class, not to a method
         maps = [] if state or key else client.maps(without_method or None, limit=limit)
+        letters = []
+        if only is not None and only.leaves_dead_letter and not key:
+            letters = client.dead_letters(without_method or None, limit=limit)
+    items = [each for each in letters if item_of(each.id) is not None and each.state is only]
+    items = [each for each in items if each.submitted_at >= (since_at or 0.0)]
     maps = [each for each in maps if each.submitted_at >= (since_at or 0.0)]
     if json:
-        print_json([*views, *maps])
+        print_json([*views, *maps, *items])
         return
     rows = []
     for call in views:
@@ -62,9 +68,15 @@ def calls(
         start_s = sum(seconds for name, seconds in call.timings.items() if name in _START_PHASES)
         times = ago(call.submitted_at), duration(call.queue_s), duration(start_s or None), duration(call.run_s)
         rows.append((call.submitted_at, (call.id, *function_cell, status, *times, note)))
+    for item in items:
+        function_cell = () if name else (item.function,)
+        ran = duration(sum(each.ended_at - each.started_at for each in item.attempts if each.started_at) or None)
+        cells = (item.id, *function_cell, item.state.value, ago(item.submitted_at), "-", "-", ran, item.cause)
+        rows.append((item.submitted_at, cells))
     for each in maps:
         function_cell = () if name else (each.function,)
-        note = f"a map: {each.ended:,} of {each.accepted:,} items have ended"
+        failed = f", {each.failed:,} failed" if each.failed else ""
+        note = f"a map: {each.ended:,} of {each.accepted:,} items have ended{failed}"
         rows.append(
             (each.submitted_at, (each.id, *function_cell, each.state, ago(each.submitted_at), "-", "-", "-", note))
         )
