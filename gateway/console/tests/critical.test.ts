@@ -1,5 +1,5 @@
 import { expect, test } from "vitest";
-import { below, chainOf, criticalPath, lanesOf, nested, shares, type Item, type PathSpan } from "../src/core/path/critical";
+import { below, chainOf, criticalPath, lanesOf, nested, shares, verdictOf, type Item, type PathSpan } from "../src/core/path/critical";
 
 const span = (id: string, parent: string | null, start: number, end: number): PathSpan => ({ id, parent, name: id, start, end });
 
@@ -65,4 +65,13 @@ test("items have a line per worker, and a further one if they run at the same ti
 test("the chain leads from the item that ended last back over its worker", () => {
   expect(chainOf(ITEMS).map((each) => each.id)).toEqual(["1", "2"]);
   expect(chainOf([])).toEqual([]);
+});
+
+test.each([
+  ["straggler", [item("0", "a", 0, 1), item("1", "a", 1, 2), item("2", "a", 2, 9)]],
+  ["saturated", [item("0", "a", 0, 1), item("1", "a", 1, 2), item("2", "a", 2, 3)]],
+  ["waiting", [item("0", "a", 0, 1), item("1", "a", 5, 6)]],
+  ["waiting", []],
+])("a map is %s", (verdict, items) => {
+  expect(verdictOf(chainOf(items), items)).toBe(verdict);
 });

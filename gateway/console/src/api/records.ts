@@ -11,6 +11,8 @@ export interface MapStatus {
   readonly submitted_at: number;
   readonly accepted: number;
   readonly ended: number;
+  /** Items among the newest thousand dead letters of the function. */
+  readonly failed: number;
 }
 
 export interface Build {

@@ -213,6 +213,25 @@ export interface Call {
   readonly eta_s: number | null;
 }
 
+/** The spans of a trace (docs/traces.md). */
+export interface TraceView {
+  readonly id: string;
+  readonly spans: readonly TracedSpan[];
+  readonly left_out: number;
+}
+
+export interface TracedSpan {
+  readonly id: string;
+  readonly parent: string | null;
+  readonly name: string;
+  readonly kind: "internal" | "server" | "producer" | "consumer";
+  readonly function: string;
+  readonly start: number;
+  readonly end: number;
+  readonly attributes: Readonly<Record<string, string | number | boolean>>;
+  readonly error: { readonly code: string; readonly message: string } | null;
+}
+
 /** Events of the last hour as a number from 0 to 1, and the advice to drain (docs/metrics.md). */
 export interface Score {
   readonly value: number;

@@ -141,3 +141,23 @@ export function chainOf(items: readonly Item[]): Item[] {
   }
   return chain;
 }
+
+/** Why a map did not end sooner: its last item was long, its workers were busy all the time, or they waited. */
+export type Verdict = "straggler" | "saturated" | "waiting";
+
+const LONG = 3; // times the median
+const BUSY = 0.8; // of the time
+
+export function verdictOf(chain: readonly Item[], items: readonly Item[]): Verdict {
+  const times = items.map((each) => each.end - each.start).sort((a, b) => a - b);
+  const last = chain.at(-1);
+  const first = chain[0];
+  if (last === undefined || first === undefined) {
+    return "waiting";
+  }
+  if (items.length > 2 && last.end - last.start > LONG * (times[Math.floor(times.length / 2)] ?? 0)) {
+    return "straggler";
+  }
+  const busy = chain.reduce((sum, each) => sum + each.end - each.start, 0);
+  return busy >= BUSY * (last.end - first.start) ? "saturated" : "waiting";
+}

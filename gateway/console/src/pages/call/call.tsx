@@ -14,6 +14,7 @@ import { go, Link } from "../../ui/router";
 import { TimelineView } from "../../ui/timeline";
 import type { PageProps } from "..";
 import { Attempts } from "./attempts";
+import { Nested } from "./nested";
 import { Result } from "./result";
 
 export default function CallPage({ parameters }: PageProps) {
@@ -28,6 +29,7 @@ export default function CallPage({ parameters }: PageProps) {
       <Title call={call} onChange={() => setVersion(version + 1)} />
       <Facts call={call} />
       <Life call={call} />
+      <Nested call={call} />
       {call.error ? <Failure call={call} /> : null}
       <Attempts call={call} />
       <Result call={call} />

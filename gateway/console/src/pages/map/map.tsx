@@ -8,6 +8,7 @@ import { endedOf } from "../../core/data/outcomes";
 import { Ask } from "../../ui/change/ask";
 import { CallState } from "../../ui/calls-table";
 import { FunctionLink } from "../../ui/function-link";
+import { Lanes } from "./lanes";
 import { MapState } from "../maps/state";
 import { Empty, ErrorBox, Loading, Panel, Stat } from "../../ui/parts";
 import { Bar } from "../../ui/progress";
@@ -53,10 +54,12 @@ export default function MapPage({ parameters }: PageProps) {
           <Bar label="Progress" share={map.accepted ? map.ended / map.accepted : 0} tone={map.state === "ended" ? "ok" : "accent"} />
           <p>
             {number(map.ended)} of {number(map.accepted)} items have ended ({percent(map.accepted ? map.ended / map.accepted : 0)}).
+            {map.failed ? ` ${number(map.failed)} of them failed.` : ""}
             {map.state === "open" ? " Its client may send more." : ""}
           </p>
         </div>
       </Panel>
+      <Lanes id={map.id} isOver={isOver} />
       {mayInvoke ? <Items map={map} /> : <NoItems />}
     </div>
   );

@@ -5,7 +5,7 @@ import { FunctionLink } from "../../ui/function-link";
 import { FunctionFilter } from "../../ui/lists/functions-filter";
 import { More, useLimit } from "../../ui/lists/longer";
 import { MapState } from "./state";
-import { Ago, Empty, ErrorBox, Loading, Panel } from "../../ui/parts";
+import { Ago, Badge, Empty, ErrorBox, Loading, Panel } from "../../ui/parts";
 import { Bar } from "../../ui/progress";
 import { Link } from "../../ui/router";
 import { Scroll } from "../../ui/scroll";
@@ -53,6 +53,7 @@ function Table({ maps }: { maps: readonly MapStatus[] }) {
             <th>State</th>
             <th>Progress</th>
             <th class="number">Ended</th>
+            <th class="number">Failed</th>
             <th class="number">Items</th>
             <th>Submitted</th>
           </tr>
@@ -73,6 +74,7 @@ function Table({ maps }: { maps: readonly MapStatus[] }) {
                 <Bar label={`Progress of ${map.id}`} share={map.accepted ? map.ended / map.accepted : 0} tone={map.state === "ended" ? "ok" : "accent"} />
               </td>
               <td class="number">{number(map.ended)}</td>
+              <td class="number">{map.failed ? <Badge tone="bad">{number(map.failed)}</Badge> : 0}</td>
               <td class="number">{number(map.accepted)}</td>
               <td>
                 <Ago at={map.submitted_at} />
