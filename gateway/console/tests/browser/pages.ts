@@ -5,6 +5,7 @@ import type { Browser, Page } from "playwright-core";
 import { expect, test } from "vitest";
 import { api, checkAccessibility, newPage, open, screenshot, URL } from "./browser";
 import { NODES } from "./gpus";
+import { ADVICE, COSTS, NIGHTLY, PROFILE, traceOf } from "./stand-ins";
 
 export const HOSTILE = '<script>document.title = "taken"</script><img src=x onerror="document.title=\'taken\'">';
 
@@ -90,6 +91,7 @@ export function testPages(shared: () => Page): void {
     await check(page);
     await page.getByRole("link", { name: id }).click();
     await page.getByText("ValueError: times is negative").waitFor();
+    await page.getByRole("heading", { name: "Critical path" }).waitFor();
     expect(await page.locator(".stat", { hasText: "succeeded" }).locator("dd").textContent()).toBe("2");
     await check(page);
     const other = "01m8ebv0c9ewm1r9pgz32f3x0q";
@@ -284,6 +286,59 @@ export function testPages(shared: () => Page): void {
     await check(page);
   });
 
+  test("costs are shown by function and day, with their times if there are no prices, and downloaded", async () => {
+    const page = shared();
+    await open(page, "/costs");
+    await page.getByText("There are no prices").waitFor();
+    await page.getByRole("cell", { name: "greet", exact: true }).waitFor();
+    await check(page);
+    const [downloaded] = await Promise.all([page.waitForEvent("download"), page.getByRole("button", { name: /^Download CSV/ }).click()]);
+    expect(downloaded.suggestedFilename()).toMatch(/^costs-.*\.csv$/);
+    const priced = await newPage(browserOf(page));
+    await priced.addInitScript(answers, JSON.stringify({ "/v1/costs": COSTS }));
+    await open(priced, "/costs?group=day");
+    await priced.getByText("budget").first().waitFor();
+    await check(priced);
+    await screenshot(priced, "costs");
+    await priced.context().close();
+  });
+
+  test("advice that needs no deploy is followed by a click, and a profile is a flame graph", async () => {
+    const page = await newPage(browserOf(shared()));
+    await page.addInitScript(answers, JSON.stringify({ "/nightly/advice": ADVICE, "/nightly/profile": PROFILE, "/functions/nightly?": NIGHTLY }));
+    await open(page, "/functions/nightly?tab=advice");
+    await page.getByText("in the code, then deploy").waitFor();
+    await check(page);
+    await page.getByRole("button", { name: "Apply min_workers 1" }).click();
+    await page.getByRole("dialog").getByRole("button", { name: "Apply" }).click();
+    await page.getByRole("dialog").waitFor({ state: "detached" });
+    expect(((await api("GET", "/v1/functions/nightly")) as { min_workers: number }).min_workers).toBe(1);
+    await api("POST", "/v1/functions/nightly/scale", { min_workers: null });
+    await open(page, "/functions/nightly?tab=profile");
+    await page.getByRole("button", { name: "Profile", exact: true }).click();
+    await page.getByRole("treeitem").filter({ hasText: "encode" }).click();
+    expect(await page.getByRole("treeitem", { selected: true }).textContent()).toBe("encode (app.py)");
+    await page.keyboard.press("ArrowUp");
+    expect(await page.evaluate(() => document.activeElement?.textContent)).toBe("predict (app.py)");
+    await check(page);
+    await screenshot(page, "profile");
+    const [downloaded] = await Promise.all([page.waitForEvent("download"), page.getByRole("button", { name: "Download for speedscope" }).click()]);
+    expect(downloaded.suggestedFilename()).toBe("nightly.speedscope.json");
+    await page.context().close();
+  });
+
+  test("a call shows its nested calls and the critical path through them", async () => {
+    const page = await newPage(browserOf(shared()));
+    const { id } = (await api("POST", "/v1/functions/greet/submit", { name: "nested" })) as { id: string };
+    await page.addInitScript(answers, JSON.stringify({ "/v1/traces/": traceOf(id) }));
+    await open(page, `/calls/${id}`);
+    await page.getByRole("heading", { name: "Nested calls and the critical path" }).waitFor();
+    await page.getByText("run of embed").waitFor();
+    expect(await page.locator(".path .part.accent").count()).toBe(5);
+    await check(page);
+    await page.context().close();
+  });
+
   test("the audit log is searched and verified in the browser", async () => {
     const page = shared();
     await open(page, "/audit");
@@ -363,6 +418,24 @@ export function testPages(shared: () => Page): void {
     await change(page, "Delete first", "Delete");
     await page.getByText("this machine, no keys").waitFor();
   });
+}
+
+/** Runs in the page: requests whose address has one of these parts get this JSON, as an event if they follow a live page. */
+function answers(json: string): void {
+  const original = window.fetch;
+  const stubs = JSON.parse(json) as Record<string, unknown>;
+  window.fetch = (input, init) => {
+    const found = Object.entries(stubs).find(([part]) => String(input).includes(part));
+    if (found === undefined) {
+      return original(input, init);
+    }
+    const body = JSON.stringify(found[1]);
+    if (!String(input).includes("follow=true")) {
+      return Promise.resolve(new Response(body, { headers: { "content-type": "application/json" } }));
+    }
+    const events = new ReadableStream({ start: (controller) => controller.enqueue(new TextEncoder().encode(`event: snapshot\ndata: ${body}\n\n`)) });
+    return Promise.resolve(new Response(events, { headers: { "content-type": "text/event-stream" } }));
+  };
 }
 
 /** Runs in the page: the live page of nodes shows made-up GPUs. */

@@ -35,7 +35,6 @@ export default function CallsPage({ query }: PageProps) {
           </select>
         </label>
         <input
-          type="search"
           class="short"
           aria-label="Id of an API key"
           placeholder="Id of an API key"
