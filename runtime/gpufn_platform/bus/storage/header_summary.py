@@ -22,7 +22,8 @@ SCAN_LIMIT = 100_000
 _MAX_BYTES = 32 << 10  # a server accepts headers of 64 KiB, and base64 turns 32 KiB into 43
 _MAX_CHARS = 1000
 _READ_AT_ONCE = 500
-_RARE = 1000
+_RARE = 1000  # times four is the first range of a search, and
+_CONTINUED = 2000  # of one that goes on
 
 R = TypeVar("R", CallRecord, DeadLetter)
 S = TypeVar("S", bound=msgspec.Struct)
@@ -103,7 +104,8 @@ async def search(
     records: list[tuple[int, S]] = []
     following: int | None = None
     remaining = SCAN_LIMIT
-    scan = stream_scan.scan_ranges(bus, stream, subject, about=max(limit, _RARE) if is_rare else limit, before_seq=before_seq, headers_only=True)
+    about = max(limit, _RARE if before_seq is None else _CONTINUED) if is_rare else limit
+    scan = stream_scan.scan_ranges(bus, stream, subject, about=about, before_seq=before_seq, headers_only=True)
     async with contextlib.aclosing(scan) as ranges:
         async for since_seq, messages, is_last in ranges:
             newer, records = records, []
