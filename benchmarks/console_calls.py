@@ -2,9 +2,9 @@
 
     python benchmarks/console_calls.py [--calls 1000000] [--url URL --home GPUFN_HOME]
 
-The calls are stored on the bus as a runner stores the ends of calls, with 50 functions and three keys: 97.9 % succeeded,
-2 % failed, 0.1 % were cancelled, one in 100,000 expired. With `--home`, a running platform is measured; it is filled
-unless `--calls 0`.
+The calls are stored on the bus as a runner stores the ends of calls, with 50 functions and three keys: 97.9 %
+succeeded, 2 % failed, 0.1 % were cancelled, one in 100,000 expired. With `--home`, a running platform is measured. It
+is filled unless `--calls 0`.
 """
 
 from __future__ import annotations
@@ -148,7 +148,9 @@ def _pages(client: httpx.Client, parameters: dict[str, str]) -> dict[str, Any]:
     """Read the first page several times, then follow `next` until 500 calls or the end."""
     query = parameters | {"limit": str(_PAGE)}
     first = [_timed(client, "/v1/calls", query)[0] for _ in range(_REPEATS)]
-    taken, ids, following, pages, begun = [], set(), "", 0, time.perf_counter()
+    taken: list[float] = []
+    ids: set[str] = set()
+    following, pages, begun = "", 0, time.perf_counter()
     while pages < _MOST_PAGES and len(ids) < 10 * _PAGE:
         took, body = _timed(client, "/v1/calls", query | ({"before": following} if following else {}))
         taken.append(took)
@@ -197,8 +199,8 @@ def _tables(result: dict[str, Any]) -> str:
     ]
     memory = f"{result['gateway_mib_before']} MiB before, {result['gateway_mib_after']} after, at most "
     return (
-        f"{result['calls']:,} calls are stored ({result['filled_s']} s of it in this run). Pages of {_PAGE}; the search goes on until "
-        f"{10 * _PAGE} calls were found or all were looked at.\n\n"
+        f"{result['calls']:,} calls are stored; storing took {result['filled_s']} s of this run. Pages of {_PAGE}; the "
+        f"search goes on until {10 * _PAGE} calls were found, or all were looked at.\n\n"
         + measure.table(("search", "first page, ms", "slowest page, ms", "pages", "calls", "all pages, s"), rows)
         + f"\nMemory of the gateway: {memory}{result['gateway_mib_peak']} MiB.\n"
     )

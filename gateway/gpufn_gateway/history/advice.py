@@ -1,4 +1,4 @@
-"""Advice about the options of a function, from its spec and its history. Pure, but for `read_seen`.
+"""Advice about the options of a function, from its spec and its history. Pure.
 
 Each advice names an option, the figures behind it and the value to set. Without enough calls there is none.
 """
@@ -18,8 +18,8 @@ from gpufn_core.spec.resources import Resources
 from gpufn_core.spec.units import format_bytes
 from gpufn_gateway.history import query
 from gpufn_gateway.history.blocks import HOUR, MINUTE
-from gpufn_gateway.history.index import Index
-from gpufn_gateway.history.query import Span
+from gpufn_gateway.history.query import Read, Span
+from gpufn_gateway.history.series import Value
 
 DAYS: Final = 30
 _DAY_S: Final = 86_400
@@ -35,7 +35,8 @@ _TIMEOUTS_S: Final = (60, 120, 300, 600, 1800, 3600)
 
 class Seen(msgspec.Struct, frozen=True, kw_only=True):
     """What the history has of a function. `calls_by_minute` and `busy_by_minute` (seconds of run time) are of the last
-    two days, the others of the last thirty. `batches` counts gathered calls by the size of their batch, a power of two."""
+    two days, the others of the last thirty. `batches` counts gathered calls by the size of their batch, which is a
+    power of two."""
 
     calls: float = 0.0
     memory_max: float = 0.0
@@ -66,12 +67,12 @@ class Replayed(msgspec.Struct, frozen=True):
     is_current: bool = False
 
 
-def read_seen(index: Index, subject: str, now: float) -> Seen:
-    """Read what the history has of a function. Blocking."""
+def seen_by(read: Read, subject: str, now: float) -> Seen:
+    """Return what the history has of a function."""
     end = int(now) // HOUR * HOUR + HOUR
-    days = _values(index, subject, _TOTALS, Span(end - DAYS * _DAY_S, end, HOUR, HOUR))
+    days = _values(read, subject, _TOTALS, Span(end - DAYS * _DAY_S, end, HOUR, HOUR))
     end = int(now) // MINUTE * MINUTE
-    minutes = _values(index, subject, ("calls", "run_s"), Span(end - 2 * _DAY_S, end, MINUTE, MINUTE))
+    minutes = _values(read, subject, ("calls", "run_s"), Span(end - 2 * _DAY_S, end, MINUTE, MINUTE))
     batches: dict[int, float] = {}
     for counts in days["batch_sizes"]:
         for size, calls in counts.items() if isinstance(counts, dict) else ():
@@ -89,12 +90,12 @@ def read_seen(index: Index, subject: str, now: float) -> Seen:
     )
 
 
-def _values(index: Index, subject: str, series: Sequence[str], span: Span) -> dict[str, list[query.Value]]:
-    (found,) = query.answer([subject], series, span, index.read).results
+def _values(read: Read, subject: str, series: Sequence[str], span: Span) -> dict[str, list[Value]]:
+    (found,) = query.answer([subject], series, span, read).results
     return {each.name: each.values for each in found.series}
 
 
-def _number(value: query.Value) -> float:
+def _number(value: Value) -> float:
     """Return the value of a step; 0 if nothing was recorded."""
     return value if isinstance(value, (int, float)) else 0.0
 

@@ -102,7 +102,9 @@ _CALLS: Final[Mapping[str, Series]] = {
     "queue_p99": Series("s", "99th percentile", _quantile(Field.QUEUE_TIME, 0.99)),
     "starts": Series("starts", "workers that became ready: cold starts and resumes", _sum(Field.STARTS)),
     "start_failures": Series("starts", "workers that did not start", _sum(Field.START_FAILURES)),
-    "batch_sizes": Series("calls", "calls that were gathered, by size of their batch (at most)", _counts(Field.BATCHES)),
+    "batch_sizes": Series(
+        "calls", "calls that were gathered, by size of their batch (at most)", _counts(Field.BATCHES)
+    ),
     "start_phases": Series("s", "time of the starts, by phase", _counts(Field.START_PHASE_MS, 1e-3)),
 }
 _WORKERS: Final[Mapping[str, Series]] = {

@@ -153,9 +153,7 @@ class Maps:
         entries = await map_log.recent(self._bus, function, limit, is_listed)
         counts = await asyncio.gather(*(map_log.count_ended(self._bus, entry) for entry in entries))
         failed = await self._failed(function) if entries else Counter()
-        return [
-            map_views.status(entry, ended, failed[entry.id]) for entry, ended in zip(entries, counts, strict=True)
-        ]
+        return [map_views.status(entry, ended, failed[entry.id]) for entry, ended in zip(entries, counts, strict=True)]
 
     async def _failed(self, function: str) -> Counter[str]:
         """Count the newest dead letters of a function that are items of maps, by map."""

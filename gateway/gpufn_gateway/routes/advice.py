@@ -33,7 +33,7 @@ class AdviceRoutes:
         principal.require_on(READ, name)
         function = self._registry.function(name)
         spec, now = self._registry.serving(function).spec, self._clock.time()
-        seen = await self._recorder.query(lambda index: advice.read_seen(index, function_subject(name), now))
+        seen = await self._recorder.query(lambda index: advice.seen_by(index.read, function_subject(name), now))
         figures = msgspec.structs.asdict(seen)
         return json_response(
             {

@@ -280,9 +280,9 @@ async def search(
     errors without traceback.
 
     Only those submitted at `since` (unix seconds) or later, and that changed last at `until` or earlier. `ended_only`:
-    skip the queues, because `matches` accepts only ended calls. A search that finds few stops when the `budget` of either stream is over,
-    or after 100,000 records: then its page has fewer than `limit`, and `before` leads on. `is_rare`: few calls match.
-    """
+    skip the queues, because `matches` accepts only ended calls. A search that finds few stops when the `budget` of
+    either stream is over, or after 100,000 records: then its page has fewer than `limit`, and `before` leads on.
+    `is_rare`: few calls match."""
     seen: set[str] = set()
 
     def is_match(record: CallRecord) -> bool:

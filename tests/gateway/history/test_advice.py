@@ -16,7 +16,7 @@ from gpufn_gateway.functions.deploys import DeployOptions
 from gpufn_gateway.history.advice import Seen, advise, replay
 from gpufn_gateway.history.blocks import HOUR, MINUTE, encode_blocks, subject_of
 from gpufn_gateway.history.collector import OVERVIEW
-from gpufn_gateway.history.fields import Field, Points
+from gpufn_gateway.history.fields import Field, Point, Points
 from gpufn_platform.bus.storage import streams
 from tests.gateway.conftest import spec_of
 from tests.gateway.whole import DIGEST, Whole, gateway_on
@@ -82,7 +82,12 @@ async def test_the_route_reads_the_history_and_its_advice_can_be_followed(nats: 
     async with gateway_on(nats, history=tmp_path / "history") as gateway:
         await streams.purge(gateway.bus, subjects.HISTORY, subjects.HISTORY_FILTER)
         await gateway.deploys.deploy(asked, DIGEST, DeployOptions(check=False))
-        point = {Field.CALLS: 200, Field.RUN_MS: 90_000, Field.MEMORY_MAX_MIB: 512, Field.BATCHES: {1: 150, 2: 50}}
+        point: Point = {
+            Field.CALLS: 200,
+            Field.RUN_MS: 90_000,
+            Field.MEMORY_MAX_MIB: 512,
+            Field.BATCHES: {1: 150, 2: 50},
+        }
         for step, age_s in ((MINUTE, 600), (HOUR, 7200)):
             await _store(gateway, step, age_s, {f"function:{name}": point, OVERVIEW: {Field.SECONDS: step}})
         await gateway.recorder.store()

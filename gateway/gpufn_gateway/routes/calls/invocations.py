@@ -106,7 +106,9 @@ async def list_calls(request: Request, submissions: Submissions, function: str) 
         _place(params.get("before")),
     )
     calls, following = await submissions.search(wanted, principal_of(request))
-    return json_response({"calls": calls, "next": None if following is None else f"{following.results}.{following.queued}"})
+    return json_response(
+        {"calls": calls, "next": None if following is None else f"{following.results}.{following.queued}"}
+    )
 
 
 def _place(text: str | None) -> Place | None:

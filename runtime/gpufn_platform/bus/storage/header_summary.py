@@ -22,8 +22,9 @@ SCAN_LIMIT = 100_000
 _MAX_BYTES = 32 << 10  # a server accepts headers of 64 KiB, and base64 turns 32 KiB into 43
 _MAX_CHARS = 1000
 _READ_AT_ONCE = 500
-_RARE = 1000  # times four is the first range of a search, and
-_CONTINUED = 2000  # of one that goes on
+# A search for rare messages begins with a range of four times as many, and continues with a longer one.
+_RARE = 1000
+_CONTINUED = 2000
 
 R = TypeVar("R", CallRecord, DeadLetter)
 S = TypeVar("S", bound=msgspec.Struct)
@@ -99,8 +100,8 @@ async def search(
     """Return the newest `limit` records that `read` decodes from message headers and that satisfy `matches`, from
     before `before_seq`.
 
-    Looks at about 100,000 messages at most, and stops after the range at whose end `is_over()`. `is_rare`: few messages match, so the first range is long. May skip those stored
-    before `since` (unix seconds)."""
+    Looks at about 100,000 messages at most, and stops after the range at whose end `is_over()`. `is_rare`: few messages
+    match, so the first range is long. May skip messages stored before `since` (unix seconds)."""
     records: list[tuple[int, S]] = []
     following: int | None = None
     remaining = SCAN_LIMIT

@@ -42,8 +42,8 @@ def calls(
 ) -> None:
     """List submitted calls and maps, newest first.
 
-    A map is one row. `--state failed` also lists failed items of maps, as long as `gpufn dlq` has them. The queued time of a call includes the cold start that it
-    waited for; `gpufn status ID` shows its phases.
+    A map is one row. `--state failed` also lists failed items of maps, as long as `gpufn dlq` has them. The queued time
+    of a call includes the cold start that it waited for; `gpufn status ID` shows its phases.
     """
     since_at = None if since is None else time.time() - parse_span_s(since)
     with connect() as client:

@@ -34,7 +34,12 @@ def advise(name: str, json: bool) -> None:
         print_table(
             ("idle_timeout", "cold starts", "worker time", ""),
             [
-                (f"{each.idle_timeout_s:g}", each.cold_starts, duration(each.worker_s), "now" if each.is_current else "")
+                (
+                    f"{each.idle_timeout_s:g}",
+                    each.cold_starts,
+                    duration(each.worker_s),
+                    "now" if each.is_current else "",
+                )
                 for each in view.idle_timeout
             ],
             empty="",
