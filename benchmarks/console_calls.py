@@ -37,7 +37,7 @@ _FUNCTIONS = 50
 _AT_ONCE = 400
 _REPEATS = 5
 _PAGE = 50
-_MOST_PAGES = 200
+_MOST_PAGES = 100
 _ERROR = ErrorInfo("function_raised", "ValueError: bad input", error_type="ValueError", traceback="x" * 1500)
 
 

@@ -311,6 +311,7 @@ async def search(
             before_seq=await _end_of_search(bus, before, until),
             is_over=budget(),
             is_rare=is_rare,
+            is_common=function == "*",  # besides items of maps
         )
     waiting = [call for call in queued.calls if call.id not in seen]  # a call that has just ended is still in its queue
     both = [(_changed_at(record), True, seq, record) for seq, record in recorded.records]

@@ -14,7 +14,7 @@ import pytest
 from gpufn_core.domain.invocation import InvocationState, Outcome, OutcomeKind
 from gpufn_core.domain.revision import Revision
 from gpufn_core.errors import BusUnavailable, IdempotencyMismatch
-from gpufn_core.ids import digest_of, id_at, new_invocation_id, new_map_id, new_stem, queue_position_in
+from gpufn_core.ids import digest_of, id_at, item_id, new_invocation_id, new_map_id, new_stem, queue_position_in
 from gpufn_core.protocol import subjects
 from gpufn_core.protocol.messages import InvocationMessage
 from gpufn_core.protocol.records import CallRecord
@@ -273,6 +273,28 @@ async def test_pages_have_each_call_once_whether_it_waits_or_has_ended(
         if (before := page.before) is None:
             break
     assert sorted(found) == sorted(call.id for call in calls)
+
+
+@pytest.mark.parametrize("items", [1, 30])
+async def test_items_of_maps_are_no_calls_whether_there_are_few_or_many(
+    nats: EmbeddedServer, connect: Connect, items: int
+) -> None:
+    bus = await begin(nats, connect)
+    calls = [await submit(bus) for _ in range(6)]
+    map_id = new_map_id()
+    for call in calls:
+        assert await call_records.end(bus, msgspec.structs.replace(call, state=InvocationState.FAILED, ended_at=2.0))
+        for index in range(items):
+            item = msgspec.structs.replace(call, id=item_id(map_id, index), state=InvocationState.FAILED, ended_at=2.0)
+            await call_records.end(bus, item)
+    found: list[str] = []
+    before: call_records.Place | None = None
+    for _ in range(20):
+        page = await call_records.search(bus, "*", 1, ended_only=True, before=before, budget=lambda: lambda: True)
+        found += [call.id for call in page.records]
+        if (before := page.before) is None:
+            break
+    assert found == [call.id for call in reversed(calls)]
 
 
 async def test_a_page_that_found_nothing_leads_on(nats: EmbeddedServer, connect: Connect) -> None:

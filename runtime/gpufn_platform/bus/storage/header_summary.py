@@ -96,17 +96,21 @@ async def search(
     before_seq: int | None = None,
     is_over: Callable[[], bool] = lambda: False,
     is_rare: bool = False,
+    is_common: bool = False,
 ) -> Page[S]:
     """Return the newest `limit` records that `read` decodes from message headers and that satisfy `matches`, from
     before `before_seq`.
 
     Looks at about 100,000 messages at most, and stops after the range at whose end `is_over()`. `is_rare`: few messages
-    match, so the first range is long. May skip messages stored before `since` (unix seconds)."""
+    match, so the first range is long. `is_common` is as in `scan_ranges`. May skip messages stored before `since` (unix
+    seconds)."""
     records: list[tuple[int, S]] = []
     following: int | None = None
     remaining = SCAN_LIMIT
     about = max(limit, _RARE if before_seq is None else _CONTINUED) if is_rare else limit
-    scan = stream_scan.scan_ranges(bus, stream, subject, about=about, before_seq=before_seq, headers_only=True)
+    scan = stream_scan.scan_ranges(
+        bus, stream, subject, about=about, before_seq=before_seq, headers_only=True, is_common=is_common
+    )
     async with contextlib.aclosing(scan) as ranges:
         async for since_seq, messages, is_last in ranges:
             newer, records = records, []
