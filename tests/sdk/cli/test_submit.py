@@ -44,6 +44,30 @@ def test_calls_of_all_functions_name_theirs(gateway: StubGateway) -> None:
     assert ("function=f" in query, "state=running" in query, "since=" in query, "limit=5" in query) == (True,) * 4
 
 
+def test_failed_items_of_maps_are_listed_with_failed_calls(gateway: StubGateway) -> None:
+    call = {"id": ID, "state": "failed", "function": "f", "submitted_at": 5.0, "error": LETTER["error"]}
+    item = LETTER | {"id": f"{ID}-17", "submitted_at": 9.0}
+    gateway.on("GET /v1/calls", {"calls": [call]})
+    gateway.on("GET /v1/dlq", {"letters": [LETTER, item, item | {"id": f"{ID}-18", "state": "expired"}]})
+    lines = _gpufn("calls", "--state", "failed").stdout.splitlines()[1:]
+    assert [line.split()[:3] for line in lines] == [[f"{ID}-17", "f", "failed"], [ID, "f", "failed"]]
+    gone = _gpufn("calls", "--function", "gone", "--state", "failed")  # the stub has no letters of it: 404
+    assert (gone.exit_code, gone.stdout.count(ID)) == (0, 1)
+
+
+def test_a_list_of_calls_follows_pages_until_there_are_enough(gateway: StubGateway) -> None:
+    calls = [
+        {"id": f"{ID[:-1]}{number}", "state": "queued", "function": "f", "submitted_at": 1.0} for number in range(4)
+    ]
+    for page, following in ((calls[:1], "9.0"), ([], "5.0"), (calls[1:], "1.0")):
+        gateway.on("GET /v1/calls", {"calls": page, "next": following})
+    lines = _gpufn("calls", "--key", "k1", "-n", "4").stdout.splitlines()[1:]
+    assert len(lines) == 4
+    queries = [request.path for request in gateway.requests if "/v1/calls" in request.path]
+    assert ["before=9.0" in queries[1], "before=5.0&limit=3" in queries[2], len(queries)] == [True, True, 3]
+    assert all("key=k1" in query for query in queries)
+
+
 def test_usage_is_added_up_by_what_is_asked_for(gateway: StubGateway) -> None:
     took = {"calls": 2, "failed": 1, "run_s": 90.0, "gpu_s": 22.5}
     days = ("2026-11-20", "2026-11-21")

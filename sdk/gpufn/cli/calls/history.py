@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 import time
@@ -12,6 +13,7 @@ from gpufn.cli.terminal.command import Argument, Command, connect, json_option, 
 from gpufn.cli.terminal.output import WrongUsage, ago, duration, print_json, print_table
 from gpufn_core.domain.invocation import InvocationState
 from gpufn_core.domain.worker import ColdStart
+from gpufn_core.errors import FunctionNotFound
 from gpufn_core.ids import item_of
 
 _SPAN = re.compile(r"(\d+(?:\.\d+)?)([smhd]?)")
@@ -53,7 +55,8 @@ def calls(
         maps = [] if state or key else client.maps(without_method or None, limit=limit)
         letters = []
         if only is not None and only.leaves_dead_letter and not key:
-            letters = client.dead_letters(without_method or None, limit=limit)
+            with contextlib.suppress(FunctionNotFound):  # a deleted function without letters
+                letters = client.dead_letters(without_method or None, limit=limit)
     items = [each for each in letters if item_of(each.id) is not None and each.state is only]
     items = [each for each in items if each.submitted_at >= (since_at or 0.0)]
     maps = [each for each in maps if each.submitted_at >= (since_at or 0.0)]
