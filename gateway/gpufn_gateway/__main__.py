@@ -430,7 +430,7 @@ class _Gateway:
                 builds=services.builds.known.values,
                 clock=services.clock,
             ),
-            ReportSeries(registry.live_nodes, registry.live_runners, registry.totals.all),
+            ReportSeries(registry.live_nodes, registry.live_runners, registry.totals.all, registry.split_functions),
             GpuSeries(registry.live_nodes, registry.device_reports.of, registry.trends),
             self._bus_figures,
         ]

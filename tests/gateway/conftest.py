@@ -186,7 +186,7 @@ class Gateway:
         registry = self.registry
         self.telemetry = Telemetry(lambda: self.queue.pending)
         self.telemetry.of_platform += [
-            ReportSeries(registry.live_nodes, registry.live_runners, registry.totals.all),
+            ReportSeries(registry.live_nodes, registry.live_runners, registry.totals.all, registry.split_functions),
             GpuSeries(registry.live_nodes, registry.device_reports.of, registry.trends),
         ]
         self.reason: str | None = None

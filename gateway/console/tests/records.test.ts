@@ -7,6 +7,7 @@ import { limitsText, rateOf, rateText } from "../src/core/operate/limits";
 import { endedOf, NO_OUTCOMES, withLines } from "../src/core/data/outcomes";
 import { latencyPlot, partOfLimit, worstOutputs, type Candidate, type OutputRow, type Report } from "../src/core/operate/report";
 import { coversEverything, coversPattern } from "../src/core/scopes";
+import { ruleText, splitBody, splitText } from "../src/core/traffic";
 import { subjectOf } from "../src/core/operate/time-line";
 import { ancestors, folderOf } from "../src/core/data/tree";
 import { daysFrom, totals } from "../src/core/operate/usage";
@@ -152,4 +153,32 @@ test.each([
 test("an event names what it is about", () => {
   expect(subjectOf("function:prod/search/predict")).toEqual({ kind: "function", name: "prod/search/predict" });
   expect(subjectOf("gpu:GPU-1")).toEqual({ kind: "gpu", name: "GPU-1" });
+});
+
+function formOf(fields: Readonly<Record<string, string>>): FormData {
+  const form = new FormData();
+  Object.entries(fields).forEach(([name, value]) => form.set(name, value));
+  return form;
+}
+
+test("a form of a split becomes its setting, and its rules read as on the command line", () => {
+  const fields = { "weight-1": "90", "weight-2": "10", "weight-3": "", headers: "X-Canary=a,b:c:2\n", return_if: "errors>2%\n p99>1.5x", mirror: "2", percent: "5", window_s: "30" };
+  const body = splitBody(formOf(fields), [1, 2, 3]);
+  expect(body).toEqual({
+    weights: { 1: 90, 2: 10 },
+    headers: [{ name: "x-canary", value: "a,b:c", revision: 2 }],
+    mirror: { revision: 2, percent: 5, tolerance: 1e-5 },
+    return_if: ["errors>2%", "p99>1.5x"],
+    window_s: 30,
+  });
+  expect(body.headers.map(ruleText)).toEqual(["x-canary=a,b:c:2"]);
+  expect(splitText({ weights: body.weights, mirror: null })).toBe("1=90 %, 2=10 %");
+  expect(splitText({ weights: { 2: 100 }, mirror: 3 })).toBe("2=100 %, copies to 3");
+});
+
+test.each([
+  [{ "weight-1": "90", "weight-2": "20" }, /110 %/],
+  [{ "weight-1": "100", headers: "x-canary:2" }, /NAME=VALUE:REVISION/],
+])("a form that is no split says what to write: %j", (fields, message) => {
+  expect(() => splitBody(formOf(fields), [1, 2])).toThrow(message);
 });

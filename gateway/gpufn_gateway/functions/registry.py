@@ -253,6 +253,10 @@ class Registry:
             signature = self._signatures[key] = Signature.of(method)
         return Target(function, revision, method, signature, self._account_of(function.name))
 
+    def split_functions(self) -> list[str]:
+        """Return the functions whose calls are divided between revisions."""
+        return [name for name, function in self.functions.items() if function.traffic is not None]
+
     def serving(self, function: Function) -> Revision:
         """Return the serving revision. Raises PlatformError if it may still arrive, RevisionNotFound if it is lost."""
         revision = self.revisions.get(function.name, {}).get(function.serving)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -21,6 +21,7 @@ from gpufn_gateway.metrics.telemetry import Fill
 from gpufn_platform.process.clock import Clock
 
 _MAX_FUNCTIONS: Final = 1_000
+_MAX_SPLIT_FUNCTIONS: Final = 100  # with up to 10 revisions on each node
 _STATES: Final = ("up", "silent", "gone")
 
 
@@ -32,14 +33,23 @@ class ReportSeries:
         nodes: Callable[[], Iterable[NodeReport]],
         runners: Callable[[], Iterable[RunnerReport]],
         totals: Callable[[], Iterable[TotalsReport]],
+        split_functions: Callable[[], Sequence[str]],
     ) -> None:
         self._nodes = nodes
         self._runners = runners
         self._totals = totals
+        self._split_functions = split_functions
 
     def snapshot(self) -> Fill:
         nodes, runners, totals = list(self._nodes()), list(self._runners()), list(self._totals())
-        return lambda families: _add_reports(families, nodes, runners, totals)
+        split = self._split_functions()
+
+        def fill(families: Families) -> None:
+            _add_reports(families, nodes, runners, totals)
+            _add_revisions(families, runners, frozenset(split[:_MAX_SPLIT_FUNCTIONS]))
+            families.dropped += max(0, len(split) - _MAX_SPLIT_FUNCTIONS)
+
+        return fill
 
 
 def _add_reports(
@@ -63,6 +73,18 @@ def _add_reports(
         add("gpufn_weights_fetched_bytes", weights.fetched_bytes, node.node)
         add("gpufn_weights_evicted_bytes", weights.evicted_bytes, node.node)
         add("gpufn_weights_stored_bytes", weights.stored_bytes, node.node)
+
+
+def _add_revisions(families: Families, runners: Iterable[RunnerReport], split: frozenset[str]) -> None:
+    """Add the counters of the revisions of split functions. A queue counts from zero when its revision gets workers on
+    the node again."""
+    for runner in runners:
+        for each in runner.traffic:
+            if each.function in split:
+                labels = runner.node, each.function, str(each.revision)
+                families.add("gpufn_revision_attempts", each.ended, *labels)
+                families.add("gpufn_revision_attempts_failed", each.failed, *labels)
+                families.add("gpufn_revision_attempts_seconds", each.run_seconds, *labels)
 
 
 def _add_totals(families: Families, node: str, each: FunctionTotals) -> None:

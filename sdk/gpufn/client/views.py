@@ -11,6 +11,7 @@ from gpufn_core.domain.devices.engine import Accuracy, BuildStage, BuildState, L
 from gpufn_core.domain.invocation import InvocationState
 from gpufn_core.domain.revision import Check, Lease, RevisionState, Source, Variant
 from gpufn_core.domain.team import Team, TeamUse
+from gpufn_core.domain.traffic import HeaderRule, Mirror
 from gpufn_core.domain.usage import Usage
 from gpufn_core.errors import ErrorInfo
 from gpufn_core.protocol.messages import Progress
@@ -20,6 +21,23 @@ from gpufn_core.spec.model_spec import ShapeProfile, TensorSpec
 from gpufn_core.spec.naming.variant_names import described
 from gpufn_core.spec.priority import Priority
 from gpufn_core.spec.schedule import Missed
+
+
+class SplitView(msgspec.Struct, frozen=True, kw_only=True):
+    """How the calls of a function are divided between its revisions. `weights` are in percent."""
+
+    weights: dict[int, int]
+    headers: tuple[HeaderRule, ...] = ()
+    mirror: Mirror | None = None
+
+    def __str__(self) -> str:
+        """
+        >>> str(SplitView(weights={1: 90, 2: 10}, mirror=Mirror(3, 5.0)))
+        '1=90%, 2=10%, copies of 5% to 3'
+        """
+        parts = [f"{number}={weight}%" for number, weight in self.weights.items()]
+        parts += [f"copies of {self.mirror.percent:g}% to {self.mirror.revision}"] if self.mirror else []
+        return ", ".join(parts)
 
 
 class FunctionView(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,6 +72,7 @@ class FunctionView(msgspec.Struct, frozen=True, kw_only=True):
     deployed_at: float | None = None  # of the active revision
     lease: Lease | None = None  # of a temporary function or a variant
     variant: Variant | None = None  # what the active revision of a variant copies
+    traffic: SplitView | None = None  # None: the serving revision gets all calls
     canary: int | None = None  # the revision that a deploy gave a part of the calls
 
     @property
@@ -71,6 +90,7 @@ class FunctionView(msgspec.Struct, frozen=True, kw_only=True):
             f"{self.name}@{self.active}",
             [
                 ("serving", None if self.serving == self.active else f"{self.name}@{self.serving}"),
+                ("traffic", self.traffic),
                 ("workers", f"{self.workers}; {self.wanted} wanted"),
                 ("calls", _calls(self.queued, self.running)),
                 ("reason", self.reason),

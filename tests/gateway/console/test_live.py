@@ -12,6 +12,7 @@ import pytest
 from gpufn_core.domain.devices.device import Device, DeviceShare, DeviceType, Health, Share
 from gpufn_core.domain.devices.device_metrics import DeviceMetrics
 from gpufn_core.domain.revision import Function
+from gpufn_core.domain.traffic import Mirror, Split
 from gpufn_core.errors import CapacityError, ErrorInfo, FunctionNotFound
 from gpufn_core.protocol.reports import (
     FunctionStatus,
@@ -29,7 +30,7 @@ from gpufn_gateway.console.live.delta import delta
 from gpufn_gateway.console.live.function_order import ORDERS, Query, Row, Show, Sort
 from gpufn_gateway.console.live.rates import IDLE, Rates
 from gpufn_gateway.console.live.stream import Streams
-from gpufn_gateway.console.live.views import node_view, workers_of
+from gpufn_gateway.console.live.views import node_view, split_view, workers_of
 from gpufn_gateway.console.live.window import STEP_S, WINDOW_S, Window
 from gpufn_gateway.metrics.telemetry import Telemetry
 from gpufn_gateway.nodes.health_trends import HealthTrends
@@ -248,3 +249,10 @@ def test_a_node_shows_its_gpus_and_who_holds_them() -> None:
     assert (of_worker["function"], of_worker["sm_percent"], of_worker["charged"]) == ("f", 25, 0.25)
     assert (of_worker["memory_bytes"], of_worker["busy"]) == (3 << 30, None)
     assert workers_of("f", [], [node]) == {}, "a runner reports workers"
+
+
+def test_a_row_of_a_function_has_its_split() -> None:
+    split = Split(weights={1: 90, 2: 10}, set_at=1.0, mirror=Mirror(3, 5.0))
+    function = Function(name="f", active=1, serving=1, latest=3, updated_at=1.0, traffic=split)
+    assert split_view(function) == {"weights": {"1": 90, "2": 10}, "mirror": 3}
+    assert split_view(msgspec.structs.replace(function, traffic=None)) is None

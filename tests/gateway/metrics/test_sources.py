@@ -23,6 +23,7 @@ from gpufn_core.protocol.reports import (
     FunctionTotals,
     NodeReport,
     ProcessReport,
+    RevisionTraffic,
     RunnerReport,
     TotalsReport,
     WorkerCounts,
@@ -110,8 +111,9 @@ def everything(tmp_path: Path, *, leads: bool = True) -> Families:
         ),
         ReportSeries(
             lambda: [NODE],
-            lambda: [RunnerReport("n", "r", 1.0)],
+            lambda: [RunnerReport("n", "r", 1.0, (), (RevisionTraffic("f", 2, ended=3), RevisionTraffic("g", 1)))],
             lambda: [TotalsReport("n", "r", 0.0, 1.0, (totals,), 4)],
+            lambda: ["f"],
         ),
         GpuSeries(lambda: [NODE], {"n": (FULL,)}.__getitem__, trends),
         figures,
@@ -143,6 +145,13 @@ def test_every_series_of_the_catalogue_is_exposed_with_its_labels_and_nothing_el
     for name, samples in exposed.items():
         for sample in samples:
             assert sample.labels.keys() - {"le"} == set(expected[name].labels), sample
+
+
+def test_only_split_functions_have_series_of_their_revisions(tmp_path: Path) -> None:
+    exposed = _exposed(everything(tmp_path))
+    assert [(each.labels, each.value) for each in exposed["gpufn_revision_attempts_total"]] == [
+        ({"node": "n", "function": "f", "revision": "2"}, 3.0)
+    ]
 
 
 def test_a_gateway_that_does_not_lead_exposes_only_its_own_figures(tmp_path: Path) -> None:

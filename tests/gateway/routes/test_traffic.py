@@ -73,6 +73,22 @@ async def test_a_revision_that_cannot_be_called_gets_no_calls(nats: Any, make: A
         await gateway.http.delete(path)
 
 
+async def test_the_view_of_a_function_has_its_split(nats: Any, make: Any) -> None:
+    async with gateway_on(nats) as gateway:
+        path = await deployed(gateway, make.spec("viewed"))
+        assert (await gateway.http.get(path)).json()["traffic"] is None
+        await put(gateway, path, {"weights": {"1": 90, "2": 10}, "mirror": {"revision": 2, "percent": 5}})
+        split = {
+            "weights": {"1": 90, "2": 10},
+            "headers": [],
+            "mirror": {"revision": 2, "percent": 5, "tolerance": 1e-5},
+        }
+        assert (await gateway.http.get(path)).json()["traffic"] == split
+        assert (await gateway.http.get("/v1/functions")).json()["functions"][0]["traffic"] == split
+        assert gateway.registry.split_functions() == ["viewed"]
+        await gateway.http.delete(path)
+
+
 async def test_calls_go_where_the_split_sends_them(nats: Any, make: Any) -> None:
     async with gateway_on(nats) as gateway:
         path = await deployed(gateway, make.spec("sends"), 3)

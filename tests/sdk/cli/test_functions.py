@@ -59,6 +59,25 @@ def test_ls_in_a_pipe_is_aligned_text(gateway: StubGateway) -> None:
     assert row.endswith("calls wait: " + VIEW["waiting"]["detail"])
 
 
+SPLIT = {
+    "weights": {"2": 90, "3": 10},
+    "headers": [{"name": "x-canary", "value": "1", "revision": 3}],
+    "mirror": {"revision": 4, "percent": 5.0, "tolerance": 1e-5},
+}
+
+
+def test_ls_and_describe_show_a_split(gateway: StubGateway) -> None:
+    view = VIEW | {"active": 2, "traffic": SPLIT}
+    gateway.on("GET /v1/functions", {"functions": [view]})
+    gateway.on("GET /v1/functions/f", view)
+    gateway.on("GET /v1/functions/f/revisions", {"revisions": []})
+    text = "2=90%, 3=10%, copies of 5% to 4"
+    assert command("ls").stdout.splitlines()[1].startswith(f"f     {text}  2 ready")
+    described = command("describe", "f").stdout.splitlines()
+    assert f"traffic           {text}" in described
+    assert "headers           x-canary=1: revision 3" in described
+
+
 def test_describe_as_json_is_the_functions_view(gateway: StubGateway) -> None:
     gateway.on("GET /v1/functions/f", VIEW)
     view = json.loads(command("describe", "f", "--json").stdout)

@@ -45,9 +45,16 @@ export interface Overview {
   readonly busiest: Readonly<Record<string, FunctionRow>>;
 }
 
+/** The weights of revisions in percent, and the revision that gets copies of calls. */
+export interface SplitLive {
+  readonly weights: Readonly<Record<string, number>>;
+  readonly mirror: number | null;
+}
+
 export interface FunctionRow extends Rates {
   readonly serving: number;
   readonly active: number;
+  readonly split: SplitLive | null;
   readonly gpu: string;
   readonly models: number;
   readonly web: boolean;
@@ -88,6 +95,7 @@ export interface WorkerView {
 export interface FunctionLive extends Rates {
   readonly active: number;
   readonly serving: number;
+  readonly split: SplitLive | null;
   readonly updated_at: number;
   readonly min_workers: number | null;
   readonly max_workers: number | null;

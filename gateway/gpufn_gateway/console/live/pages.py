@@ -28,6 +28,7 @@ from gpufn_gateway.console.live.views import (
     gpus_view,
     node_view,
     rates_view,
+    split_view,
     sum_of,
     workers_of,
 )
@@ -92,6 +93,7 @@ class Pages:
         return {
             "active": function.active,
             "serving": function.serving,
+            "split": split_view(function),
             "updated_at": function.updated_at,
             "min_workers": function.min_workers,
             "max_workers": function.max_workers,

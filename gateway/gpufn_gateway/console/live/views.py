@@ -51,6 +51,7 @@ def function_row(
     return {
         "serving": function.serving,
         "active": function.active,
+        "split": split_view(function),
         "gpu": "" if spec is None else " or ".join(spec.resources.gpu),
         "models": 0 if spec is None else len(spec.models),
         "web": spec is not None and spec.web is not msgspec.UNSET,
@@ -62,6 +63,15 @@ def function_row(
         "finding": None if not findings else {"severity": findings[0].severity, "title": findings[0].title},
         **rates_view(rates),
     }
+
+
+def split_view(function: Function) -> View | None:
+    """Return the weights of a split in percent, and the revision that gets copies."""
+    split = function.traffic
+    if split is None:
+        return None
+    weights = {str(number): weight for number, weight in split.weights.items()}
+    return {"weights": weights, "mirror": None if split.mirror is None else split.mirror.revision}
 
 
 def counts_view(counts: WorkerCounts) -> dict[str, int]:

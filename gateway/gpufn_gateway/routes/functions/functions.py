@@ -14,6 +14,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from gpufn_core.domain.revision import Function, Revision, Variant
+from gpufn_core.domain.traffic import Split
 from gpufn_core.encoding import media
 from gpufn_core.errors import BusUnavailable, InvalidInput, InvalidSpec, UnsupportedMediaType
 from gpufn_core.ids import new_ulid
@@ -341,6 +342,7 @@ class FunctionRoutes:
             "deployed_at": revision.created_at if revision else None,
             "lease": function.lease,
             "variant": _variant_view(revision) if revision else None,
+            "traffic": _split_view(function.traffic),
         }
 
 
@@ -365,6 +367,10 @@ def _spec_view(spec: FunctionSpec, include_env: bool) -> dict[str, Any]:
     if not include_env:
         del view["env"]
     return view
+
+
+def _split_view(split: Split | None) -> dict[str, Any] | None:
+    return None if split is None else {"weights": split.weights, "headers": split.headers, "mirror": split.mirror}
 
 
 def _variant_view(revision: Revision) -> Variant | None:

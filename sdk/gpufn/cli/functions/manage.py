@@ -27,6 +27,7 @@ from gpufn_core.spec.web_spec import root_path
 
 if TYPE_CHECKING:
     from gpufn.client.views import FunctionView
+    from gpufn_core.domain.traffic import HeaderRule
 
 
 @click.command(cls=Command)
@@ -46,7 +47,7 @@ def ls(json: bool) -> None:
         [
             (
                 view.name,
-                _revision(view),
+                _revision_or_split(view),
                 view.workers,
                 _known(view.queued),
                 _known(view.running),
@@ -86,6 +87,8 @@ def describe(name: str, env_values: bool, json: bool) -> None:
             ("access", "for everybody, without a key" if spec.get("web", {}).get("public") else ""),
             ("methods", ", ".join(filter(None, methods))),
             ("revision", _revision(view)),
+            ("traffic", view.traffic and str(view.traffic)),
+            ("headers", view.traffic and ", ".join(map(_header, view.traffic.headers))),
             ("source", view.source and str(view.source)),
             ("deployed", _deployed(view)),
             ("temporary", view.lease and not view.variant and "deleted when its client ends"),
@@ -206,6 +209,14 @@ def _variant(view: FunctionView) -> str:
 
 def _revision(view: FunctionView) -> str:
     return str(view.active) if view.active == view.serving else f"{view.active} (still serving {view.serving})"
+
+
+def _revision_or_split(view: FunctionView) -> str:
+    return _revision(view) if view.traffic is None else str(view.traffic)
+
+
+def _header(rule: HeaderRule) -> str:
+    return f"{rule.name}={rule.value}: revision {rule.revision}"
 
 
 def _deployed(view: FunctionView) -> str:

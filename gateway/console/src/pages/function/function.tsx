@@ -4,6 +4,7 @@ import { useLive } from "../../api/live";
 import { useMay } from "../../api/principal";
 import { useResource } from "../../api/resource";
 import type { FunctionLive, FunctionView } from "../../api/views";
+import { splitText } from "../../core/traffic";
 import type { PageProps } from "..";
 import { Ago, Badge, ErrorBox, LiveMark, Loading } from "../../ui/parts";
 import { Link } from "../../ui/router";
@@ -17,6 +18,7 @@ import { OptionsTab } from "./tabs/options";
 import { ProfileTab } from "./tabs/profile";
 import { RevisionsTab } from "./tabs/revisions";
 import { StatusTab } from "./tabs/status";
+import { TrafficTab } from "./traffic/traffic";
 
 const TABS = {
   "": "Status",
@@ -24,6 +26,7 @@ const TABS = {
   errors: "Errors",
   calls: "Calls",
   revisions: "Revisions",
+  traffic: "Traffic",
   invoke: "Invoke",
   options: "Options",
   advice: "Advice",
@@ -77,6 +80,8 @@ function Tab({ tab, name, live, view, isLive }: TabProps) {
       return <CallsTab name={name} />;
     case "revisions":
       return <RevisionsTab name={name} version={live.updated_at} />;
+    case "traffic":
+      return <TrafficTab name={name} version={live.updated_at} />;
     case "invoke":
       return <InvokeTab name={name} methods={view.spec.methods} isApplication={view.spec.web !== undefined && view.spec.web.kind !== "endpoint"} />;
     case "options":
@@ -105,7 +110,7 @@ function Title({ name, live, view, children }: TitleProps) {
     <>
       <div class="title">
         <h1>{name}</h1>
-        <Badge tone="quiet">revision {live.serving}</Badge>
+        <Badge tone={live.split ? "info" : "quiet"}>{live.split ? splitText(live.split) : `revision ${live.serving}`}</Badge>
         {live.active !== live.serving ? <Badge tone="info">revision {live.active} is next</Badge> : null}
         <Badge tone="quiet">{view.spec.resources.gpu.join(" or ") || "CPU"}</Badge>
         {children}

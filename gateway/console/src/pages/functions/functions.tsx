@@ -2,6 +2,7 @@ import { useState } from "preact/hooks";
 import { useLive } from "../../api/live";
 import type { FunctionList, FunctionRow } from "../../api/views";
 import { duration, number, percent, plural } from "../../core/format";
+import { splitText } from "../../core/traffic";
 import { memo } from "../../ui/memo";
 import { Badge, Empty, ErrorBox, LiveMark, Loading, Panel } from "../../ui/parts";
 import { Link, setQuery } from "../../ui/router";
@@ -149,7 +150,7 @@ const Row = memo(function Row({ name, row }: { name: string; row: FunctionRow })
         <WorkerStates counts={row.workers} />
       </td>
       <td>{row.gpu || <span class="dim">CPU</span>}</td>
-      <td class="number">{row.serving}</td>
+      <td class="number">{row.split ? splitText(row.split) : row.serving}</td>
     </tr>
   );
 });
