@@ -76,7 +76,7 @@ def platform() -> Telemetry:
             )
         )
     telemetry.of_platform += [
-        ReportSeries(lambda: nodes, list, lambda: totals),
+        ReportSeries(lambda: nodes, list, lambda: totals, list),
         GpuSeries(lambda: nodes, devices.__getitem__, trends),
     ]
     return telemetry

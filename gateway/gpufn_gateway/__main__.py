@@ -120,6 +120,7 @@ from gpufn_gateway.routes.functions.functions import FunctionRoutes
 from gpufn_gateway.routes.functions.schedules import ScheduleRoutes
 from gpufn_gateway.routes.functions.traffic import TrafficRoutes
 from gpufn_gateway.routes.history import HistoryRoutes
+from gpufn_gateway.routes.nodes import NodeRoutes
 from gpufn_gateway.routes.operations import OperationRoutes
 from gpufn_gateway.routes.profiles import ProfileRoutes
 from gpufn_gateway.routes.traces import TraceRoutes
@@ -514,6 +515,7 @@ class _Gateway:
                 registry,
             ).routes(),
             *UsageRoutes(buckets.usage, registry, clock).routes(),
+            *NodeRoutes(registry=registry, drains=buckets.node_drains, clock=clock).routes(),
             *OperationRoutes(
                 registry=registry,
                 telemetry=self._telemetry,

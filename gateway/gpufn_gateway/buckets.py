@@ -15,7 +15,7 @@ from gpufn_core.domain.usage import USAGE_RETENTION_S
 from gpufn_core.domain.worker import Assignment
 from gpufn_core.protocol import subjects
 from gpufn_core.protocol.data import MAX_DICTS_BYTES
-from gpufn_core.protocol.records import CLIENT_FILES_RETENTION_S, ApiKey
+from gpufn_core.protocol.records import CLIENT_FILES_RETENTION_S, ApiKey, NodeDrain
 from gpufn_platform.bus.connection import Bus
 from gpufn_platform.bus.storage.key_value import KeyValue
 
@@ -25,6 +25,7 @@ T = TypeVar("T")
 decode_function = msgspec.msgpack.Decoder(Function).decode
 decode_revision = msgspec.msgpack.Decoder(Revision).decode
 decode_assignment = msgspec.msgpack.Decoder(Assignment).decode
+decode_node_drain = msgspec.msgpack.Decoder(NodeDrain).decode
 decode_team = msgspec.msgpack.Decoder(Team).decode
 decode_key = msgspec.msgpack.Decoder(ApiKey).decode
 decode_build = msgspec.msgpack.Decoder(Build).decode
@@ -43,6 +44,7 @@ class Buckets:
     assignments: KeyValue
     leases: KeyValue
     arrivals: KeyValue
+    node_drains: KeyValue
     teams: KeyValue
     keys: KeyValue
     key_use: KeyValue
@@ -68,6 +70,7 @@ class Buckets:
             assignments=await KeyValue.open(bus, subjects.ASSIGNMENTS),
             leases=await KeyValue.open(bus, subjects.LEASES),
             arrivals=await KeyValue.open(bus, subjects.ARRIVALS),
+            node_drains=await KeyValue.open(bus, subjects.NODE_DRAINS),
             teams=await KeyValue.open(bus, subjects.TEAMS),
             keys=await KeyValue.open(bus, subjects.API_KEYS),
             key_use=await KeyValue.open(bus, subjects.KEY_USE),

@@ -43,6 +43,7 @@ from gpufn_gateway.routes.calls.invoke import Invoke
 from gpufn_gateway.routes.calls.oip import OipRoutes
 from gpufn_gateway.routes.calls.shared_memory import SharedMemoryRoutes
 from gpufn_gateway.routes.functions.functions import FunctionRoutes
+from gpufn_gateway.routes.nodes import NodeRoutes
 from gpufn_gateway.routes.operations import OperationRoutes
 from gpufn_gateway.store_sync import StoreSync
 from gpufn_gateway.submitted.submit import Submissions
@@ -246,6 +247,7 @@ class Gateway:
                 bodies=bodies,
                 shares_memory=regions is not None,
             ).routes(),
+            *NodeRoutes(registry=self.registry, drains=nothing, clock=clock).routes(),
             *operations.routes(),
         ]
         self.app = App(

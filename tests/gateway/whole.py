@@ -89,6 +89,7 @@ from gpufn_gateway.routes.functions.functions import FunctionRoutes
 from gpufn_gateway.routes.functions.schedules import ScheduleRoutes
 from gpufn_gateway.routes.functions.traffic import TrafficRoutes
 from gpufn_gateway.routes.history import HistoryRoutes
+from gpufn_gateway.routes.nodes import NodeRoutes
 from gpufn_gateway.routes.operations import OperationRoutes
 from gpufn_gateway.routes.profiles import ProfileRoutes
 from gpufn_gateway.routes.traces import TraceRoutes
@@ -273,6 +274,7 @@ class Whole:
             *CostRoutes(self.ledger, self.budgets, self.registry, clock).routes(),
             *ConsoleRoutes(pages, Streams(clock.monotonic), tickets, self.registry).routes(),
             *UsageRoutes(buckets.usage, self.registry, clock).routes(),
+            *NodeRoutes(registry=self.registry, drains=buckets.node_drains, clock=clock).routes(),
             *OperationRoutes(
                 registry=self.registry,
                 telemetry=telemetry,

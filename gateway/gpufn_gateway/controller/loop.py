@@ -127,6 +127,7 @@ class Controller:
         Functions before the workers that run them."""
         for bucket, on_change in (
             (self._buckets.teams, self._on_team),
+            (self._buckets.node_drains, self._on_node_drain),
             (self._buckets.revisions, self._on_revision),
             (self._buckets.functions, self._on_function),
             (self._buckets.assignments, self._on_assignment),
@@ -148,6 +149,14 @@ class Controller:
             self.world.teams.remove(name)
         else:
             self.world.teams.put(decode_team(entry.value))
+
+    def _on_node_drain(self, node: str, entry: Entry | None) -> None:
+        if entry is None:
+            self.world.drained.discard(node)
+        else:
+            self.world.drained.add(node)
+        self._poke_all = True
+        self._poked.set()
 
     def _on_function(self, name: str, entry: Entry | None) -> None:
         if entry is None:

@@ -17,6 +17,7 @@ from gpufn_core.domain.devices.engine import EngineManifest
 from gpufn_core.domain.revision import Function, Revision, RevisionState
 from gpufn_core.errors import FunctionNotFound, InvalidInput, PlatformError, RevisionNotFound
 from gpufn_core.protocol import subjects
+from gpufn_core.protocol.records import NodeDrain
 from gpufn_core.protocol.report_parts import Statuses
 from gpufn_core.protocol.reports import ControllerReport, FunctionStatus, NodeReport, RunnerReport, without_holders
 from gpufn_core.spec.function_spec import FunctionSpec, MethodSpec
@@ -26,7 +27,15 @@ from gpufn_core.spec.naming.variant_names import function_of, is_variant
 from gpufn_gateway.arguments.signature import Signature
 from gpufn_gateway.auth.access import LOCAL, Access, Principal
 from gpufn_gateway.auth.team_account import TeamAccount, account_of, quota_id
-from gpufn_gateway.buckets import Buckets, decode_function, decode_key, decode_manifest, decode_revision, decode_team
+from gpufn_gateway.buckets import (
+    Buckets,
+    decode_function,
+    decode_key,
+    decode_manifest,
+    decode_node_drain,
+    decode_revision,
+    decode_team,
+)
 from gpufn_gateway.functions.target import SplitTargets, Target
 from gpufn_gateway.nodes.device_reports import DeviceReports
 from gpufn_gateway.nodes.health_trends import HealthTrends
@@ -69,6 +78,7 @@ class Registry:
         self.device_reports = DeviceReports(clock)
         self.totals = TotalsReports(clock)
         self.trends = HealthTrends()
+        self.drains: dict[str, NodeDrain] = {}  # by node
         self.device_reports.on_report = lambda report: self.trends.add_devices(report, clock.monotonic())
         self.totals.on_report = lambda report: self.trends.add_totals(report, clock.monotonic())
         self.on_status: Callable[[FunctionStatus], None] = lambda status: None
@@ -93,6 +103,7 @@ class Registry:
         self.totals.start(bus)
         bus.subscribe(subjects.RUNNER_REPORTS, decoded(_runner_report, self.receive_runner_report))
         # Referenced records first: a Function must never point to a revision that is not loaded yet.
+        self._watches.append(await buckets.node_drains.watch(self.on_node_drain))
         self._watches.append(await buckets.teams.watch(self.on_team))
         self._watches.append(await buckets.engines.watch(self.on_engine))
         self._watches.append(await buckets.revisions.watch(self.on_revision))
@@ -135,6 +146,12 @@ class Registry:
             self._names.add(name)
         else:
             self._names.discard(name)
+
+    def on_node_drain(self, node: str, entry: Entry | None) -> None:
+        if entry is None:
+            self.drains.pop(node, None)
+        else:
+            self.drains[node] = decode_node_drain(entry.value)
 
     def on_team(self, name: str, entry: Entry | None) -> None:
         if entry is None:

@@ -40,6 +40,7 @@ class EventKind(enum.StrEnum):
     RECOVERY = "recovery"
     NODE_UP = "node_up"
     NODE_LOST = "node_lost"
+    NODE_DRAIN = "node_drain"
     BUDGET = "budget"
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 
 from gpufn_core.domain.devices.device import Health
 from gpufn_core.domain.revision import Function
+from gpufn_core.protocol.records import NodeDrain
 from gpufn_core.protocol.reports import FunctionStatus, NodeReport, WorkerEvent, WorkerEventKind
 from gpufn_gateway.history.blocks import Event, EventKind
 from gpufn_gateway.history.collector import function_subject
@@ -27,6 +28,7 @@ class Changes:
         self._scaled: dict[str, tuple[int, FunctionStatus]] = {}  # name → wanted before, and the last status
         self._failing: dict[str, str] = {}
         self._health: dict[str, Health] = {}
+        self._drains: Mapping[str, NodeDrain] | None = None  # None before the first look
         self._nodes: dict[str, float] = {}  # name → last seen; negative once it was reported lost
         self._events: list[Event] = []
 
@@ -117,6 +119,19 @@ class Changes:
                 self._add(Event(now, EventKind.NODE_LOST, f"node:{name}", "the node no longer reports", node=name))
             elif now + last > _FORGET_NODE_S:
                 del self._nodes[name]
+
+    def on_node_drains(self, drains: Mapping[str, NodeDrain], now: float) -> None:
+        known, self._drains = self._drains, dict(drains)
+        if known is None or known == drains:
+            return
+        for node, drain in drains.items():
+            if node not in known:
+                by = f", by {drain.by}" if drain.by else ""
+                text = f"the node is drained{by}"
+                self._add(Event(drain.since, EventKind.NODE_DRAIN, f"node:{node}", text, node=node))
+        for node in known.keys() - drains.keys():
+            text = "its drain ended: it accepts workers"
+            self._add(Event(now, EventKind.NODE_DRAIN, f"node:{node}", text, node=node))
 
     def on_worker_event(self, event: WorkerEvent) -> None:
         if event.kind is WorkerEventKind.START_FAILED and event.failure is not None:

@@ -98,6 +98,7 @@ class Sampler:
         self._changes.on_statuses(statuses, now)
         is_settled = self._clock.monotonic() - self._started_at > _SETTLED_AFTER_S
         self._changes.on_nodes(nodes, now, is_settled=is_settled)
+        self._changes.on_node_drains(registry.drains, now)
         self.events.extend(self._changes.take())
 
     def end_now(self) -> None:

@@ -1,4 +1,4 @@
-"""Routes for operators: health, readiness, metrics, nodes, API keys, and the OpenAPI document."""
+"""Routes for operators: health, readiness, metrics, API keys, and the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -11,13 +11,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from gpufn_core.domain.devices.device import DeviceType
-from gpufn_core.domain.devices.device_metrics import DeviceMetrics
 from gpufn_core.domain.revision import Revision
 from gpufn_core.errors import Conflict, InvalidInput
 from gpufn_core.protocol.codec import encode
 from gpufn_core.protocol.records import ApiKey, KeyLimits
-from gpufn_core.protocol.reports import NodeReport
 from gpufn_gateway.audit.request_audit import add_details
 from gpufn_gateway.auth.access import Access, new_key, rotated
 from gpufn_gateway.auth.key_use import KeyUse
@@ -27,7 +24,6 @@ from gpufn_gateway.buckets import decode_key
 from gpufn_gateway.functions.registry import Registry
 from gpufn_gateway.http.body_reader import BodyReader
 from gpufn_gateway.metrics.telemetry import Telemetry
-from gpufn_gateway.nodes.health_score import Score
 from gpufn_gateway.openapi import document
 from gpufn_gateway.openapi.request_bodies import MAX_KEY_S, MIN_KEY_S, KeyRotation, NewKey
 from gpufn_gateway.routes.requests import json_response, no_such_key, principal_of, read_json, route
@@ -35,14 +31,6 @@ from gpufn_platform.bus.storage.key_value import Entry, KeyValue
 from gpufn_platform.process.clock import Clock
 
 _LINKS = {"functions": "/v1/functions", "models": "/v2", "openapi": "/openapi.json", "ready": "/readyz"}
-
-
-class _Node(NodeReport, frozen=True):
-    """A NodeReport with the metrics of its GPUs, and with the health scores of the node and of its GPUs by uuid."""
-
-    metrics: tuple[DeviceMetrics, ...] = ()
-    score: Score | None = None
-    gpu_scores: dict[str, Score] = {}  # noqa: RUF012  msgspec copies it
 
 
 @dataclass(kw_only=True, eq=False)
@@ -66,7 +54,6 @@ class OperationRoutes:
             route("GET", "/readyz", self.ready),
             route("GET", "/metrics", self.metrics, READ),
             route("GET", "/openapi.json", self.describe, READ, of_functions=True, scans=True),
-            route("GET", "/v1/nodes", self.nodes, READ),
             route("GET", "/v1/keys", self.list_keys, ADMIN),
             route("POST", "/v1/keys", self.create_key, ADMIN),
             route("DELETE", "/v1/keys/{id}", self.delete_key, ADMIN),
@@ -97,22 +84,6 @@ class OperationRoutes:
         present = [revision for revision in serving if revision is not None and revision.variant is None]
         # In a thread: the document of a thousand functions takes a second.
         return await asyncio.to_thread(_document, present, needs_key=bool(self.access.keys))
-
-    async def nodes(self, request: Request) -> Response:
-        nodes = [
-            _Node(
-                **msgspec.structs.asdict(report),
-                metrics=self.registry.device_reports.of(report.node),
-                score=self.registry.trends.of_node(report),
-                gpu_scores={
-                    device.uuid: self.registry.trends.of_gpu(report.node, device)
-                    for device in report.devices
-                    if device.type is DeviceType.GPU
-                },
-            )
-            for report in self.registry.live_nodes()
-        ]
-        return json_response({"nodes": nodes})
 
     async def list_keys(self, request: Request) -> Response:
         used = await self.key_use.last_used()

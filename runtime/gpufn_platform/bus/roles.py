@@ -49,6 +49,7 @@ _BUCKETS = (
     subjects.ASSIGNMENTS,
     subjects.LEASES,
     subjects.ARRIVALS,
+    subjects.NODE_DRAINS,
     subjects.TEAMS,
     subjects.API_KEYS,
     subjects.KEY_USE,

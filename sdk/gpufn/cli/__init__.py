@@ -79,7 +79,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "history": ("gpufn.cli.functions.history:history", "Show calls, errors, latency and workers over time."),
     "events": ("gpufn.cli.operate.events:events", "List deploys, scale decisions, faults and other events."),
     "console": ("gpufn.cli.operate.console:console", "Open the web console, signed in with your API key or login."),
-    "nodes": ("gpufn.cli.operate.nodes:nodes", "List the nodes and their devices."),
+    "nodes": ("gpufn.cli.operate.nodes:app", "List the nodes and their devices, and drain them."),
     "top": ("gpufn.cli.operate.top:top", "Watch devices and their workers live."),
     "builds": ("gpufn.cli.models.builds:app", "List and cancel model builds, and read their reports."),
     "engines": ("gpufn.cli.models.engines:app", "List built engines, and remove unused ones."),

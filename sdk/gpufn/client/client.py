@@ -13,6 +13,7 @@ import os
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import quote
 
 import msgspec
 
@@ -222,6 +223,14 @@ class Client(CallApi, ModelRequests, TerminalRequests, VolumeRequests, DataReque
     def nodes(self) -> list[dict[str, Any]]:
         """Return the last report of each node: its devices and processes."""
         return self._member(list[dict[str, Any]], "nodes", "GET", "/v1/nodes")
+
+    def drain_node(self, node: str) -> None:
+        """Let a node accept no new workers. Its workers finish their calls, and others start on other nodes."""
+        self._request("PUT", f"/v1/nodes/{quote(node, safe='')}/drain")
+
+    def undrain_node(self, node: str) -> None:
+        """Let a drained node accept workers again."""
+        self._request("DELETE", f"/v1/nodes/{quote(node, safe='')}/drain")
 
     def secrets(self) -> list[SecretView]:
         """List the secrets for functions that the key may read, without their values."""

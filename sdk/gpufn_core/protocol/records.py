@@ -268,3 +268,12 @@ class ApiKey(msgspec.Struct, frozen=True):
     expires_at: float | None = None
     replaced: ReplacedSecret | None = None
     team: str = ""  # its verbs hold for the functions of this team only
+
+
+class NodeDrain(msgspec.Struct, frozen=True, kw_only=True):
+    """A node that accepts no new workers since `since`, in unix seconds; `by` is the id of the key or user that drained
+    it."""
+
+    node: str
+    since: float
+    by: str = ""

@@ -49,6 +49,7 @@ ASSIGNMENTS = "gpufn_assignments"  # <node>.<worker> → Assignment
 LEASES = "gpufn_leases"  # <name> → holder
 ARRIVALS = "gpufn_arrivals"  # <function> → ArrivalHistory
 BUILD_LEASES = "build"  # leases of builds are build.<EngineKey>
+NODE_DRAINS = "gpufn_node_drains"  # <node> → NodeDrain
 TEAMS = "gpufn_teams"  # <name> → Team
 KEY_USE = "gpufn_key_use"  # <key id> → time of its last use
 API_KEYS = "gpufn_keys"  # <key id> → ApiKey

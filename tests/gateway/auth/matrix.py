@@ -18,7 +18,7 @@ from gpufn_core.ids import Digest, digest_of, new_invocation_id, new_map_id, new
 from gpufn_core.protocol import subjects
 from gpufn_core.protocol.codec import encode, pack
 from gpufn_core.protocol.messages import InvocationMessage, ResultReply, unpack_invocation
-from gpufn_core.protocol.records import CallRecord, ScheduleRecord
+from gpufn_core.protocol.records import CallRecord, NodeDrain, ScheduleRecord
 from gpufn_core.protocol.spans import Attribute, Span, SpanKind
 from gpufn_core.signing.ed25519 import Signer
 from gpufn_core.spec.function_spec import EntryPoint, FunctionSpec, MethodSpec, Packaging
@@ -43,6 +43,7 @@ _SECRET: Final = "MATRIX_TOKEN"
 _USER: Final = User(id="user-matrix", issuer="https://login.example.org", subject="a", name="a", seen_at=0.0)
 _TEAM: Final = "access-matrix"
 _SIGNER: Final = "access-matrix"
+_NODE: Final = "access-matrix"
 _PUBLIC_KEY: Final = Signer.new().public_pem()
 _JSON: Final = {"content-type": "application/json"}
 _INFERENCE: Final = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [1, 1], "data": [1.0]}]}
@@ -206,6 +207,10 @@ class Matrix:
             await until_async(lambda: any(key.id == side.key for key in gateway.access.keys))
         elif kind == "users":
             await gateway.token_store.record(_USER, gateway.clock.time())
+            await gateway.token_store.record(_USER)
+        elif kind == "nodes":
+            await gateway.buckets.node_drains.put(_NODE, encode(NodeDrain(node=_NODE, since=now)))
+            await until_async(lambda: _NODE in gateway.registry.drains)
         elif kind == "teams":
             assert (await self.send("PUT /v1/teams/{team}", side, "admin")).status_code == 200
             await until_async(lambda: self.gateway.registry.teams.get(_TEAM) is not None)
@@ -238,6 +243,7 @@ class Matrix:
                 await self.send(f"DELETE /v1/{kind}", side, "admin")
             await self.gateway.http.delete(f"/v1/teams/{_team_of(side)}")
         await self.gateway.http.delete(f"/v1/signing/keys/{_SIGNER}")
+        await self.gateway.http.delete(f"/v1/nodes/{_NODE}/drain")
 
     async def send(self, route: str, side: Objects, principal: str) -> httpx.Response:
         method, path = route.split(" ")
@@ -247,6 +253,7 @@ class Matrix:
             "fn": side.doomed if route == "DELETE /v1/functions/{fn}" else side.function,
             "model": side.model, "env": env, "app": app_, "number": "1", "version": "1", "first": "0",
             "rest": "x", "region": "r", "name": _SIGNER if "signing" in path else _SECRET, "team": _TEAM,
+            "rest": "x", "name": _SIGNER if "signing" in path else _SECRET, "team": _TEAM, "node": _NODE,
             "id": self._id(route, side, principal),
             "digest": digest_of(_ONNX) if "artifacts" in path or "volumes" in path else DIGEST,
             **dict.fromkeys(("volume", "queue", "dict"), side.function),
@@ -291,7 +298,7 @@ class Matrix:
     async def response(self, route: str, side_name: str, principal: str, expected: str) -> str:
         """Send a request, and return the response in the words of the table."""
         side = self.sides[side_name]
-        if route.startswith("DELETE") or "/dlq/" in route:
+        if route.startswith("DELETE") or "/dlq/" in route or "/nodes/" in route:
             await self.restore(route.split("/")[2], side)
         elif "/retry/" in route:
             await self.restore("dlq", side)

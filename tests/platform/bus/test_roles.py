@@ -24,9 +24,7 @@ NODE_ROLES = ("agent", "runner", "builder")
 BUCKETS = (
     "arrivals", "assignments", "builds", "client_files", "engines", "functions", "key_use", "keys", "leases",
     "revisions", "schedules", "secrets", "signing", "teams", "token_keys", "usage", "users", "webhook_secrets",
-    "arrivals", "assignments", "builds", "engines", "functions", "key_use", "keys", "leases", "revisions", "schedules",
-    "secrets", "signing", "teams", "token_keys", "usage", "users", "webhook_secrets",
-    "volumes", "dicts",
+    "volumes", "dicts", "node_drains",
 )  # fmt: skip
 STORES = ("bundles", "engine_files", "models", "results", "arguments", "volume_files", "values")
 QUEUES = (
@@ -146,6 +144,7 @@ WRITES = {
     "$KV.gpufn_leases.build.e": {"builder"},
     "$KV.gpufn_leases.controller": set(),
     "$KV.gpufn_revisions.f.1": set(),
+    "$KV.gpufn_node_drains.n": set(),
     "$KV.gpufn_teams.t": set(),
     "$KV.gpufn_schedules.f": set(),
     "$KV.gpufn_secrets.TOKEN": set(),

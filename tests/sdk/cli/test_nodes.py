@@ -69,3 +69,24 @@ def test_nodes_show_health_scores_and_the_advice_to_drain(gateway: StubGateway) 
     head, row, *advice = command("nodes").stdout.splitlines()
     assert row[head.index("SCORE") :].startswith("0.30")
     assert advice == ["drain GPU-1 of node n1: 2 Xid errors, it is hot"]
+
+
+def test_nodes_are_drained_and_shown_as_drained(gateway: StubGateway) -> None:
+    drained = {"node": "n1", "since": 1.0, "by": ""}
+    cpu = {"uuid": "cpu", "type": "cpu", "kind": "x86", "memory_bytes": 8 << 30}
+    shown = node(0.0) | {"drained": drained, "devices": [cpu], "score": {"value": 0.3, "drain": True, "reasons": ["x"]}}
+    gateway.on("PUT /v1/nodes/n1/drain", drained)
+    gateway.on("DELETE /v1/nodes/n1/drain", b"", status=204)
+    gateway.on("GET /v1/nodes", {"nodes": [shown]})
+    assert json.loads(command("nodes", "drain", "n1", "--json").stdout) == {"drained": "n1"}
+    assert command("nodes", "undrain", "n1").stdout == "n1 accepts workers\n"
+    lines = command("nodes").stdout.splitlines()
+    assert lines[1].endswith("drained, healthy")
+    assert lines[2].startswith("node n1 is drained since ")
+    assert lines[2].endswith(": 0 workers left")
+    assert len(lines) == 3, "no advice to drain it"
+
+
+def test_an_unknown_node_cannot_be_drained(gateway: StubGateway) -> None:
+    gateway.on("PUT /v1/nodes/nn/drain", {"code": "bad_request", "detail": "No node of this name."}, status=404)
+    assert command("nodes", "drain", "nn").exit_code == 4

@@ -280,6 +280,8 @@ export interface Gpu {
 
 export interface NodeView {
   readonly address: string;
+  /** The node accepts no new workers since then. */
+  readonly drained: { readonly since: number; readonly by: string } | null;
   readonly score: Score;
   readonly platform: string;
   readonly driver: string;

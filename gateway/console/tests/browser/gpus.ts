@@ -40,6 +40,7 @@ export const NODES = {
   nodes: {
     "gpu-a": {
       ...COMMON,
+      drained: null,
       address: "10.0.0.11",
       score: { value: 1, reasons: [], drain: false },
       mps: "v3",
@@ -59,6 +60,7 @@ export const NODES = {
     },
     "gpu-b": {
       ...COMMON,
+      drained: null,
       address: "10.0.0.12",
       score: { value: 0.75, reasons: ["1 of its 4 GPUs should be drained"], drain: false },
       mps: "none",

@@ -117,7 +117,12 @@ class Pages:
         """Return the nodes that report, with their GPUs and workers."""
         reports = self.registry.live_nodes()
         views = {
-            node.node: node_view(node, self.registry.device_reports.of(node.node), self.registry.trends)
+            node.node: node_view(
+                node,
+                self.registry.device_reports.of(node.node),
+                self.registry.trends,
+                self.registry.drains.get(node.node),
+            )
             for node in reports
         }
         return {"findings": self._of_the_platform(), "nodes": views}

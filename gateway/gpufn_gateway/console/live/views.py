@@ -12,6 +12,7 @@ import msgspec
 from gpufn_core.domain.devices.device import Device, DeviceShare, DeviceType
 from gpufn_core.domain.devices.device_metrics import DeviceMetrics
 from gpufn_core.domain.revision import Function, Revision
+from gpufn_core.protocol.records import NodeDrain
 from gpufn_core.protocol.reports import FunctionStatus, NodeReport, ProcessReport, RunnerReport, WorkerCounts
 from gpufn_gateway.console.live.findings import Finding
 from gpufn_gateway.console.live.rates import Rates
@@ -127,7 +128,9 @@ def _process_view(process: ProcessReport | None, node: NodeReport | None) -> Vie
     }
 
 
-def node_view(node: NodeReport, metrics: Iterable[DeviceMetrics], trends: HealthTrends) -> View:
+def node_view(
+    node: NodeReport, metrics: Iterable[DeviceMetrics], trends: HealthTrends, drain: NodeDrain | None = None
+) -> View:
     """Return a node with its devices and its workers."""
     measured = {each.uuid: each for each in metrics}
     cores = sum(device.cores for device in node.devices)
@@ -135,6 +138,7 @@ def node_view(node: NodeReport, metrics: Iterable[DeviceMetrics], trends: Health
     shares = [process.share for process in node.processes if process.share is not None]
     return {
         "address": node.address,
+        "drained": None if drain is None else {"since": drain.since, "by": drain.by},
         "score": _score_view(trends.of_node(node)),
         "platform": node.platform,
         "driver": node.facts.driver,

@@ -38,11 +38,15 @@ def demand_of(world: World, key: RevisionKey, now: float) -> Demand | None:
     )
 
 
-def workers_of(world: World, view: RevisionView, slots: int, now: float) -> Workers:
+def workers_of(world: World, view: RevisionView, slots: int, now: float, *, with_leaving: bool = False) -> Workers:
+    """Count the workers. `with_leaving` includes those on drained nodes."""
     ready = view.in_state(WorkerState.READY)
+    starting = view.in_state(WorkerState.STARTING, WorkerState.RESUMING)
+    if world.drained and not with_leaving:
+        ready, starting = ([each for each in some if not world.must_leave(each)] for some in (ready, starting))
     return Workers(
         ready=len(ready),
-        starting=len(view.in_state(WorkerState.STARTING, WorkerState.RESUMING)),
+        starting=len(starting),
         idle=sum(world.idle_for(worker, now) is not None for worker in ready),
         slots=slots,
     )

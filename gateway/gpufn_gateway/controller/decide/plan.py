@@ -14,6 +14,9 @@
    take a worker from a function that has several, or one that another team has borrowed. A team that holds all that it
    may gives up a worker of its own.
 
+6. The workers on drained nodes leave: at once if they are not READY, else when as many others are READY, when their
+   starts fail, or when no node has had room for `LEAVE_WITHOUT_ROOM_S`.
+
 An exception while one function is processed affects that function only: its actions of this step are dropped, and its
 last decision stands.
 """
@@ -52,6 +55,7 @@ from gpufn_gateway.controller.state.world import World
 
 BUSY_EVICTION_AFTER_S = 2.0
 DELETED_FOR_S = 2.0
+LEAVE_WITHOUT_ROOM_S = 5.0  # preemption makes room within it, if it can
 START_SLOT_S = 10.0  # a start that takes longer is busy with its own load and must not keep others from starting
 
 
@@ -98,6 +102,7 @@ class _Step:
         without_room = self._start()
         self._explain(without_room, is_full=only is None)
         self._make_room(without_room)
+        self._leave_drained_nodes()
         self._note_unplaced(without_room)
         checked = [need for need in without_room if need.revision.is_checked_first]
         has_nodes = bool(checked and self.world.reports(self.now))
@@ -162,6 +167,8 @@ class _Step:
             self._end_moves(decided, function)
             self.removals.drain_surplus(decided, function)
             self.removals.drain_parked(decided, function)
+            if self.world.drained:
+                self.removals.leave_nodes(decided)
 
     def _decide_revision(self, function: Function, number: int, serving: RevisionDecision | None) -> RevisionDecision:
         world, now = self.world, self.now
@@ -203,7 +210,14 @@ class _Step:
     ) -> ScaleDecision:
         scaling = rollout.part_of(policy.effective(record.spec.scaling, function), function, record.number)
         window = window_for(view, scaling.scaledown_window_s, workers.held, self.now)
-        decision = policy.decide(scaling, demand, workers, peak=window.at(self.now), last=view.last)
+        if not workers.held and self.world.drained:
+            # All of its workers leave: they prove that workers are wanted, and each of them needs a replacement.
+            workers = workers_of(self.world, view, workers.slots, self.now, with_leaving=True)
+            decision = policy.decide(scaling, demand, workers, peak=window.at(self.now), last=view.last)
+            if decision.want is not None:
+                decision = msgspec.structs.replace(decision, count=decision.want)
+        else:
+            decision = policy.decide(scaling, demand, workers, peak=window.at(self.now), last=view.last)
         window.record(self.now, decision.keep)
         return decision
 
@@ -385,7 +399,8 @@ class _Step:
             if not (need.is_slot_limited or need.team_limit)
         }
         wanted = {key: functools.partial(allocator.explain, need) for key, need in needs.items()}
-        texts = self.world.shortages.explain(wanted, len(allocator.reports), renew=is_full)
+        nodes = len(allocator.reports) + len(self.world.drained)
+        texts = self.world.shortages.explain(wanted, nodes, renew=is_full)
         for need in without_room:
             need.no_room = need.team_limit or texts.get(allocator.explanation_key(need), "")
 
@@ -445,6 +460,26 @@ class _Step:
                 for move in allocator.move_for(need, idle) if need.waits_for_first else ():
                     self._move_worker(move, need)
                 allocator.record_not_made(need, include_busy=include_busy or takes_back)
+
+    # 6
+
+    def _leave_drained_nodes(self) -> None:
+        if not self.world.drained:
+            return
+        for name, decisions in list(self.decided.items()):
+            with self._isolated(name):
+                for decided in decisions:
+                    missing = decided.decision.count - decided.workers.ready
+                    self.removals.leave_replaced(decided, missing if self._is_replaceable(decided) else 0)
+
+    def _is_replaceable(self, decided: RevisionDecision) -> bool:
+        """Return whether workers on drained nodes should wait for others to be READY."""
+        need, view = decided.need, decided.view
+        if decided.role is Role.RETIRED or view.circuit.state(self.now) is not CircuitState.CLOSED:
+            return False
+        if need is None or not need.has_no_room or need.is_slot_limited:
+            return True
+        return view.waiting_since is not None and self.now - view.waiting_since < LEAVE_WITHOUT_ROOM_S
 
     def _make_room_in_team(self, need: Need, idle: list[WorkerView], *, include_busy: bool) -> None:
         """Remove a worker of another function of the team, which holds all that it may: a READY one that is idle, or

@@ -77,7 +77,10 @@ class Allocator:
 
     def explain(self, need: Need) -> str:
         at_any_size = need.requirements.any_size_key in self._full_at_any_size
-        return explain(need.requirements, self.reports, self._book, self._limits, at_any_size=at_any_size)
+        drained = self._world.drained_reports(self._now)
+        return explain(
+            need.requirements, self.reports, self._book, self._limits, at_any_size=at_any_size, drained=drained
+        )
 
     def fits_empty_node(self, need: Need) -> bool:
         """Return whether a node would have room for it if there were no other workers."""

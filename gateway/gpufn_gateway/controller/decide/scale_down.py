@@ -73,6 +73,8 @@ class Removals:
         """Park or drain the workers above their revision's count, longest idle first."""
         held = decided.view.in_state(WorkerState.READY, WorkerState.STARTING, WorkerState.RESUMING)
         held = [worker for worker in held if worker not in self]
+        if self._world.drained:
+            held = [worker for worker in held if not self._world.must_leave(worker)]
         moving = sum(worker.assignment.worker in self._world.moving for worker in held)  # besides their replacements
         surplus = len(held) - moving - decided.decision.count
         if decided.revision is not None:
@@ -96,6 +98,25 @@ class Removals:
         for worker in candidates[:surplus]:
             cause = Cause.IDLE if decided.role in (Role.SERVING, Role.SPLIT) else Cause.DEPLOY
             self._park_or_drain(worker, decided.decision.reason, cause)
+
+    def leave_nodes(self, decided: RevisionDecision) -> None:
+        """Drain the workers on drained nodes that have no calls and do not wait for any: they start elsewhere."""
+        states = (WorkerState.STARTING, WorkerState.RESUMING, WorkerState.PARKING, WorkerState.PARKED)
+        for worker in decided.view.in_state(*states):
+            if self._world.must_leave(worker) and worker not in self:
+                self._leave_node(worker)
+
+    def leave_replaced(self, decided: RevisionDecision, keep: int) -> None:
+        """Drain the READY workers on drained nodes but `keep`, longest idle first. Busy ones finish their calls."""
+        ready = [each for each in decided.view.in_state(WorkerState.READY) if self._world.must_leave(each)]
+        ready = [each for each in ready if each not in self]
+        ready.sort(key=lambda worker: idle_longest_first(self._world, worker, self._now))
+        for worker in ready[: max(0, len(ready) - keep)]:
+            self._leave_node(worker)
+
+    def _leave_node(self, worker: WorkerView) -> None:
+        nodes = {process.assignment.node for process in self._world.ranks(worker)} & self._world.drained
+        self.drain(worker, f"node {min(nodes)} is drained", Cause.STOP)
 
     def _drain_excess_starting(self, held: list[WorkerView], scaling: ScalingPolicy, moving: int) -> int:
         """Drain starting workers above max_workers, newest first, because they would not be used. Return how many."""

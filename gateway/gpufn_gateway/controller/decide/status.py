@@ -51,7 +51,7 @@ class StatusWriter:
         circuit = view.circuit
         reasons = (
             decision.reason, note, _split(function), self._failed(view), self._placement_failure(serving),
-            self._parked(serving), _imports(view), _ranks(view), *map(self._fetching, decisions),
+            self._parked(serving), self._leaving(view), _imports(view), _ranks(view), *map(self._fetching, decisions),
         )  # fmt: skip
         return FunctionStatus(
             function=function.name,
@@ -129,6 +129,15 @@ class StatusWriter:
         if parked := decided.view.in_state(WorkerState.PARKED):
             return f"{len(parked)} parked for at most {decided.revision.spec.park_timeout_s:g} s"
         return f"none is parked: {decided.view.no_parking_reason}" if decided.view.no_parking_reason else ""
+
+    def _leaving(self, view: RevisionView) -> str:
+        """Return which nodes its workers leave because they are drained."""
+        if not self._world.drained:
+            return ""
+        nodes = {each.assignment.node for each in view.workers.values() if self._world.must_leave(each)}
+        count = sum(self._world.must_leave(each) for each in view.workers.values())
+        verb = "workers leave" if count > 1 else "worker leaves"
+        return f"{count} {verb} {', '.join(sorted(nodes)[:_MAX_HOLDERS])}: drained" if nodes else ""
 
     def _waiting(self, decided: RevisionDecision) -> Waiting | None:
         """Return why calls wait, if any do."""

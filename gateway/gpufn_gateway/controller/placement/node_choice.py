@@ -44,7 +44,7 @@ from gpufn_gateway.controller.placement.request import (
     has_cores,
     why_no_gang,
 )
-from gpufn_gateway.controller.placement.shortage import describe, describe_gang, shortage
+from gpufn_gateway.controller.placement.shortage import Cause, Shortage, describe, describe_gang, shortage
 from gpufn_gateway.controller.placement.start_time import StartTimes
 from gpufn_gateway.controller.state.leases import GpuUse, LeaseBook, NodeUse
 
@@ -135,9 +135,16 @@ def place(
 
 
 def explain(
-    requirements: Requirements, nodes: Sequence[NodeReport], leases: LeaseBook, limits: Limits, *, at_any_size: bool
+    requirements: Requirements,
+    nodes: Sequence[NodeReport],
+    leases: LeaseBook,
+    limits: Limits,
+    *,
+    at_any_size: bool,
+    drained: Sequence[NodeReport] = (),
 ) -> str:
-    """Return why `place` found no room; this takes longer than finding out that there is none.
+    """Return why `place` found no room; this takes longer than finding out that there is none. `drained` are nodes
+    beside `nodes`, which accept no workers.
 
     Of several kinds of GPU, the first is explained: the user prefers it."""
     first = requirements.request(next(iter(requirements.resources.gpu), None))
@@ -148,18 +155,24 @@ def explain(
         for report in nodes
         if report.node not in fitting
     }
+    for report in drained:
+        would_fit = bool(_nodes_with_room(requirements, [report], LeaseBook(), limits))
+        unable = shortage(first, report, leases.used(report.node), limits)
+        shortages[report.node] = Shortage(Cause.DRAINED) if would_fit else unable
     return describe_gang(first, fitting, shortages) if is_gang else describe(first, shortages)
 
 
 def _nodes_with_room(
     requirements: Requirements, nodes: Sequence[NodeReport], leases: LeaseBook, limits: Limits
 ) -> list[str]:
-    """Return the nodes that have room for one rank of a gang."""
+    """Return the nodes that have room for one rank of a gang, or for one worker."""
+    is_gang = requirements.resources.nodes > 1
     one = msgspec.structs.replace(requirements, resources=msgspec.structs.replace(requirements.resources, nodes=1))
     return [
         report.node
         for report in nodes
-        if not why_no_gang(report) and isinstance(place(one, [report], leases, limits, best=False), Placement)
+        if not (is_gang and why_no_gang(report))
+        and isinstance(place(one, [report], leases, limits, best=False), Placement)
     ]
 
 

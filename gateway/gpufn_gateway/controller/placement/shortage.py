@@ -54,6 +54,7 @@ _LOOKS_PER_STEP: Final = 8_000  # nodes, some microseconds each: the gateway's c
 class Cause(enum.Enum):
     """The texts describe one node, or several of one cause; then `{remaining}` is of the node with most left."""
 
+    DRAINED = "{it} {be} drained"
     NO_GANG = "{it} cannot be a node of a gang: {detail}"
     NO_CONTAINERS = "{it} cannot start containers: {detail}"
     NO_ISOLATION = "{it} cannot isolate its workers: {detail}"
@@ -233,7 +234,9 @@ def _describe(request: Request, shortages: Sequence[Shortage]) -> str:
     first, are_several = shortages[0], len(shortages) > 1
     if first.cause is Cause.GPUS:
         return _describe_gpus(request, shortages)
-    it, its, has, offers = ("they", "their", "have", "offer") if are_several else ("it", "its", "has", "offers")
+    it, its, has, offers, be = (
+        ("they", "their", "have", "offer", "are") if are_several else ("it", "its", "has", "offers", "is")
+    )
     remaining = max(each.remaining for each in shortages)
     text: str = first.cause.value
     return text.format(
@@ -241,6 +244,7 @@ def _describe(request: Request, shortages: Sequence[Shortage]) -> str:
         its=its,
         has=has,
         offers=offers,
+        be=be,
         at_most=" at most" if are_several else "",
         kind=_kind(request),
         detail=_bounded(first.detail),

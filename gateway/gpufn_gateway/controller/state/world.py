@@ -47,6 +47,7 @@ class World:
         self.views: dict[RevisionKey, RevisionView] = {}
         self.workers: dict[str, WorkerView] = {}
         self.nodes: dict[str, NodeView] = {}
+        self.drained: set[str] = set()  # nodes that accept no new workers; those that they have move away
         self.holdings = Holdings()
         self.shortages = Shortages()
         self.unleased = LeaseBook()  # empty, for checks against an empty node
@@ -365,9 +366,21 @@ class World:
         present offer, not necessarily the last one."""
         return [
             node.offer
-            for node in self.nodes.values()
-            if node.offer is not None and not node.is_agent_silent(now) and not node.is_runner_lost(now)
+            for name, node in self.nodes.items()
+            if node.offer is not None
+            and name not in self.drained
+            and not node.is_agent_silent(now)
+            and not node.is_runner_lost(now)
         ]
+
+    def drained_reports(self, now: float) -> list[NodeReport]:
+        """Return the reports of the drained nodes that are up."""
+        nodes = [self.nodes[name] for name in sorted(self.drained & self.nodes.keys())]
+        return [each.offer for each in nodes if each.offer is not None and not each.is_agent_silent(now)]
+
+    def must_leave(self, worker: WorkerView) -> bool:
+        """Return whether the worker, or a rank of its gang, is on a drained node."""
+        return any(each.assignment.node in self.drained for each in self.ranks(worker))
 
     def lost_workers(self, now: float) -> Iterator[tuple[WorkerView, str]]:
         """Yield each lost worker with the name of the silent process. No runner reports ranks above 0 of a gang: while

@@ -1,4 +1,4 @@
-"""`gpufn nodes`."""
+"""`gpufn nodes ls`, `drain`, `undrain`."""
 
 from __future__ import annotations
 
@@ -6,16 +6,21 @@ from typing import Any
 
 import click
 
-from gpufn.cli.terminal.command import Command, connect, json_option
-from gpufn.cli.terminal.output import ago, print_json, print_table, say, size
+from gpufn.cli.terminal.command import Argument, Group, connect, json_option
+from gpufn.cli.terminal.output import ago, print_json, print_table, say, say_or_json, size
 from gpufn_core.domain import clock_skew
 
 _UUID_LENGTH = 12  # the prefix GPU-5a1b7e0c distinguishes the GPUs of a node
 
 
-@click.command(cls=Command)
+app = Group("nodes", help="List the nodes and their devices, and drain them.")
+
+_node_argument = click.argument("node", cls=Argument, help="Name of the node.")
+
+
+@app.command("ls")
 @json_option
-def nodes(json: bool) -> None:
+def list_nodes(json: bool) -> None:
     """List the nodes and their devices."""
     with connect() as client:
         reports = client.nodes()
@@ -31,10 +36,37 @@ def nodes(json: bool) -> None:
         skew_s = node.get("clock_skew_s")
         if clock_skew.is_skewed(skew_s):
             say(f"the clock of node {node['node']} is {clock_skew.describe(skew_s)}: {clock_skew.REMEDY}")
-        for advice in drain_advice(node):
+        if drained := node.get("drained"):
+            count = len(node.get("processes", ()))
+            workers = f"{count} worker{'s' if count != 1 else ''} left"
+            say(f"node {node['node']} is drained since {ago(drained['since'])}: {workers}")
+        for advice in () if drained else drain_advice(node):
             say(advice)
         for notice in (node.get("facts") or {}).get("power_limit_notices", ()):
             say(f"node {node['node']}: {notice}")
+
+
+@app.command()
+@_node_argument
+@json_option
+def drain(node: str, json: bool) -> None:
+    """Let a node accept no new workers. Its workers finish their calls, and others start on other nodes.
+
+    The node stays drained after restarts of all processes, until `gpufn nodes undrain`.
+    """
+    with connect() as client:
+        client.drain_node(node)
+    say_or_json(f"{node} is drained: `gpufn nodes` shows how many workers it has", {"drained": node}, json=json)
+
+
+@app.command()
+@_node_argument
+@json_option
+def undrain(node: str, json: bool) -> None:
+    """Let a drained node accept workers again."""
+    with connect() as client:
+        client.undrain_node(node)
+    say_or_json(f"{node} accepts workers", {"undrained": node}, json=json)
 
 
 def _row(node: dict[str, Any], device: dict[str, Any]) -> tuple[Any, ...]:
@@ -49,7 +81,7 @@ def _row(node: dict[str, Any], device: dict[str, Any]) -> tuple[Any, ...]:
         len(workers_on(node, device)),
         ago(node["sent_at"]),
         score_of(node, device),
-        state_of(device),
+        f"drained, {state_of(device)}" if node.get("drained") else state_of(device),
     )
 
 

@@ -13,6 +13,7 @@ export const KINDS: Readonly<Record<string, string>> = {
   recovery: "recovery",
   node_up: "node up",
   node_lost: "node lost",
+  node_drain: "drain",
   budget: "budget",
 };
 
@@ -26,6 +27,7 @@ const TONES: Readonly<Record<string, "ok" | "warn" | "bad" | "info" | "quiet">> 
   recovery: "ok",
   node_up: "ok",
   node_lost: "bad",
+  node_drain: "warn",
   budget: "warn",
 };
 

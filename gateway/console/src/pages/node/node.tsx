@@ -7,6 +7,7 @@ import { Findings } from "../../ui/findings";
 import { Empty, ErrorBox, LiveMark, Loading, Panel, Stat } from "../../ui/parts";
 import { Link } from "../../ui/router";
 import type { PageProps } from "..";
+import { DrainBadge, DrainButton, DrainedSince, workersOf } from "../nodes/drain";
 import { FunctionCounts } from "../nodes/function-counts";
 import { Gpus } from "./gpus";
 
@@ -24,11 +25,13 @@ export default function NodePage({ parameters, query }: PageProps) {
       <div class="title">
         <h1>{name}</h1>
         <LiveMark connection={connection} />
+        {node ? <DrainBadge node={node} /> : null}
         {node ? <span class="dim">{[node.platform, node.driver ? `driver ${node.driver}` : "", node.cuda ? `CUDA ${node.cuda}` : ""].filter(Boolean).join(" · ")}</span> : null}
         <span class="actions">
           <Link to="/events" query={{ subject: `node:${name}` }} class="button">
             Events
           </Link>
+          {node ? <DrainButton name={name} node={node} /> : null}
         </span>
       </div>
       {problem ? <ErrorBox error={problem} /> : null}
@@ -64,7 +67,7 @@ function Present({ name, node, gpu }: { name: string; node: NodeView; gpu: strin
       <dl class="stats">
         <Stat label="GPUs" value={Object.keys(node.gpus).length} note={node.mps === "none" ? "no MPS" : `MPS ${node.mps.replace("_", " ")}`} />
         <Stat label="Health score" value={number(node.score.value)} note={node.score.drain ? "below 0.5: drain it" : "of 1, from the last hour"} />
-        <Stat label="Workers" value={Object.values(node.functions).reduce((sum, count) => sum + count, 0)} note={plural(Object.keys(node.functions).length, "function")} />
+        <Stat label="Workers" value={workersOf(node)} note={plural(Object.keys(node.functions).length, "function")} />
         <Stat label="Cores reserved" value={number(node.cores_reserved)} note={`of ${number(node.cores)}`} />
         <Stat label="Memory reserved" value={bytes(node.memory_reserved_bytes)} note={`of ${bytes(node.memory_bytes)}`} />
         <Stat label="Clock" value={node.clock_skew_s === null ? "–" : duration(node.clock_skew_s)} note="from that of the bus" />
@@ -75,6 +78,14 @@ function Present({ name, node, gpu }: { name: string; node: NodeView; gpu: strin
           <dd>
             <FunctionCounts functions={node.functions} />
           </dd>
+          {node.drained ? (
+            <>
+              <dt>Drained</dt>
+              <dd>
+                <DrainedSince node={node} />
+              </dd>
+            </>
+          ) : null}
           {node.score.reasons.length ? (
             <>
               <dt>Health score</dt>

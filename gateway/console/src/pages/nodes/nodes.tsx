@@ -9,6 +9,7 @@ import { Scroll } from "../../ui/scroll";
 import type { PageProps } from "..";
 import { FunctionCounts } from "./function-counts";
 import { Advice } from "./advice";
+import { DrainBadge, DrainButton } from "./drain";
 import { HeatMap } from "./heat-map";
 
 export default function NodesPage({ query }: PageProps) {
@@ -57,6 +58,7 @@ function NodeTable({ nodes }: { nodes: readonly [string, NodeView][] }) {
             <th class="number">Memory reserved</th>
             <th>Address</th>
             <th>Workers</th>
+            <th />
           </tr>
         </thead>
         <tbody>
@@ -66,7 +68,7 @@ function NodeTable({ nodes }: { nodes: readonly [string, NodeView][] }) {
                 <Link to={`/nodes/${name}`}>{name}</Link>
               </td>
               <td>
-                <Health node={node} />
+                <Health node={node} /> <DrainBadge node={node} />
               </td>
               <td class="number">{Object.keys(node.gpus).length}</td>
               <td class="number">
@@ -78,6 +80,11 @@ function NodeTable({ nodes }: { nodes: readonly [string, NodeView][] }) {
               <td class="mono">{visible(node.address)}</td>
               <td class="reason">
                 <FunctionCounts functions={node.functions} />
+              </td>
+              <td>
+                <span class="row-actions">
+                  <DrainButton name={name} node={node} of={name} />
+                </span>
               </td>
             </tr>
           ))}
