@@ -1,8 +1,10 @@
-"""An OpenID provider for tests: keys of its own, tokens of any content, and the device flow."""
+"""An OpenID provider for tests: keys of its own, tokens of any content, the device flow, and the flow of browsers."""
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import hashlib
 import http.server
 import json
 import threading
@@ -56,6 +58,8 @@ class StandInIssuer:
     forms: list[dict[str, str]] = field(default_factory=list)
     subject: str = "alice"
     groups: tuple[str, ...] = ("devs",)
+    codes: dict[str, dict[str, str]] = field(default_factory=dict)  # code → request for it
+    claims: dict[str, Any] = field(default_factory=dict)  # replace those of tokens for codes
 
     def token(self, key: Key | None = None, headers: dict[str, Any] | None = None, **claims: Any) -> str:
         """Sign a token. A claim of None is left out."""
@@ -81,6 +85,8 @@ class StandInIssuer:
             return 200, json.dumps(documents[path]()).encode()
         if path == "/token":
             self.forms.append(form)
+            if form.get("grant_type") == "authorization_code":
+                return self._redeem(form)
             error = self.polls.pop(0) if self.polls else ""
             if error:
                 status = 401 if error == "authorization_pending" else 400  # as Dex does
@@ -88,12 +94,31 @@ class StandInIssuer:
             return 200, json.dumps({"id_token": self.token(), "refresh_token": "r1", "expires_in": 300}).encode()
         return 404, b""
 
+    def authorize(self, url: str) -> str:
+        """Approve a login in the browser. Return the address to which the browser is sent."""
+        request = dict(urllib.parse.parse_qsl(urllib.parse.urlsplit(url).query))
+        assert (request["response_type"], request["client_id"]) == ("code", CLIENT)
+        code = f"c{len(self.codes)}"
+        self.codes[code] = request
+        return f"{request['redirect_uri']}?{urllib.parse.urlencode({'code': code, 'state': request['state']})}"
+
+    def _redeem(self, form: dict[str, str]) -> tuple[int, bytes]:
+        request = self.codes.pop(form["code"], None)
+        challenge = base64.urlsafe_b64encode(hashlib.sha256(form["code_verifier"].encode()).digest()).rstrip(b"=")
+        expected = {"redirect_uri": form["redirect_uri"], "code_challenge": challenge.decode()}
+        expected["code_challenge_method"] = "S256"
+        if request is None or not expected.items() <= request.items():
+            return 400, json.dumps({"error": "invalid_grant"}).encode()
+        token = self.token(**({"nonce": request["nonce"]} | self.claims))
+        return 200, json.dumps({"id_token": token, "access_token": "a", "token_type": "Bearer"}).encode()
+
     def _discovery(self) -> dict[str, Any]:
         return {
             "issuer": self.url,
             "jwks_uri": f"{self.url}/keys",
             "device_authorization_endpoint": f"{self.url}/device",
             "token_endpoint": f"{self.url}/token",
+            "authorization_endpoint": f"{self.url}/authorize",
             "scopes_supported": ["openid", "email", "groups", "offline_access", "phone"],
         }
 
@@ -110,6 +135,12 @@ def serving() -> Iterator[StandInIssuer]:
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def _serve(self) -> None:
+            if self.path.startswith("/authorize?"):
+                self.send_response(302)
+                self.send_header("location", issuer.authorize(self.path))
+                self.send_header("content-length", "0")
+                self.end_headers()
+                return
             body = self.rfile.read(int(self.headers.get("content-length", 0))).decode()
             status, reply = issuer.reply(self.path, dict(urllib.parse.parse_qsl(body)))
             self.send_response(status)

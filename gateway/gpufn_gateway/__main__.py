@@ -48,6 +48,7 @@ from gpufn_gateway.calls.mirrored_calls import MirroredCalls
 from gpufn_gateway.calls.prepare import Calls
 from gpufn_gateway.calls.shared_bodies import GatewaySharedBodies
 from gpufn_gateway.calls.stored_bodies import StoredBodies
+from gpufn_gateway.console.browser_login import BrowserLogin
 from gpufn_gateway.console.handler import Console
 from gpufn_gateway.console.live.pages import Pages
 from gpufn_gateway.console.live.stream import Streams
@@ -456,7 +457,18 @@ class _Gateway:
     def _console(self) -> Console:
         access = self._services.access
         sessions = Sessions(access, self._services.login, self._services.token_store)
-        return Console(access, sessions, self._tickets, self._readers.for_management, Site(), audit=self._request_audit)
+        services = self._services
+        post = _fetcher(services.settings).post
+        login = BrowserLogin(services.login, access, services.token_store, services.clock, post)
+        return Console(
+            access,
+            sessions,
+            self._tickets,
+            self._readers.for_management,
+            Site(),
+            audit=self._request_audit,
+            browser_login=login,
+        )
 
     def _routes(self) -> list[Route]:
         services, bodies = self._services, self._readers.for_management

@@ -36,6 +36,7 @@ from gpufn_gateway.calls.mirrored_calls import MirroredCalls
 from gpufn_gateway.calls.prepare import Calls
 from gpufn_gateway.calls.shared_bodies import GatewaySharedBodies
 from gpufn_gateway.calls.stored_bodies import StoredBodies
+from gpufn_gateway.console.browser_login import BrowserLogin
 from gpufn_gateway.console.handler import Console
 from gpufn_gateway.console.live.pages import Pages
 from gpufn_gateway.console.live.stream import Streams
@@ -301,7 +302,15 @@ class Whole:
         )
         web = WebApps(calls, invoke)
         sessions = Sessions(self.access, self.login, self.token_store)
-        console = Console(self.access, sessions, tickets, bodies, Site(site) if site else Site(), audit=audit)
+        console = Console(
+            self.access,
+            sessions,
+            tickets,
+            bodies,
+            Site(site) if site else Site(),
+            audit=audit,
+            browser_login=BrowserLogin(self.login, self.access, self.token_store, clock, Fetcher().post),
+        )
         self.app = App(
             invoke,
             inference,

@@ -7,6 +7,7 @@ import { limitsText, rateOf, rateText } from "../src/core/operate/limits";
 import { endedOf, NO_OUTCOMES, withLines } from "../src/core/data/outcomes";
 import { latencyPlot, partOfLimit, worstOutputs, type Candidate, type OutputRow, type Report } from "../src/core/operate/report";
 import { coversEverything, coversPattern } from "../src/core/scopes";
+import { failureOf, hostOf } from "../src/core/login";
 import { ruleText, splitBody, splitText } from "../src/core/traffic";
 import { subjectOf } from "../src/core/operate/time-line";
 import { ancestors, folderOf } from "../src/core/data/tree";
@@ -181,4 +182,13 @@ test.each([
   [{ "weight-1": "100", headers: "x-canary:2" }, /NAME=VALUE:REVISION/],
 ])("a form that is no split says what to write: %j", (fields, message) => {
   expect(() => splitBody(formOf(fields), [1, 2])).toThrow(message);
+});
+
+test("only known outcomes of a login are shown", () => {
+  expect(failureOf("#login=no-role")).toMatch(/no role/);
+  expect(failureOf("#login=<b>x</b>")).toBe("");
+  expect(failureOf("#ticket=a")).toBe("");
+  expect(failureOf("#login=constructor")).toBe("");
+  expect(hostOf("https://login.example.org/realms/a")).toBe("login.example.org");
+  expect(hostOf("x")).toBe("x");
 });

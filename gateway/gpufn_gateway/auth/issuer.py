@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
@@ -56,9 +56,19 @@ Fetch = Callable[[str], Awaitable[bytes]]
 Claims = dict[str, Any]
 
 
-class _Discovery(msgspec.Struct):
+class Discovery(msgspec.Struct):
+    """The discovery document of an issuer. Its addresses may be on other hosts."""
+
     issuer: str
     jwks_uri: str = ""
+    authorization_endpoint: str = ""
+    token_endpoint: str = ""
+    scopes_supported: tuple[str, ...] = ()
+
+    @property
+    def has_own_token_endpoint(self) -> bool:
+        """Whether the token endpoint is on the host of the issuer: the gateway sends requests nowhere else."""
+        return _origin(self.token_endpoint) == _origin(self.issuer)
 
 
 class _KeySet(msgspec.Struct):
@@ -90,6 +100,8 @@ class Issuer:
         self._fetched_at: float | None = None
         self._tried_at: float | None = None
         self._lock = asyncio.Lock()
+        self._discovered: Discovery | None = None
+        self._discovered_at = 0.0
 
     async def verify(self, token: str, audiences: Sequence[str]) -> Claims:
         """Return the claims of a token for one of the audiences. Raises Unauthorized, IssuerUnavailable."""
@@ -168,20 +180,36 @@ class Issuer:
     async def _keys_url(self) -> str:
         if self._jwks_url:
             return self._jwks_url
-        url = f"{self.url.rstrip('/')}/.well-known/openid-configuration"
-        document = msgspec.json.decode(await self._fetch(url), type=_Discovery)
-        if document.issuer != self.url:
-            raise _Unusable(f"its discovery document names the issuer {document.issuer[:100]!r}")
+        document = await self._fetch_discovery()
         if _origin(document.jwks_uri) != _origin(self.url):
             raise _Unusable(
                 f"its keys are at another address, {document.jwks_uri[:100]!r}: set GPUFN_OIDC_JWKS_URL to allow it"
             )
         return document.jwks_uri
 
+    async def _fetch_discovery(self) -> Discovery:
+        url = f"{self.url.rstrip('/')}/.well-known/openid-configuration"
+        document = msgspec.json.decode(await self._fetch(url), type=Discovery)
+        if document.issuer != self.url:
+            raise _Unusable(f"its discovery document names the issuer {document.issuer[:100]!r}")
+        return document
+
+    async def discover(self) -> Discovery:
+        """Return the discovery document, at most an hour old. Raises IssuerUnavailable."""
+        now = self._now()
+        if self._discovered is None or now - self._discovered_at >= _FRESH_S:
+            try:
+                self._discovered, self._discovered_at = await self._fetch_discovery(), now
+            except _FAILURES as error:
+                text = str(error)[:200] or type(error).__name__
+                log.warning("cannot read the discovery document of the issuer %s: %s", self.url, text)
+                raise IssuerUnavailable from None
+        return self._discovered
+
 
 class Fetcher:
-    """GET requests for documents of issuers, bounded in time and size, without redirects. `ca_file` has further
-    authorities to trust. Raises OSError for an unreadable file."""
+    """Requests to issuers, bounded in time and size, without redirects: GET of documents, and POST of forms. `ca_file`
+    has further authorities to trust. Raises OSError for an unreadable file."""
 
     def __init__(self, ca_file: str = "") -> None:
         self._context = ssl.create_default_context()
@@ -190,27 +218,34 @@ class Fetcher:
 
     async def __call__(self, url: str) -> bytes:
         """Return a document. Raises OSError, ValueError."""
+        return await self._send("GET", url, None)
+
+    async def post(self, url: str, form: Mapping[str, str]) -> bytes:
+        """Return the response to a form. Raises OSError, ValueError."""
+        return await self._send("POST", url, form)
+
+    async def _send(self, method: str, url: str, form: Mapping[str, str] | None) -> bytes:
         import httpx  # noqa: PLC0415
 
         try:
             async with (
                 asyncio.timeout(_TIMEOUT_S),
                 httpx.AsyncClient(verify=self._context, timeout=_TIMEOUT_S, trust_env=False) as client,
+                client.stream(method, url, headers=_HEADERS, data=form) as response,
             ):
-                return await self._read(client, url)
+                return await self._read(response, url)
         except httpx.HTTPError as error:
             raise OSError(str(error) or type(error).__name__) from error
 
-    async def _read(self, client: httpx.AsyncClient, url: str) -> bytes:
-        async with client.stream("GET", url, headers=_HEADERS) as response:
-            if response.status_code != 200:
-                raise ValueError(f"{url} returned {response.status_code}")
-            body = bytearray()
-            async for part in response.aiter_raw():
-                body += part
-                if len(body) > _MAX_DOCUMENT_BYTES:
-                    raise ValueError(f"{url} returned more than {_MAX_DOCUMENT_BYTES:,} bytes")
-            return bytes(body)
+    async def _read(self, response: httpx.Response, url: str) -> bytes:
+        if response.status_code != 200:
+            raise ValueError(f"{url} returned {response.status_code}")
+        body = bytearray()
+        async for part in response.aiter_raw():
+            body += part
+            if len(body) > _MAX_DOCUMENT_BYTES:
+                raise ValueError(f"{url} returned more than {_MAX_DOCUMENT_BYTES:,} bytes")
+        return bytes(body)
 
 
 def _key_of(jwk: dict[str, Any]) -> jwt.PyJWK | None:

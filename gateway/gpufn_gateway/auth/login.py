@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import hmac
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -68,14 +69,23 @@ class Login:
             return None
         return Provider(own.oidc_issuer, own.oidc_client_id, own.oidc_client_secret, own.oidc_scopes)
 
-    async def exchange_jwt(self, text: str, wanted: Sequence[str] | None, expires_in_s: float | None) -> Issued:
-        """Return a token for a user or a workload. Raises Unauthorized, Forbidden, InvalidInput, IssuerUnavailable."""
+    @property
+    def issuer_of_provider(self) -> Issuer:
+        return self._issuer(self._settings.oidc_issuer)
+
+    async def exchange_jwt(
+        self, text: str, wanted: Sequence[str] | None, expires_in_s: float | None, *, nonce: str | None = None
+    ) -> Issued:
+        """Return a token for a user or a workload. With a `nonce`, the JSON Web Token must be of the provider and have
+        it. Raises Unauthorized, Forbidden, InvalidInput, IssuerUnavailable."""
         roles = Roles() if self._role_file is None else self._role_file.roles()
         url = issuer_of(text)
         audiences = self._audiences(url, roles)
         if not audiences:
             raise Unauthorized("This gateway does not accept tokens of this issuer.")
         claims = await self._issuer(url).verify(text, sorted(audiences))
+        if nonce is not None:
+            self._check_nonce(claims, nonce)
         own = self._scopes(claims, roles)
         if not own:
             raise Forbidden("Your groups have no role at this gateway: ask its administrator for one.")
@@ -158,6 +168,13 @@ class Login:
             self._check_party(claims, audiences)
             own |= roles.scopes_of_groups(groups_in(claims, self._settings.oidc_groups_claim))
         return own
+
+    def _check_nonce(self, claims: Mapping[str, Any], nonce: str) -> None:
+        """Raises Unauthorized for a token that is not of this login at the provider."""
+        given = claims.get("nonce")
+        is_same = isinstance(given, str) and hmac.compare_digest(given.encode(), nonce.encode())
+        if claims["iss"] != self._settings.oidc_issuer or not is_same:
+            raise Unauthorized("The identity provider's token was issued for another login.")
 
     def _check_party(self, claims: Mapping[str, Any], audiences: Collection[str]) -> None:
         """Raises Unauthorized for a token that the provider has given to another client."""

@@ -18,7 +18,7 @@ import hashlib
 import hmac
 from collections.abc import Mapping
 from http.cookies import CookieError, SimpleCookie
-from typing import Final
+from typing import Final, NamedTuple
 
 from gpufn_core.encoding.urls import is_loopback
 from gpufn_core.errors import Unauthorized
@@ -33,10 +33,20 @@ from gpufn_gateway.routes.requests import whole_number
 
 PAGE_TOKEN: Final = b"x-gpufn-page"
 _MAX_DIGITS: Final = 9  # of the number of a signing key
-_COOKIE: Final = "gpufn_console"
 _SET_BY_SERVER: Final = "__Http-"  # browsers that know this prefix refuse such a cookie of a script
 _CONTEXT: Final = b"gpufn console page\0"
 _OF_PAGES: Final = (b"authorization", b"cookie", b"origin", b"referer", PAGE_TOKEN)  # not for the API
+
+
+class Cookie(NamedTuple):
+    """A cookie of the console. Browsers share cookies between the ports of a host, so its name gets the port."""
+
+    name: str
+    path: str
+    same_site: str
+
+
+SESSION_COOKIE: Final = Cookie("gpufn_console", "/console", "Strict")
 
 
 class Sessions:
@@ -96,31 +106,38 @@ def comes_from_elsewhere(headers: Mapping[bytes, bytes]) -> bool:
     return is_navigation(headers) and headers.get(b"sec-fetch-site") in (b"cross-site", b"same-site")
 
 
-def cookie_in(headers: Mapping[bytes, bytes]) -> str:
-    """Return the value of the session cookie, or ""."""
+def cookie_in(headers: Mapping[bytes, bytes], cookie: Cookie = SESSION_COOKIE) -> str:
+    """Return the value of a cookie, or ""."""
     try:
-        found = SimpleCookie(headers.get(b"cookie", b"").decode("latin-1")).get(_name(headers))
+        found = SimpleCookie(headers.get(b"cookie", b"").decode("latin-1")).get(_name(headers, cookie))
     except CookieError:
         return ""
     return "" if found is None else found.value
 
 
-def set_cookie(headers: Mapping[bytes, bytes], scheme: str, value: str, max_age_s: float) -> bytes:
-    """Return the field that sets the session cookie, or with no value removes it."""
-    authority = host_field.parse(headers.get(b"host", b""))
-    is_plain = scheme == "http" and authority is not None and is_loopback(authority.host)
-    secure = "" if is_plain else "; Secure"  # behind a proxy, TLS ends there
+def set_cookie(
+    headers: Mapping[bytes, bytes], scheme: str, value: str, max_age_s: float, cookie: Cookie = SESSION_COOKIE
+) -> bytes:
+    """Return the field that sets a cookie, or with no value removes it."""
+    secure = "; Secure" if is_secure(headers, scheme) else ""
     age = int(max_age_s) if value else 0
-    return f"{_name(headers)}={value}; Path=/console; Max-Age={age}; HttpOnly; SameSite=Strict{secure}".encode()
+    limits = f"Path={cookie.path}; Max-Age={age}; HttpOnly; SameSite={cookie.same_site}{secure}"
+    return f"{_name(headers, cookie)}={value}; {limits}".encode()
 
 
-def _name(headers: Mapping[bytes, bytes]) -> str:
+def is_secure(headers: Mapping[bytes, bytes], scheme: str) -> bool:
+    """Return whether the browser uses HTTPS. Behind a proxy, TLS ends there; without TLS only loopback is served."""
+    authority = host_field.parse(headers.get(b"host", b""))
+    return not (scheme == "http" and authority is not None and is_loopback(authority.host))
+
+
+def _name(headers: Mapping[bytes, bytes], cookie: Cookie) -> str:
     """Return the name of the cookie. Browsers share cookies between the ports of a host, so it has the port. Beyond
     loopback, where it is Secure, the prefix prevents that a script of a web function sets it."""
     authority = host_field.parse(headers.get(b"host", b""))
     prefix = "" if authority is not None and is_loopback(authority.host) else _SET_BY_SERVER
     port = "" if authority is None or authority.port is None else f"_{authority.port}"
-    return f"{prefix}{_COOKIE}{port}"
+    return f"{prefix}{cookie.name}{port}"
 
 
 def _is_of_pages(name: bytes) -> bool:

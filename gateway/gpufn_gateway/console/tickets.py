@@ -6,10 +6,6 @@ only for 30 seconds. It becomes the token of a session there.
 
 from __future__ import annotations
 
-import base64
-import binascii
-import hashlib
-import hmac
 from typing import Final
 
 import msgspec
@@ -19,6 +15,7 @@ from gpufn_gateway.auth.access import Access, Principal
 from gpufn_gateway.auth.login import Issued
 from gpufn_gateway.auth.token_store import TokenStore
 from gpufn_gateway.auth.tokens import MAX_TTL_S, Token, sign
+from gpufn_gateway.console.sealed import seal, unseal
 from gpufn_platform.process.clock import Clock
 
 TICKET_S: Final = 30.0
@@ -26,7 +23,6 @@ _CONTEXT: Final = b"gpufn console ticket\0"
 
 
 class _Payload(msgspec.Struct, frozen=True, array_like=True):
-    signing_key: int
     valid_until: float
     token: Token
 
@@ -46,8 +42,8 @@ class Tickets:
             return ""
         key = await self._store.signing_key()
         token = self._access.token_for(authorization.partition(b" ")[2].strip(), MAX_TTL_S)
-        payload = msgspec.json.encode(_Payload(key.number, self._clock.time() + TICKET_S, token))
-        return f"{_to_text(payload)}.{_to_text(_mac(key.secret, payload))}"
+        payload = _Payload(self._clock.time() + TICKET_S, token)
+        return seal(key, _CONTEXT, msgspec.json.encode(payload))
 
     async def redeem(self, ticket: str) -> Issued:
         """Return the token of a session. Raises Unauthorized."""
@@ -62,26 +58,14 @@ class Tickets:
         return Issued(text, principal.id, name, token.scopes, token.expires_at, left_s)
 
     def _token_in(self, ticket: str) -> Token:
-        text, _, mac = ticket.partition(".")
         try:
-            payload = base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))
-            given = base64.urlsafe_b64decode(mac + "=" * (-len(mac) % 4))
-            found = _decoder.decode(payload)
-            key = self._access.tokens.signing_keys[found.signing_key]
-        except (binascii.Error, ValueError, KeyError, msgspec.MsgspecError):
+            found = _decoder.decode(unseal(self._access.tokens.signing_keys, _CONTEXT, ticket))
+        except (ValueError, msgspec.MsgspecError):
             raise _not_valid() from None
-        if not hmac.compare_digest(_mac(key.secret, payload), given) or self._clock.time() > found.valid_until:
+        if self._clock.time() > found.valid_until:
             raise _not_valid()
         return found.token
 
 
 def _not_valid() -> Unauthorized:
     return Unauthorized("This ticket is not valid, or older than 30 s: run `gpufn console` again.")
-
-
-def _mac(secret: bytes, payload: bytes) -> bytes:
-    return hmac.digest(secret, _CONTEXT + payload, hashlib.sha256)
-
-
-def _to_text(data: bytes) -> str:
-    return base64.urlsafe_b64encode(data).rstrip(b"=").decode()

@@ -207,7 +207,6 @@ class Matrix:
             await until_async(lambda: any(key.id == side.key for key in gateway.access.keys))
         elif kind == "users":
             await gateway.token_store.record(_USER, gateway.clock.time())
-            await gateway.token_store.record(_USER)
         elif kind == "nodes":
             await gateway.buckets.node_drains.put(_NODE, encode(NodeDrain(node=_NODE, since=now)))
             await until_async(lambda: _NODE in gateway.registry.drains)
@@ -253,7 +252,7 @@ class Matrix:
             "fn": side.doomed if route == "DELETE /v1/functions/{fn}" else side.function,
             "model": side.model, "env": env, "app": app_, "number": "1", "version": "1", "first": "0",
             "rest": "x", "region": "r", "name": _SIGNER if "signing" in path else _SECRET, "team": _TEAM,
-            "rest": "x", "name": _SIGNER if "signing" in path else _SECRET, "team": _TEAM, "node": _NODE,
+            "node": _NODE,
             "id": self._id(route, side, principal),
             "digest": digest_of(_ONNX) if "artifacts" in path or "volumes" in path else DIGEST,
             **dict.fromkeys(("volume", "queue", "dict"), side.function),

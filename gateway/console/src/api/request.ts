@@ -50,6 +50,13 @@ export async function signIn(credential: { key: string } | { ticket: string }): 
   await sendTo("/console/session", { method: "POST", json: credential });
 }
 
+/** Go to the login of the identity provider, which comes back to this page. */
+export async function goToLogin(): Promise<void> {
+  const response = await sendTo("/console/login", { method: "POST", json: { next: location.pathname + location.search } });
+  const { url } = (await response.json()) as { url: string };
+  location.assign(url);
+}
+
 export async function signOut(): Promise<void> {
   await sendTo("/console/session", { method: "DELETE" });
   location.assign("/console");

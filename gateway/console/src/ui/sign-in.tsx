@@ -1,14 +1,28 @@
-/** Sign-in with an API key or a token. `gpufn console` signs in by a ticket in the address. */
+/** Sign-in at the identity provider, or with an API key or a token. `gpufn console` signs in by a ticket in the address. */
 
 import { useState } from "preact/hooks";
-import { pageToken, signIn } from "../api/request";
+import { goToLogin, pageToken, signIn } from "../api/request";
+import { useResource } from "../api/resource";
+import { failureOf, hostOf } from "../core/login";
+import { visible } from "../core/format";
 import { ErrorBox } from "./parts";
 
 export function SignIn() {
   const [error, setError] = useState<unknown>(null);
   const [isBusy, setBusy] = useState(false);
+  const { data } = useResource<{ provider: { issuer: string } | null }>(pageToken ? "/v1/auth" : "");
   if (!pageToken) {
     return <NotSecure />;
+  }
+  const failure = failureOf(location.hash);
+  async function logIn(): Promise<void> {
+    setBusy(true);
+    try {
+      await goToLogin();
+    } catch (problem) {
+      setError(problem);
+      setBusy(false);
+    }
   }
   async function submit(event: SubmitEvent): Promise<void> {
     event.preventDefault();
@@ -25,17 +39,32 @@ export function SignIn() {
   return (
     <main class="sign-in" id="content">
       <h1>gpufn</h1>
+      {failure ? (
+        <p class="error" role="alert">
+          {failure}
+        </p>
+      ) : null}
+      {data?.provider ? (
+        <>
+          <button type="button" class="primary" disabled={isBusy} onClick={() => void logIn()}>
+            Sign in with {visible(hostOf(data.provider.issuer))}
+          </button>
+          <p class="or">
+            <span>or</span>
+          </p>
+        </>
+      ) : null}
       <form onSubmit={(event) => void submit(event)}>
         <label for="key">API key or token</label>
         <input id="key" name="key" type="password" autoComplete="current-password" required autofocus spellcheck={false} />
-        <button type="submit" class="primary" disabled={isBusy}>
+        <button type="submit" class={data?.provider ? "" : "primary"} disabled={isBusy}>
           Sign in
         </button>
       </form>
       {error ? <ErrorBox error={error} /> : null}
       <p class="dim">
         On a machine where <code>gpufn</code> has a key or a login, run <code>gpufn console</code>: it signs you in. A
-        session ends after 12 hours, or with its key.
+        session ends after 12 hours, or with its key or token.
       </p>
     </main>
   );
