@@ -141,3 +141,18 @@ export interface PlatformEvent {
   readonly revision?: number;
   readonly node?: string;
 }
+
+/** A trusted key. `functions` are those whose active revision it signed. */
+export interface Signer {
+  readonly name: string;
+  readonly id: string;
+  readonly patterns: readonly string[];
+  readonly added_at: number;
+  readonly functions: readonly string[];
+}
+
+export interface Signing {
+  readonly keys: readonly Signer[];
+  /** The environments that require signatures. */
+  readonly required: readonly string[];
+}

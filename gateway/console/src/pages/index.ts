@@ -183,6 +183,14 @@ export const PAGES: readonly Page[] = [
     load: () => import("./teams/teams"),
   },
   {
+    pattern: "/signing",
+    needs: "read everything",
+    label: "Signing",
+    section: "Access",
+    title: () => "Signing",
+    load: () => import("./signing/signing"),
+  },
+  {
     pattern: "/audit",
     needs: "admin",
     label: "Audit log",
