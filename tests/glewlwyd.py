@@ -1,4 +1,4 @@
-"""A real OpenID provider on loopback: Glewlwyd, with one client of the device flow and one user per group."""
+"""A real OpenID provider on loopback: Glewlwyd, with one client and one user per group."""
 
 from __future__ import annotations
 
@@ -77,6 +77,21 @@ class Glewlwyd:
             assert shown.status_code == 302, shown.text
             assert "deviceComplete" in shown.headers["location"], shown.headers["location"]
 
+    def allow_redirect(self, address: str) -> None:
+        """Register the address to which the provider sends browsers."""
+        with httpx.Client(base_url=f"{self.url}/api", trust_env=False, timeout=10) as admin:
+            _send(admin, "POST", "/auth/", {"username": "admin", "password": PASSWORD})
+            _send(admin, "PUT", f"/client/{CLIENT}", _CLIENT_RECORD | {"redirect_uri": [address]})
+
+    def log_in(self, url: str, user: str) -> str:
+        """Log in, as the user's browser does. Return the address to which the browser is sent."""
+        with httpx.Client(base_url=f"{self.url}/api", trust_env=False, timeout=10) as browser:
+            _send(browser, "POST", "/auth/", {"username": user, "password": PASSWORD})
+            _send(browser, "PUT", f"/auth/grant/{CLIENT}/", {"scope": "openid"})
+            shown = browser.get(f"{url}&g_continue")
+            assert shown.status_code == 302, shown.text
+            return shown.headers["location"]
+
 
 def _send(client: httpx.Client, method: str, path: str, body: Any = None) -> httpx.Response:
     answer = client.request(method, path, json=body)
@@ -91,7 +106,7 @@ def _user_module(module: dict[str, Any]) -> dict[str, Any]:
 
 _CLIENT_RECORD = {
     "client_id": CLIENT, "name": CLIENT, "confidential": False, "enabled": True, "scope": ["openid"],
-    "redirect_uri": [], "authorization_type": ["device_code", "device_authorization", "refresh_token"],
+    "redirect_uri": [], "authorization_type": ["code", "device_code", "device_authorization", "refresh_token"],
     "token_endpoint_auth_method": ["none"],
 }  # fmt: skip
 
@@ -106,7 +121,8 @@ def _plugin(issuer: str) -> dict[str, Any]:
         "access-token-duration": 3600, "refresh-token-duration": 86400, "code-duration": 600,
         "refresh-token-rolling": True,
         "allow-non-oidc": False, "subject-type": "public", "jwks-show": True,
-        **{f"auth-type-{kind}-enabled": False for kind in ("code", "token", "none", "password", "client")},
+        **{f"auth-type-{kind}-enabled": False for kind in ("token", "none", "password", "client")},
+        "auth-type-code-enabled": True, "pkce-allowed": True, "pkce-method-plain-allowed": False, "pkce-required": True,
         "auth-type-implicit-enabled": False, "auth-type-device-enabled": True, "auth-type-refresh-enabled": True,
         "device-authorization-expiration": 60, "device-authorization-interval": 1,
         "scope": [], "additional-parameters": [], "claims": [groups], "name-claim": "mandatory",

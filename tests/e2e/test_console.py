@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from gpufn_core.ids import digest_of
+from tests import issuer
 from tests.builder.models import mlp
 from tests.conftest import ROOT, Platform, missing, running_platform
 
@@ -76,7 +78,16 @@ def test_the_console_in_a_browser(tmp_path: Path) -> None:
     if not BUILT.is_file():
         missing("the console is not built: run scripts/console")
     screenshots = os.environ.get("GPUFN_TEST_SCREENSHOTS", "")
-    with running_platform(tmp_path / "home", environ={"GPUFN_DEVICES": json.dumps(GPUS)}) as platform:
+    (tmp_path / "roles.toml").write_text('[groups]\ndevs = ["read"]\n')
+    with contextlib.ExitStack() as stack:
+        provider = stack.enter_context(issuer.serving())
+        settings = {
+            "GPUFN_DEVICES": json.dumps(GPUS),
+            "GPUFN_OIDC_ISSUER": provider.url,
+            "GPUFN_OIDC_CLIENT_ID": issuer.CLIENT,
+            "GPUFN_OIDC_ROLES": str(tmp_path / "roles.toml"),
+        }
+        platform = stack.enter_context(running_platform(tmp_path / "home", environ=settings))
         _build_a_model(platform)
         for max_workers in (2, 3):
             (tmp_path / "app.py").write_text(APP.format(max_workers=max_workers))

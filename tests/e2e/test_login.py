@@ -8,14 +8,17 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
 
 from tests import glewlwyd
-from tests.conftest import Platform, running_platform
+from tests.conftest import ROOT, Platform, running_platform
 
 pytestmark = pytest.mark.e2e
 
+CONSOLE = ROOT / "gateway" / "gpufn_gateway" / "console" / "assets" / "index.html"  # built by scripts/console
 ROLES = """
 [groups]
 devs = ["invoke:*"]
@@ -51,6 +54,24 @@ class User:
             assert process.wait(60) == 0, process.stderr.read()
 
 
+def log_in_to_the_console(platform: Platform, provider: glewlwyd.Glewlwyd, user: str) -> dict[str, Any]:
+    """Log in as a browser does. Return the principal of the session."""
+    provider.allow_redirect(f"{platform.url}/console/login/callback")
+    navigation = {"sec-fetch-dest": "document", "sec-fetch-mode": "navigate", "sec-fetch-site": "none"}
+    with httpx.Client(base_url=platform.url, trust_env=False, timeout=10) as browser:
+
+        def page() -> dict[str, str]:
+            found = re.search(r'gpufn-page-token" content="(.*?)"', browser.get("/console", headers=navigation).text)
+            assert found is not None
+            return {"x-gpufn-page": found[1], "sec-fetch-site": "same-origin"}
+
+        url = browser.post("/console/login", json={"next": "/console/calls"}, headers=page()).json()["url"]
+        returned = browser.get(provider.log_in(url, user), headers=navigation | {"sec-fetch-site": "cross-site"})
+        assert (returned.status_code, returned.headers["location"]) == (303, "/console/calls")
+        me: dict[str, Any] = browser.get("/console/api/v1/auth/me", headers=page()).json()
+        return me
+
+
 def test_users_log_in_with_a_real_provider(tmp_path: Path) -> None:
     (tmp_path / "roles.toml").write_text(ROLES)
     (tmp_path / "app.py").write_text(APP)
@@ -75,5 +96,8 @@ def test_users_log_in_with_a_real_provider(tmp_path: Path) -> None:
             assert alice.gpufn("result", submitted).stdout.strip() == '"hello y"'
             assert alice.gpufn("keys", "ls").returncode == 5
             assert me["id"] in olga.gpufn("users", "ls", "--json").stdout
+            if CONSOLE.is_file():
+                session = log_in_to_the_console(platform, provider, "alice")
+                assert (session["id"], session["scopes"]) == (me["id"], ["invoke:*"])
             assert olga.gpufn("users", "revoke", me["id"]).returncode == 0
             assert alice.gpufn("whoami").returncode == 5

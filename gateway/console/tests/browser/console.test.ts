@@ -1,6 +1,7 @@
 import type { Browser, Page } from "playwright-core";
 import { afterAll, beforeAll, expect, test } from "vitest";
 import { api, checkAccessibility, launch, newPage, open, pidOf, screenshot, takesScreenshots, URL } from "./browser";
+import { testOperations } from "./operations";
 import { HOSTILE, testPages } from "./pages";
 
 let browser: Browser;
@@ -130,6 +131,7 @@ test("text of users is text: markup, turns of the direction and escape sequences
 });
 
 testPages(() => page);
+testOperations(() => page);
 
 test("a page of a web function cannot use the console", async () => {
   await open(page, "");
@@ -200,10 +202,10 @@ test("a key signs in, has only its rights, and its end ends the session", async 
   await open(page, "/functions/greet");
   await page.getByLabel("API key or token").fill("gpufn_wrong_key");
   await checkAccessibility(page);
-  await page.getByRole("button", { name: "Sign in" }).click();
+  await page.getByRole("button", { name: "Sign in", exact: true }).click();
   await page.getByText("unauthorized").waitFor();
   await page.getByLabel("API key or token").fill(reader.key);
-  await page.getByRole("button", { name: "Sign in" }).click();
+  await page.getByRole("button", { name: "Sign in", exact: true }).click();
   await page.getByRole("heading", { name: "greet" }).waitFor();
   await page.getByText("wall", { exact: true }).waitFor();
   expect(await page.getByRole("button", { name: "Scale" }).count()).toBe(0);

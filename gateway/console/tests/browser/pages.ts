@@ -10,7 +10,7 @@ import { ADVICE, COSTS, NIGHTLY, PROFILE, traceOf } from "./stand-ins";
 export const HOSTILE = '<script>document.title = "taken"</script><img src=x onerror="document.title=\'taken\'">';
 
 /** Press a button, and confirm in the dialog that asks. */
-async function change(page: Page, button: string, action: string): Promise<void> {
+export async function change(page: Page, button: string, action: string): Promise<void> {
   await page.getByRole("button", { name: button, exact: true }).first().click();
   await page.getByRole("dialog").getByRole("button", { name: action, exact: true }).click();
   await page.getByRole("dialog").waitFor({ state: "detached" });
@@ -29,7 +29,7 @@ async function raw(method: string, path: string, body: string | Uint8Array<Array
   }
 }
 
-function browserOf(page: Page): Browser {
+export function browserOf(page: Page): Browser {
   const browser = page.context().browser();
   if (browser === null) {
     throw new Error("the page has no browser");
@@ -45,7 +45,7 @@ async function fits(page: Page): Promise<void> {
   await page.setViewportSize(size ?? { width: 1280, height: 800 });
 }
 
-async function check(page: Page): Promise<void> {
+export async function check(page: Page): Promise<void> {
   await checkAccessibility(page);
   await fits(page);
   expect(await page.title()).not.toBe("taken");
@@ -403,7 +403,7 @@ export function testPages(shared: () => Page): void {
     const visitor = await newPage(browserOf(page));
     await visitor.goto(`${URL}/console/dead-letters?function=greet`);
     await visitor.getByLabel("API key or token").fill(reader);
-    await visitor.getByRole("button", { name: "Sign in" }).click();
+    await visitor.getByRole("button", { name: "Sign in", exact: true }).click();
     await visitor.getByText(/newest first/).waitFor();
     expect(await visitor.getByRole("button", { name: /Replay|Delete/ }).count()).toBe(0);
     const shown = await visitor.getByRole("navigation", { name: "Pages" }).getByRole("link").allTextContents();
