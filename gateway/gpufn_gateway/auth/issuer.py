@@ -102,6 +102,7 @@ class Issuer:
         self._lock = asyncio.Lock()
         self._discovered: Discovery | None = None
         self._discovered_at = 0.0
+        self._failed_at: float | None = None  # the last time that the discovery document could not be read
 
     async def verify(self, token: str, audiences: Sequence[str]) -> Claims:
         """Return the claims of a token for one of the audiences. Raises Unauthorized, IssuerUnavailable."""
@@ -196,15 +197,20 @@ class Issuer:
 
     async def discover(self) -> Discovery:
         """Return the discovery document, at most an hour old. Raises IssuerUnavailable."""
-        now = self._now()
-        if self._discovered is None or now - self._discovered_at >= _FRESH_S:
+        async with self._lock:
+            now = self._now()
+            if self._discovered is not None and now - self._discovered_at < _FRESH_S:
+                return self._discovered
+            if self._failed_at is not None and now - self._failed_at < _MIN_FETCH_INTERVAL_S:
+                raise IssuerUnavailable
             try:
                 self._discovered, self._discovered_at = await self._fetch_discovery(), now
             except _FAILURES as error:
+                self._failed_at = self._now()
                 text = str(error)[:200] or type(error).__name__
                 log.warning("cannot read the discovery document of the issuer %s: %s", self.url, text)
                 raise IssuerUnavailable from None
-        return self._discovered
+            return self._discovered
 
 
 class Fetcher:
