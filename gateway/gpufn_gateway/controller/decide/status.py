@@ -51,7 +51,8 @@ class StatusWriter:
         circuit = view.circuit
         reasons = (
             decision.reason, note, _split(function), self._failed(view), self._placement_failure(serving),
-            self._parked(serving), self._leaving(view), _imports(view), _ranks(view), *map(self._fetching, decisions),
+            self._unplaced(serving), self._parked(serving), self._leaving(view), _imports(view), _ranks(view),
+            *map(self._fetching, decisions),
         )  # fmt: skip
         return FunctionStatus(
             function=function.name,
@@ -111,6 +112,13 @@ class StatusWriter:
         """Return why its last call got no worker, once no call waits for one any longer."""
         placement_failure = decided.view.placement_failure
         return "" if placement_failure is None or decided.need is not None else placement_failure.describe(self._now)
+
+    def _unplaced(self, decided: RevisionDecision) -> str:
+        """Return why a worker that no call waits for has no place: one of `min_workers`, for example."""
+        need, demand = decided.need, decided.demand
+        if need is None or not (need.has_no_room and need.no_room) or demand is None or demand.calls:
+            return ""
+        return f"{NO_ROOM}: {need.no_room}"
 
     def _failed(self, view: RevisionView) -> str:
         """Return the last failure once `start_error` no longer has it, until the next attempt."""

@@ -66,6 +66,7 @@ def test_the_last_node_that_fits_empties_too_and_the_reason_is_reported() -> Non
     sim.world.drained.add("a")
     sim.run(10)
     assert sim.world.workers == {}
+    assert "no node has room: a: it is drained; b: it has no L4 GPU" in sim.statuses["f"].reason
     sim.call("f")
     sim.run(2)
     waiting = sim.statuses["f"].waiting
