@@ -59,8 +59,12 @@ def test_a_node_is_drained_under_load_and_stays_drained_after_restarts(tmp_path:
             until(lambda: f"{first}: it is drained" in platform.client.get("/v1/functions/steady/why").text)
             platform.gpufn("nodes", "undrain", first)
             assert platform.invoke("steady", {"number": 2}) == 2
-            events = platform.client.get("/v1/events?kind=node_drain").json()["events"]
-            assert {each["subject"] for each in events} == {f"node:{first}"}
+            until(lambda: _drained_in_events(platform) == {f"node:{first}"})
+
+
+def _drained_in_events(platform: Platform) -> set[str]:
+    """Return the subjects of events. A gateway publishes them a moment later."""
+    return {each["subject"] for each in platform.client.get("/v1/events?kind=node_drain").json()["events"]}
 
 
 def _is_drained(platform: Platform, node: str) -> bool:
