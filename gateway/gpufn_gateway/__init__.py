@@ -1,1 +1,1 @@
-"""The gateway: it accepts HTTP requests and queues invocations. `gpufn_gateway.__main__` builds its objects."""
+"""The gateway: it accepts HTTP requests and queues invocations. `gpufn_gateway.composition` builds its objects."""

@@ -13,7 +13,7 @@ from gpufn_core.domain.invocation import InvocationState
 from gpufn_core.spec.priority import Priority
 
 if TYPE_CHECKING:
-    from gpufn.client.views import InvocationView, MapView
+    from gpufn.client.views.calls import InvocationView, MapView
     from gpufn.maps.reader import ItemOutcome
 
 

@@ -26,15 +26,11 @@ from gpufn.client.endpoints.terminals import TerminalRequests
 from gpufn.client.endpoints.traffic import TrafficRequests
 from gpufn.client.endpoints.volumes import VolumeRequests
 from gpufn.client.http import JSON_BODY
-from gpufn.client.views import (
+from gpufn.client.views.access import (
     AuditPage,
-    FunctionView,
-    FunctionViews,
-    InvocationView,
     KeyView,
     PrincipalView,
     ProviderView,
-    ScheduleView,
     SecretView,
     SignerView,
     SigningView,
@@ -42,6 +38,8 @@ from gpufn.client.views import (
     TokenView,
     UserView,
 )
+from gpufn.client.views.calls import InvocationView
+from gpufn.client.views.functions import FunctionView, FunctionViews, ScheduleView
 from gpufn.declare.declarations import mark_deployed
 from gpufn.declare.hints.argument_checks import check_list, check_seconds
 from gpufn_core.domain.team import Team, TeamLimits

@@ -22,7 +22,7 @@ import msgspec
 from gpufn.call.context import is_in_worker
 from gpufn.client.interruptible_http import make_interruptible
 from gpufn.client.responses import decode, error_of
-from gpufn.client.views import TokenView
+from gpufn.client.views.access import TokenView
 from gpufn_core.encoding import media
 from gpufn_core.encoding.urls import DEFAULT_GATEWAY, function_path, gateway_address, public
 from gpufn_core.errors import Forbidden, GatewayUnavailable, GpufnError, InvalidInput, InvalidSpec, Unauthorized

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from gpufn.call.transport_protocol import EncodedCall, Target
 from gpufn.client.call_api import CallApi
-from gpufn.client.views import InvocationView, MapView
+from gpufn.client.views.calls import InvocationView, MapView
 from gpufn.declare.declarations import declarations_of
 from gpufn.maps.reader import ItemOutcome
 from gpufn_core.domain.invocation import InvocationState

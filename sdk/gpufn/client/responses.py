@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
-from gpufn.client.views import Problem, RawResult
+from gpufn.client.views.calls import RawResult
+from gpufn.client.views.problem import Problem
 from gpufn_core.errors import GpufnError, PayloadTooLarge, ProtocolMismatch, error_from
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Protocol
 
-from gpufn.client.views import BuildView
+from gpufn.client.views.models import BuildView
 from gpufn_core.domain.devices.engine import BuildState
 from gpufn_core.errors import BuildFailed, ErrorInfo, GpufnError, error_from
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from gpufn.client.views import FunctionView, RevisionProgress
+from gpufn.client.views.functions import FunctionView, RevisionProgress
 from gpufn_core.domain.circuit_errors import user_line
 from gpufn_core.domain.revision import Check, CheckState, RevisionState
 from gpufn_core.errors import Conflict, FunctionStartFailed, RevisionNotFound

@@ -16,7 +16,7 @@ from gpufn.deploy.imports.import_collector import Collector, import_name
 from gpufn_core.errors import GpufnError, InvalidBundle
 
 if TYPE_CHECKING:
-    from gpufn.client.views import FunctionView
+    from gpufn.client.views.functions import FunctionView
 
 
 class Api(Protocol):

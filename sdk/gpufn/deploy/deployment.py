@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import msgspec
 
-from gpufn.client.views import BuildingRevision, BuildView, FunctionView, RevisionProgress, RevisionView
+from gpufn.client.views.functions import BuildingRevision, FunctionView, RevisionProgress, RevisionView
+from gpufn.client.views.models import BuildView
 from gpufn.deploy.build_wait import build_error, upload
 from gpufn.deploy.capacity_warnings import unmet_requirement
 from gpufn.deploy.check_wait import is_pending, wait_until_checked

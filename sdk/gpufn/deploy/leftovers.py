@@ -9,7 +9,7 @@ from gpufn_core.spec.naming.names import DEFAULT, home_of
 from gpufn_core.spec.naming.variant_names import is_variant
 
 if TYPE_CHECKING:
-    from gpufn.client.views import FunctionView
+    from gpufn.client.views.functions import FunctionView
     from gpufn.deploy.deployment import Deployable
 
 

@@ -11,7 +11,7 @@ from gpufn.call.result_decoding import PLAIN, ResultReader, remote_traceback
 from gpufn.call.threads import in_thread
 from gpufn.call.transport_protocol import MapTransport, Target
 from gpufn.client.responses import error_of
-from gpufn.client.views import MapView
+from gpufn.client.views.calls import MapView
 from gpufn.declare.hints.argument_checks import check_count, check_seconds
 from gpufn.maps.progress_bar import WaitDisplay
 from gpufn.maps.reader import ArrivalOrder, Cursor, ItemOrder, ItemOutcome, OutcomeReader, retry_while_unavailable

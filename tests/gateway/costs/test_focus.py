@@ -15,7 +15,7 @@ from typing import NamedTuple
 import msgspec
 import pytest
 
-from gpufn.client.views import CostView
+from gpufn.client.views.figures import CostView
 from gpufn_gateway.costs.focus import FOCUS_COLUMNS, focus_csv
 
 ROWS = (

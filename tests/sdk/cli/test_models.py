@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 
 from gpufn.cli import app
 from gpufn.cli.models.build_progress import build_progress, describe_progress
-from gpufn.client.views import BuildAhead, BuildView
+from gpufn.client.views.models import BuildAhead, BuildView
 from gpufn.deploy.convert.torch_factory import check_tensors, module_and_inputs
 from gpufn_core.domain.devices.engine import BuildStage, BuildState
 from gpufn_core.errors import InvalidSpec

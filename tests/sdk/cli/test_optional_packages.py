@@ -10,7 +10,7 @@ import pytest
 
 from gpufn.cli.models.build_progress import build_progress
 from gpufn.cli.terminal.output import step
-from gpufn.client.views import BuildView
+from gpufn.client.views.models import BuildView
 from gpufn.maps.progress_bar import Bar, WaitDisplay
 from gpufn_core.domain.devices.engine import BuildStage, BuildState
 from tests.conftest import ROOT

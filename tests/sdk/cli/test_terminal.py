@@ -17,7 +17,7 @@ from click.testing import CliRunner, Result
 from gpufn.cli import _open_streams, app
 from gpufn.cli.calls.arguments import show
 from gpufn.cli.terminal.output import print_json_line, print_table, say, step
-from gpufn.client.views import RawResult
+from gpufn.client.views.calls import RawResult
 from gpufn_platform.process.grace_period import describe_running_calls
 from tests.sdk.conftest import StubGateway
 from tests.waiting import until

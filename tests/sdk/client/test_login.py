@@ -14,7 +14,7 @@ from gpufn.cli import app
 from gpufn.client.client import Client
 from gpufn.client.login.device_flow import DeviceFlow
 from gpufn.client.login.stored_logins import Login, Logins
-from gpufn.client.views import ProviderView
+from gpufn.client.views.access import ProviderView
 from gpufn_core.errors import Forbidden, GatewayUnavailable, Unauthorized
 from gpufn_core.home import Home
 from tests.issuer import CLIENT, StandInIssuer, serving

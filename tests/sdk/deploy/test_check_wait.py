@@ -7,7 +7,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from gpufn.client.views import FunctionView, RevisionProgress
+from gpufn.client.views.functions import FunctionView, RevisionProgress
 from gpufn.deploy.check_wait import wait_until_checked
 from gpufn.deploy.deployment import finish_check
 from gpufn_core.domain.circuit_errors import user_line

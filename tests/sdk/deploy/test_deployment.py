@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from gpufn.client.views import BuildingRevision, BuildView, FunctionView, RevisionProgress, RevisionView
+from gpufn.client.views.functions import BuildingRevision, FunctionView, RevisionProgress, RevisionView
+from gpufn.client.views.models import BuildView
 from gpufn.deploy.capacity_warnings import unmet_requirement
 from gpufn.deploy.deployment import Deployable, deploy, wait_until_built, wait_until_serving
 from gpufn_core.domain.devices.device import Share

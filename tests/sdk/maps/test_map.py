@@ -17,7 +17,7 @@ from gpufn import Function, Map, gpu_function
 from gpufn.call import transport
 from gpufn.call.threads import in_thread
 from gpufn.call.transport_protocol import Target
-from gpufn.client.views import MapView
+from gpufn.client.views.calls import MapView
 from gpufn.maps import reader, sender
 from gpufn.maps.platform_map import MapOptions, PlatformMap
 from gpufn.maps.reader import ArrivalOrder, Cursor, ItemOrder, ItemOutcome, parse_outcomes

@@ -22,7 +22,7 @@ from gpufn_core.errors import GpufnError, InvalidInput, UnsupportedMediaType
 from gpufn_core.spec.priority import Priority
 
 if TYPE_CHECKING:
-    from gpufn.client.views import RawResult
+    from gpufn.client.views.calls import RawResult
 
 body_options = options_together(
     click.argument(

@@ -24,7 +24,7 @@ from gpufn_core.spec.priority import Priority
 if TYPE_CHECKING:
     from gpufn.call.transport_protocol import MapTransport, Target
     from gpufn.client.client import Client
-    from gpufn.client.views import MapView
+    from gpufn.client.views.calls import MapView
     from gpufn.maps.platform_map import PlatformMap
     from gpufn.maps.reader import ItemOutcome
 

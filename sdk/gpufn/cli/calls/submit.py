@@ -18,7 +18,7 @@ from gpufn_core.protocol.limits import LONGEST_TIMEOUT_S
 from gpufn_core.spec.priority import Priority
 
 if TYPE_CHECKING:
-    from gpufn.client.views import MapView
+    from gpufn.client.views.calls import MapView
 
 _call_or_map_id = click.argument("id", cls=Argument, help="Id of the call or map.")
 

@@ -11,7 +11,7 @@ from gpufn.cli.terminal.command import Argument, Command, IntRange, connect, jso
 from gpufn.cli.terminal.output import ago, duration, print_json, print_table, say
 
 if TYPE_CHECKING:
-    from gpufn.client.views import SpanView, TraceView
+    from gpufn.client.views.traces import SpanView, TraceView
 
 _BAR_COLUMNS = 40
 _LONGEST_NAME = 44

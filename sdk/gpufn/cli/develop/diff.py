@@ -18,7 +18,7 @@ from gpufn_core.spec.function_spec import spec_from_json
 
 if TYPE_CHECKING:
     from gpufn.client.client import Client
-    from gpufn.client.views import FunctionView
+    from gpufn.client.views.functions import FunctionView
     from gpufn.deploy.deployment import Deployable
 
 

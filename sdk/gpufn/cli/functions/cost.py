@@ -12,7 +12,7 @@ from gpufn.cli.terminal.command import Command, connect, json_option
 from gpufn.cli.terminal.output import duration, print_json, print_table, say
 
 if TYPE_CHECKING:
-    from gpufn.client.views import CostView
+    from gpufn.client.views.figures import CostView
 
 _COLUMNS = ("day", "team", "app", "function", "key")
 _UNUSED = "(unused)"

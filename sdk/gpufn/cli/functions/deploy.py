@@ -34,7 +34,7 @@ from gpufn_core.spec.web_spec import root_path
 
 if TYPE_CHECKING:
     from gpufn.client.client import Client
-    from gpufn.client.views import FunctionView
+    from gpufn.client.views.functions import FunctionView
     from gpufn.deploy import bundle
     from gpufn.deploy.deployment import Deployable, Deployment
     from gpufn_core.spec.function_spec import FunctionSpec

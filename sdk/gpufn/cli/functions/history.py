@@ -12,7 +12,7 @@ from gpufn.cli.terminal.command import Argument, Command, FloatRange, connect, j
 from gpufn.cli.terminal.output import duration, print_json, print_table, say, size
 
 if TYPE_CHECKING:
-    from gpufn.client.views import HistoryView, SeriesView
+    from gpufn.client.views.figures import HistoryView, SeriesView
 
 _LEVELS = "▁▂▃▄▅▆▇█"
 _GAP = " "

@@ -26,7 +26,7 @@ from gpufn_core.spec.priority import Priority
 from gpufn_core.spec.web_spec import root_path
 
 if TYPE_CHECKING:
-    from gpufn.client.views import FunctionView
+    from gpufn.client.views.functions import FunctionView
     from gpufn_core.domain.traffic import HeaderRule
 
 

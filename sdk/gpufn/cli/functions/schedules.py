@@ -15,7 +15,7 @@ from gpufn.cli.terminal.output import WrongUsage, as_usage_error, duration, prin
 from gpufn_core.spec.priority import Priority
 
 if TYPE_CHECKING:
-    from gpufn.client.views import ScheduleView
+    from gpufn.client.views.functions import ScheduleView
 
 _DELAY = re.compile(r"(\d+(?:\.\d+)?)\s*(s|min|m|h|d)?")
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0}

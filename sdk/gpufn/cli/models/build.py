@@ -28,7 +28,7 @@ from gpufn_core.errors import BuildFailed, GpufnError
 
 if TYPE_CHECKING:
     from gpufn.client.client import Client
-    from gpufn.client.views import BuildView
+    from gpufn.client.views.models import BuildView
 
 
 @click.command(cls=Command)

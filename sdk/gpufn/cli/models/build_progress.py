@@ -11,7 +11,7 @@ from gpufn.cli.terminal.output import duration, is_animated, say
 from gpufn_core.domain.devices.engine import BuildState
 
 if TYPE_CHECKING:
-    from gpufn.client.views import BuildAhead, BuildView
+    from gpufn.client.views.models import BuildAhead, BuildView
 
 Show = Callable[[Sequence["BuildView"]], None]
 

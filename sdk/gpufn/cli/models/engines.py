@@ -11,7 +11,7 @@ from gpufn.cli.terminal.command import Group, connect, json_option
 from gpufn.cli.terminal.output import ago, duration, print_json, print_table, say, size
 
 if TYPE_CHECKING:
-    from gpufn.client.views import EngineView
+    from gpufn.client.views.models import EngineView
 
 app = Group("engines", help="List built engines, and remove unused ones.")
 

@@ -11,7 +11,7 @@ from gpufn.cli.terminal.command import Argument, Group, connect, json_option
 from gpufn.cli.terminal.output import duration, print_fields, print_json, print_table
 
 if TYPE_CHECKING:
-    from gpufn.client.views import EngineView, ModelView
+    from gpufn.client.views.models import EngineView, ModelView
     from gpufn_core.spec.model_spec import TensorSpec
 
 app = Group("models", help="List and describe the models that serve.")

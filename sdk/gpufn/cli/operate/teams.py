@@ -9,7 +9,7 @@ import click
 
 from gpufn.cli.terminal.command import Argument, FloatRange, Group, IntRange, connect, json_option
 from gpufn.cli.terminal.output import WrongUsage, print_json, print_table, say_or_json
-from gpufn.client.views import TeamView
+from gpufn.client.views.access import TeamView
 from gpufn_core.domain.team import TeamLimits
 from gpufn_core.errors import InvalidSpec
 from gpufn_core.spec.isolation import LEAST, Isolation

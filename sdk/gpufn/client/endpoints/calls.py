@@ -13,7 +13,7 @@ from gpufn.call.result_decoding import PLAIN, ResultReader, remote_traceback
 from gpufn.client.http import Requests
 from gpufn.client.responses import raw_result_of
 from gpufn.client.streams import events_of, items_of, lines_of
-from gpufn.client.views import DeadLetterView, InvocationView, RawResult, Replayed
+from gpufn.client.views.calls import DeadLetterView, InvocationView, RawResult, Replayed
 from gpufn.declare.hints.argument_checks import check_body, check_seconds
 from gpufn_core.encoding import media, values
 from gpufn_core.encoding.urls import check_webhook, segment

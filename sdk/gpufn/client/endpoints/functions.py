@@ -10,18 +10,16 @@ import msgspec
 from gpufn.client.http import JSON_BODY, MANAGE_TIMEOUT_S, Requests
 from gpufn.client.responses import decode
 from gpufn.client.streams import lines_of
-from gpufn.client.views import (
+from gpufn.client.views.calls import CallsView, InvocationView
+from gpufn.client.views.figures import AdviceView, UsageView
+from gpufn.client.views.functions import (
     ActiveRevision,
-    AdviceView,
     AppView,
     BuildingRevision,
-    CallsView,
     FunctionView,
     FunctionViews,
-    InvocationView,
     RevisionProgress,
     RevisionView,
-    UsageView,
     WhyView,
 )
 from gpufn_core.domain.invocation import InvocationState

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from urllib.parse import quote
 
 from gpufn.client.http import Requests
-from gpufn.client.views import CostsView, EventsView, HistoryView, TracesView, TraceView
+from gpufn.client.views.figures import CostsView, EventsView, HistoryView
+from gpufn.client.views.traces import TracesView, TraceView
 
 
 class HistoryRequests(Requests):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from gpufn.client.http import Requests
-from gpufn.client.views import MapView
+from gpufn.client.views.calls import MapView
 from gpufn.maps.reader import ItemOutcome, parse_outcomes
 from gpufn_core.encoding import media
 from gpufn_core.encoding.urls import segment

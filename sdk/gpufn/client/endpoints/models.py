@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from gpufn.client.http import JSON_BODY, MANAGE_TIMEOUT_S, Requests
-from gpufn.client.views import BuildView, CollectedEngines, EngineView, ModelView
+from gpufn.client.views.models import BuildView, CollectedEngines, EngineView, ModelView
 from gpufn_core.encoding import media
 from gpufn_core.encoding.urls import segment
 from gpufn_core.spec.model_spec import ModelSpec

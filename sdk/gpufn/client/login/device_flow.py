@@ -11,7 +11,7 @@ from urllib.parse import quote_plus
 
 import msgspec
 
-from gpufn.client.views import ProviderView
+from gpufn.client.views.access import ProviderView
 from gpufn_core.encoding.urls import keeps_secrets
 from gpufn_core.errors import Forbidden, GatewayUnavailable, Unauthorized
 

@@ -8,7 +8,7 @@ from gpufn.client.client import Client
 from gpufn.client.login.device_flow import DeviceCode, DeviceFlow
 from gpufn.client.login.renewal import login_of
 from gpufn.client.login.stored_logins import Logins
-from gpufn.client.views import TokenView
+from gpufn.client.views.access import TokenView
 from gpufn_core.errors import Conflict
 
 

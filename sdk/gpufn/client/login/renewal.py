@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from gpufn.client.login.device_flow import DeviceFlow, Grant
 from gpufn.client.login.stored_logins import Login
-from gpufn.client.views import ProviderView, TokenView
+from gpufn.client.views.access import ProviderView, TokenView
 
 
 def renewed(exchange: Callable[[str], TokenView], login: Login) -> Login:

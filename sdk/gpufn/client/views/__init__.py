@@ -1,0 +1,1 @@
+"""Typed responses of the gateway. Fields that a newer gateway adds are ignored."""
