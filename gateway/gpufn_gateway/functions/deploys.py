@@ -350,7 +350,8 @@ class Deploys:
                 raise InvalidSpec(f"{spec.name}: its volume {name} needs an API key with the scope '{verb}:{name}'.")
             if not mount.writable and not self.volumes.exists(name):
                 raise InvalidSpec(
-                    f"{spec.name}: there is no volume {name}: fill it first with `gpufn volume put {name} FOLDER`."
+                    f"{spec.name}: there is no volume {name}: fill it first with `gpufn volume put {name} FOLDER`, "
+                    "or write the full name of another one: Volume('ENV/APP/NAME')."
                 )
 
     async def _cancel(self, builds: Iterable[str]) -> None:

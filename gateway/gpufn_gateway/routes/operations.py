@@ -101,7 +101,9 @@ class OperationRoutes:
         )
         if not self.access.keys and ADMIN not in key.scopes:
             raise InvalidInput(
-                "the first key needs the scope admin: without it no other key could be created", field="scopes"
+                "the first key needs the scope admin, without which no other key could be created: "
+                "`gpufn keys create admin --scope admin`",
+                field="scopes",
             )
         if not self.access.keys and key.expires_at is not None:
             raise InvalidInput(

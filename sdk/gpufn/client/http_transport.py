@@ -114,9 +114,13 @@ def _deploy_hint(function: str) -> Iterator[None]:
     except FunctionNotFound as error:
         if "no function" not in error.message:  # the function exists but has no such method
             raise
+        python_name = function.replace("-", "_")
+        here = (
+            f", or a function of this process with Client().deploy({python_name})" if python_name.isidentifier() else ""
+        )
         raise FunctionNotFound(
-            f"{error.message.rstrip('.')} at this gateway; deploy its file with `gpufn deploy FILE`, "
-            f"or a function of this process with Client().deploy({function.replace('-', '_')})"
+            f"{error.message.rstrip('.')} at this gateway; deploy its file with `gpufn deploy FILE`{here}; "
+            "`gpufn ls` lists the functions"
         ) from None
 
 

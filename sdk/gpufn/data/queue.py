@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from types import TracebackType
 from typing import Any, Final, Generic, TypeVar
@@ -124,6 +125,12 @@ class Leased(Generic[T]):
 def encode(value: Any) -> bytes:
     """Encode a value for a queue or a dict. Raises InvalidInput."""
     try:
-        return values.encode_result(value, media.NATIVE, limit_bytes=ITEM_BYTES, what="value")[1]
+        body = values.encode_result(value, media.NATIVE, limit_bytes=sys.maxsize, what="value")[1]
     except ResultNotEncodable as error:
         raise InvalidInput(error.message) from error
+    if len(body) > ITEM_BYTES:
+        raise InvalidInput(
+            f"the value takes {len(body):,} bytes, more than the {ITEM_BYTES:,} of an item of a queue or an entry of a "
+            "dict: store it with gpufn.put, or in a Volume"
+        )
+    return body

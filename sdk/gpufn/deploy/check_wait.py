@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
 from typing import Protocol
@@ -11,6 +12,7 @@ from gpufn_core.domain.circuit_errors import user_line
 from gpufn_core.domain.revision import Check, CheckState, RevisionState
 from gpufn_core.errors import Conflict, FunctionStartFailed, RevisionNotFound
 
+_NO_MODULE = re.compile(r"^ModuleNotFoundError: No module named '([^']+)'")
 _FIRST_POLL_S, _LONGEST_POLL_S = 0.02, 0.5
 _VIEW_LAG_S = 5.0  # the gateway's view of the two records may lag behind its own response
 _UNPACK_S = 30.0  # for the node to unpack the bundle, on top of the worker's startup_timeout
@@ -80,4 +82,11 @@ def _start_failed(view: FunctionView, revision: RevisionProgress) -> FunctionSta
     if revision.error is None:
         return FunctionStartFailed(message)
     line = user_line(revision.error)
-    return FunctionStartFailed(f"{message}: {revision.error.summary}" + (f"\n  {line}" if line else ""))
+    found = _NO_MODULE.search(revision.error.summary)
+    remedy = (
+        f"add {found[1].partition('.')[0]} to the image, Image().pip_install(...), "
+        "or install it in the environment of `gpufn up`"
+        if found
+        else ""
+    )
+    return FunctionStartFailed("\n  ".join(filter(None, (f"{message}: {revision.error.summary}", line, remedy))))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import itertools
+import sys
 import zoneinfo
 from typing import Any
 
@@ -14,6 +15,11 @@ from gpufn_core.errors import InvalidSpec
 from gpufn_core.spec.schedule import Missed, Schedule, due, next_time
 
 BERLIN = zoneinfo.ZoneInfo("Europe/Berlin")
+
+
+def test_a_worker_with_packages_of_its_own_reads_a_schedule_without_cronsim(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cronsim", None)
+    assert Schedule("0 3 * * *", timezone="Europe/Berlin").cron == "0 3 * * *"
 
 
 def at(text: str, zone: datetime.tzinfo = datetime.UTC) -> float:

@@ -68,6 +68,18 @@ def test_files_are_compared_by_line() -> None:
     assert list(file_changes(before, before, "f@1")) == []
 
 
+def test_the_lock_of_an_image_is_compared_by_the_versions_of_its_packages() -> None:
+    before = {".image/5f": b"numpy==2.0 \\\n    --hash=sha256:00 \\\n    --hash=sha256:01\n"}
+    after = {".image/a0": b"numpy==2.1 \\\n    --hash=sha256:02\nuvloop==1.0 \\\n    --hash=sha256:03\n"}
+    lines = list(file_changes(before, after, "f@1"))
+    assert [line for line in lines if line[0] in "+-" and "image" not in line] == [
+        "-numpy==2.0",
+        "+numpy==2.1",
+        "+uvloop==1.0",
+    ]
+    assert "/dev/null" not in str(lines)
+
+
 def zipped(text: str) -> bytes:
     buffer = BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:

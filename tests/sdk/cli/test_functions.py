@@ -212,3 +212,11 @@ def test_what_keeps_a_function_from_starting_has_its_type(gateway: StubGateway) 
     gateway.on("GET /v1/functions", {"functions": [view]})
     assert "last start error  KeyError: 'missing-key'" in command("why", "f").stdout
     assert command("ls").stdout.endswith(": KeyError: 'missing-key'\n")
+
+
+def test_costs_of_functions_without_a_team_are_not_called_unused(gateway: StubGateway) -> None:
+    row = {"used": 0.0, "idle": 0.0, "cpu": 0.00003, "unused": 0.0, "total": 0.00003, "calls": 1067}
+    gateway.on("GET /v1/costs", {"currency": "EUR", "costs": [row], "budgets": []})
+    assert "(no team)" in (shown := command("cost", "--by", "team").stdout)
+    assert "0.0000000281" in shown
+    assert "(unused)" in command("cost").stdout

@@ -10,7 +10,7 @@ import gpufn
 from gpufn import Dict, Queue, Ref, gpu_function
 from gpufn.data import channel
 from gpufn.data.local_channel import LocalChannel
-from gpufn.errors import Conflict, DataNotFound, QueueFull
+from gpufn.errors import Conflict, DataNotFound, InvalidInput, QueueFull
 from gpufn.testing import run_locally
 
 JOBS = Queue("jobs", lease=30, max_items=2, max_deliveries=2)
@@ -85,3 +85,9 @@ def test_limits_and_times_to_live(clock: list[float]) -> None:
         reference.get()
     with pytest.raises(KeyError):
         del SEEN["b"]
+
+
+def test_a_value_that_is_too_large_is_told_where_it_could_be() -> None:
+    for size in (2 << 20, 20 << 20):
+        with pytest.raises(InvalidInput, match=r"gpufn\.put"):
+            SEEN["large"] = b"0" * size

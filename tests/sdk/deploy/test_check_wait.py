@@ -8,7 +8,7 @@ from unittest.mock import Mock
 import pytest
 
 from gpufn.client.views.functions import FunctionView, RevisionProgress
-from gpufn.deploy.check_wait import wait_until_checked
+from gpufn.deploy.check_wait import _start_failed, wait_until_checked
 from gpufn.deploy.deployment import finish_check
 from gpufn_core.domain.circuit_errors import user_line
 from gpufn_core.domain.revision import Check, CheckState, RevisionState
@@ -145,3 +145,14 @@ def test_a_function_with_weights_gets_longer_and_its_deploy_shows_their_progress
     received: list[str] = []
     finish_check(api, view, 60.0, on_reason=received.append)
     assert received == reasons
+
+
+@pytest.mark.parametrize(
+    ("error_type", "message", "package"),
+    [("ModuleNotFoundError", "No module named 'fastapi.responses'", "fastapi"), ("ValueError", "no", None)],
+)
+def test_a_missing_package_is_told_where_to_add_it(error_type: str, message: str, package: str | None) -> None:
+    error = ErrorInfo("function_start_failed", message, error_type=error_type)
+    view = FunctionView(name="f", active=2, serving=2, latest=2)
+    text = _start_failed(view, RevisionProgress(number=2, state=RevisionState.FAILED, error=error)).message
+    assert (f"add {package} to the image" in text) is (package is not None)

@@ -182,7 +182,9 @@ class _Step:
         if record is None:
             decision = ScaleDecision(workers.held, f"revision {number} is not loaded yet: keep its workers")
         elif record.state is RevisionState.FAILED and role is not Role.RETIRED:
-            decision = ScaleDecision(0, f"revision {number} failed to start: deploy the function again", want=0)
+            decision = ScaleDecision(
+                0, f"revision {number} failed to start: correct the error and deploy again", want=0
+            )
         elif role in (Role.SERVING, Role.SPLIT):
             view.served_at = now
             decision = self._scale(function, record, view, demand, workers)

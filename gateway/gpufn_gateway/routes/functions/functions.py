@@ -132,7 +132,9 @@ class FunctionRoutes:
         )
         if spec.models:
             if body.traffic is not None:
-                raise InvalidSpec(f"{spec.name}: a model is active once it is built: deploy it, then `gpufn traffic`.")
+                raise InvalidSpec(
+                    f"{spec.name}: with models, deploy without --traffic, `gpufn rollback`, then `gpufn traffic`."
+                )
             revision = await self.deploys.build(spec, bundle, options)
             url = f"/v1/functions/{revision.function}/revisions/{revision.number}"
             view = {"function": revision.function, "revision": revision.number, "state": revision.state}

@@ -121,7 +121,9 @@ def _arguments(kind: str, content_type: str, body: bytes | memoryview) -> dict[s
         elif kind == media.NATIVE:
             args, arguments = values.decode_call(body)
             if args:
-                raise InvalidInput("a model's inputs must be passed by name")
+                raise InvalidInput(
+                    "pass a model's inputs by name, as in remote(x=...); `gpufn models describe` shows the names"
+                )
         else:
             accepted = f"{media.JSON}, {media.MSGPACK} or {media.TENSORS}"
             raise UnsupportedMediaType(f"{content_type!r} is not accepted: send {accepted}")

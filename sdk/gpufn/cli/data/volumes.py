@@ -53,8 +53,9 @@ def get(name: str, path: str, to: Path, version: int | None, json: bool) -> None
     """
     with connect() as client, _progress("fetching") as progress:
         tree = client.get_files(name, to, path, version=version, progress=progress)
-    fetched = f"fetched {progress.sent_files} files, {format_bytes(progress.sent_bytes)}"
-    say_or_json(f"{len(tree.files)} files of {name} version {tree.version} are in {to}; {fetched}", tree, json=json)
+    have = "1 file" if len(tree.files) == 1 else f"{len(tree.files)} files"
+    fetched = f"fetched {progress.sent_files}, {format_bytes(progress.sent_bytes)}"
+    say_or_json(f"{to} has {have} of {name} version {tree.version}; {fetched}", tree, json=json)
 
 
 @app.command("ls")

@@ -22,7 +22,6 @@ import msgspec
 
 from gpufn_core.domain.revision import Lease
 from gpufn_core.spec.naming.names import Home
-from gpufn_core.spec.web_spec import root_path
 
 if TYPE_CHECKING:
     from gpufn.deploy.deployment import Deployable
@@ -48,7 +47,8 @@ _contexts = multiprocessing.get_context("forkserver")
 class Event(msgspec.Struct, omit_defaults=True):
     """Progress of a reload. `read`: the file was read; it has these functions and files. `deployed`, `served` and
     `failed` are of one function, or `failed` of the whole file; `code` is the code of a deploy's error. `ended` is the
-    last event. `path` is where a served web function takes requests."""
+    last event. `path` is where a served function takes calls, or the
+    first method of a class."""
 
     kind: Literal["read", "deployed", "served", "failed", "ended"]
     function: str = ""
@@ -128,7 +128,7 @@ def _run(connection: Connection, encoded: bytes) -> None:
 
 def _events(request: Request) -> Iterator[Event]:
     from gpufn.cli.develop.temporary import development_version  # noqa: PLC0415
-    from gpufn.cli.functions.deploy import read_functions, wait_until_served  # noqa: PLC0415
+    from gpufn.cli.functions.deploy import call_paths, read_functions, wait_until_served  # noqa: PLC0415
     from gpufn.cli.terminal.command import connect  # noqa: PLC0415
     from gpufn.deploy import deployment as _deployment  # noqa: PLC0415
     from gpufn.deploy.signing_key import read_signer  # noqa: PLC0415
@@ -144,8 +144,8 @@ def _events(request: Request) -> Iterator[Event]:
     except (GpufnError, OSError) as error:
         yield Event("failed", text=str(error), files=_imported_files(file))
         return
-    names = [each.spec.name for each in deployables]
-    yield Event("read", functions=names, files=_files_of(deployables, file))
+    specs = {each.spec.name: each.spec for each in deployables}
+    yield Event("read", functions=list(specs), files=_files_of(deployables, file))
     deployments = []
     with connect() as client:
         deploy_id = new_ulid()
@@ -164,7 +164,7 @@ def _events(request: Request) -> Iterator[Event]:
             except (GpufnError, TimeoutError) as error:
                 yield Event("failed", deployment.function, deployment.revision, text=str(error))
                 continue
-            path = f"{root_path(view.name)}/" if "web" in view.spec else ""
+            path = next(call_paths(specs[deployment.function]), "")
             yield Event("served", view.name, view.active, deployment.is_new, path=path)
 
 

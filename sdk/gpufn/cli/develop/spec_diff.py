@@ -10,6 +10,7 @@ from typing import Any, Final
 import msgspec
 
 from gpufn_core.spec.function_spec import FunctionSpec
+from gpufn_core.spec.image_spec import FILES_FOLDER
 
 # `signature_changes` and the code have these; `modules` follows from the code.
 _NO_OPTIONS: Final = frozenset({"name", "entry", "methods", "modules", "is_class"})
@@ -75,7 +76,11 @@ def _text(value: Any) -> str:
 
 
 def file_changes(before: Mapping[str, bytes], after: Mapping[str, bytes], deployed: str) -> Iterator[str]:
-    """Yield the lines of a unified diff of two sets of files. `deployed` names the first one."""
+    """Yield the lines of a unified diff of two sets of files. `deployed` names the first one.
+
+    The lock of an image has one name in both, and no hashes: its packages are compared by version.
+    """
+    before, after = _with_short_locks(before), _with_short_locks(after)
     for name in sorted(before.keys() | after.keys()):
         old, new = before.get(name), after.get(name)
         if old == new:
@@ -88,3 +93,16 @@ def file_changes(before: Mapping[str, bytes], after: Mapping[str, bytes], deploy
         old_path = "/dev/null" if old is None else f"{name} ({deployed})"
         new_path = "/dev/null" if new is None else name
         yield from difflib.unified_diff(before_lines, after_lines, old_path, new_path, lineterm="")
+
+
+def _with_short_locks(files: Mapping[str, bytes]) -> dict[str, bytes]:
+    """Return the files, with the locks of images as one file without hashes."""
+    short: dict[str, bytes] = {}
+    for name, data in sorted(files.items()):
+        if name.startswith(f"{FILES_FOLDER}/") and b"--hash=sha256:" in data:
+            lines = (line.removesuffix(b" \\") for line in data.splitlines() if b"--hash=sha256:" not in line)
+            lock = f"{FILES_FOLDER}/lock"
+            short[lock] = short.get(lock, b"") + b"".join(line + b"\n" for line in lines)
+        else:
+            short[name] = data
+    return short

@@ -24,7 +24,8 @@ def advise(name: str, json: bool) -> None:
         print_json(view)
         return
     rows = [(each.option, each.value or "-", each.finding) for each in view.advice]
-    print_table(("option", "set to", "because"), rows, empty=f"no advice: {view.seen.calls:,.0f} calls in 30 days")
+    calls = f"{view.seen.calls:,.0f} call{'s' if round(view.seen.calls) != 1 else ''} in 30 days"
+    print_table(("option", "set to", "because"), rows, empty=f"no advice: {calls}; with 100 calls there can be some")
     for each in view.advice:
         if each.scale:
             bounds = " ".join(f"--{option.replace('_', '-')} {value}" for option, value in each.scale.items())

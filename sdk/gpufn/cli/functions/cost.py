@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import decimal
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from gpufn.client.views.figures import CostView
 
 _COLUMNS = ("day", "team", "app", "function", "key")
+_NONE = {"team": "(no team)"}  # functions of no team; in the other columns, only unused GPU time has no value
 _UNUSED = "(unused)"
 
 
@@ -60,7 +62,10 @@ def cost(*, by: tuple[str, ...], since: str, share_unused: bool, as_csv: bool, j
             "kWh",
             "CO2 kg",
         ),
-        [(*(getattr(each, column) or _UNUSED for column in columns), *_numbers(each)) for each in view.costs],
+        [
+            (*(getattr(each, column) or _NONE.get(column, _UNUSED) for column in columns), *_numbers(each))
+            for each in view.costs
+        ],
         empty=f"nothing was used since {first}",
     )
     for budget in view.budgets:
@@ -70,7 +75,7 @@ def cost(*, by: tuple[str, ...], since: str, share_unused: bool, as_csv: bool, j
 
 
 def _numbers(row: CostView) -> tuple[Any, ...]:
-    per_call = f"{row.total / row.calls:.3g}" if row.calls else "-"
+    per_call = _small(row.total / row.calls) if row.calls else "-"
     joules = "-" if row.joules is None else f"{row.joules / 3.6e6:.3g}"
     co2 = "-" if row.co2_g is None else f"{row.co2_g / 1000:.3g}"
     amounts = map(_money, (row.used, row.idle, row.cpu, row.unused, row.total))
@@ -87,7 +92,16 @@ def _numbers(row: CostView) -> tuple[Any, ...]:
 
 def _money(amount: float) -> str:
     """
-    >>> [_money(each) for each in (0.0, 0.000123456, 0.5, 1234.567)]
-    ['0', '0.000123', '0.50', '1,234.57']
+    >>> [_money(each) for each in (0.0, 0.0000123456, 0.5, 1234.567)]
+    ['0', '0.0000123', '0.50', '1,234.57']
     """
-    return "0" if not amount else f"{amount:,.2f}" if amount >= 0.1 else f"{amount:.3g}"
+    return "0" if not amount else f"{amount:,.2f}" if amount >= 0.1 else _small(amount)
+
+
+def _small(amount: float) -> str:
+    """Return three digits without an exponent.
+
+    >>> _small(2.9167e-08), _small(12.34)
+    ('0.0000000292', '12.3')
+    """
+    return f"{decimal.Decimal(f'{amount:.3g}'):f}"

@@ -394,11 +394,12 @@ def _print_addresses(spec: FunctionSpec, view: FunctionView, url: str, *, is_new
     number = view.active
     if view.canary is not None:
         number, notes = view.canary, f"  gets a part of the calls: `gpufn traffic {spec.name}`"
-    for path in _paths(spec):
+    for path in call_paths(spec):
         say(f"{spec.name}@{number}  {url}{path}{notes}")
 
 
-def _paths(spec: FunctionSpec) -> Iterator[str]:
+def call_paths(spec: FunctionSpec) -> Iterator[str]:
+    """Yield where the gateway takes calls of a function, or of each method of a class."""
     if spec.entry.packaging is Packaging.MODEL:
         yield f"/v2/models/{spec.name}/infer"
         return
