@@ -92,7 +92,7 @@ def _short(count: int, rounds: int) -> dict[str, float]:
     def calls() -> Iterator[Any]:
         arguments = ((number,) for number in range(count))
         return local_map.results(
-            noop.remote, arguments, name="noop", window=local_map.WINDOW, ordered=True, return_exceptions=False
+            noop.remote, arguments, name="noop", window=local_map.AT_A_TIME, ordered=True, return_exceptions=False
         )
 
     def kept() -> Map[int]:

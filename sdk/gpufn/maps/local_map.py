@@ -1,6 +1,7 @@
 """Maps that the platform does not store, for workers, `gpufn.testing` and short maps.
 
-Each item is a call of its own. At most `window` calls run at a time.
+Each item is a call of its own. Results may come before their turn, so that an item which is retried delays only those
+that follow it by more than the window.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import contextvars
 from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Iterator
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from gpufn.call.cancellable_wait import CancelScope
 from gpufn.call.threads import Outcome, capture
@@ -16,7 +17,8 @@ from gpufn.declare.hints.argument_checks import unpack_arguments
 
 T = TypeVar("T")
 
-WINDOW = 32
+_WINDOW: Final = 256  # the default: items ahead of the results that were read, so results that are kept
+AT_A_TIME: Final = 32  # calls at a time, unless a window is given
 
 
 def results(
@@ -24,17 +26,19 @@ def results(
     arguments: Iterable[Iterable[Any]],
     *,
     name: str,
-    window: int,
+    window: int | None,
     ordered: bool,
     return_exceptions: bool,
 ) -> Iterator[T | BaseException]:
-    """Yield the result of `call` for each tuple of arguments. The calls run in threads."""
+    """Yield the result of `call` for each tuple of arguments. The calls run in threads. A `window` is the number of
+    items ahead of the results that were read, and of calls at a time."""
     from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait  # noqa: PLC0415
 
     pending: deque[Future[Outcome[T]]] = deque()
     scope = CancelScope()
     run: Callable[..., Outcome[T]] = scope.run
-    pool = ThreadPoolExecutor(window, thread_name_prefix=f"gpufn-map-{name}")
+    ahead = window or _WINDOW
+    pool = ThreadPoolExecutor(window or AT_A_TIME, thread_name_prefix=f"gpufn-map-{name}")
 
     def next_result() -> T | BaseException:
         if not ordered:
@@ -46,7 +50,7 @@ def results(
     try:
         for args in arguments:
             pending.append(pool.submit(contextvars.copy_context().run, run, capture, call, *unpack_arguments(args)))
-            while pending and (len(pending) >= window or _has_result(pending, ordered)):
+            while pending and (len(pending) >= ahead or _has_result(pending, ordered)):
                 yield next_result()
         while pending:
             yield next_result()
@@ -61,7 +65,7 @@ async def results_async(
     call: Callable[..., Awaitable[T]],
     arguments: Iterable[Iterable[Any]] | AsyncIterable[Iterable[Any]],
     *,
-    window: int,
+    window: int | None,
     ordered: bool,
     return_exceptions: bool,
 ) -> AsyncIterator[T | BaseException]:
@@ -69,6 +73,12 @@ async def results_async(
     import asyncio  # noqa: PLC0415
 
     pending: deque[asyncio.Task[Outcome[T]]] = deque()
+    ahead = window or _WINDOW
+    slots = asyncio.Semaphore(window or AT_A_TIME)
+
+    async def run(args: Iterable[Any]) -> Outcome[T]:
+        async with slots:
+            return await _capture(call(*args))
 
     async def next_result() -> T | BaseException:
         if not ordered:
@@ -79,8 +89,8 @@ async def results_async(
 
     try:
         async for args in _iterate(arguments):
-            pending.append(asyncio.ensure_future(_capture(call(*unpack_arguments(args)))))
-            while pending and (len(pending) >= window or _has_result(pending, ordered)):
+            pending.append(asyncio.ensure_future(run(unpack_arguments(args))))
+            while pending and (len(pending) >= ahead or _has_result(pending, ordered)):
                 yield await next_result()
         while pending:
             yield await next_result()

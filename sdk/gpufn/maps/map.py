@@ -251,7 +251,7 @@ def _local_options(options: MapOptions) -> dict[str, Any]:
     if options.id is not None:
         raise InvalidInput("only a map through a gateway has an id, not one inside a worker or in gpufn.testing")
     return {
-        "window": options.window or local_map.WINDOW,
+        "window": options.window,
         "ordered": options.ordered,
         "return_exceptions": options.return_exceptions,
     }
