@@ -277,11 +277,25 @@ def test_what_is_too_large_says_what_to_do(gateway: StubGateway) -> None:
     gateway.on("POST /v1/functions/f/invoke", problem, status=413)
     gateway.on("HEAD /v1/bundles/abc", status=404)
     gateway.on("PUT /v1/bundles/abc", problem, status=413)
+    gateway.on("PUT /v1/volumes/v/blobs/abc", problem, status=413)
     with Client() as client:
         with pytest.raises(PayloadTooLarge, match=r"7\.5 MiB: .*path or URL"):
             client.invoke("f")
         with pytest.raises(PayloadTooLarge, match=r"bundle of \d+ B .*leave large files"):
             client.put_bundle(_digest("abc"), b"zip")
+        with pytest.raises(PayloadTooLarge, match="GPUFN_MAX_MODEL_BYTES"):
+            client.put_volume_file("v", "abc", [b"zip"], 3)
+
+
+def test_a_call_of_an_app_that_is_not_deployed_names_no_python_object(gateway: StubGateway) -> None:
+    problem = {"code": "function_not_found", "detail": "There is no function 'board/rom'."}
+    gateway.on("POST /v1/functions/-/board/rom/invoke", problem, 404)
+    transport = HttpTransport()
+    with pytest.raises(FunctionNotFound) as caught:
+        transport.call(EncodedCall(Target("board/rom"), media.NATIVE, b""))
+    assert "'board/rom'" in str(caught.value)
+    assert "Client()" not in str(caught.value)
+    transport.close()
 
 
 def test_retry_after_is_kept(gateway: StubGateway) -> None:

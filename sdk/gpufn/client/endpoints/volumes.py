@@ -10,6 +10,8 @@ import msgspec
 
 from gpufn.client.http import JSON_BODY, Requests
 from gpufn_core.encoding import media
+from gpufn_core.errors import PayloadTooLarge
+from gpufn_core.spec.units import format_bytes
 from gpufn_core.spec.volume_spec import VolumeChange, VolumeFile, VolumeRecord, VolumeTree, VolumeVersion
 
 if TYPE_CHECKING:
@@ -42,7 +44,13 @@ class VolumeRequests(Requests):
         """Upload a file for a commit. `chunks` is iterated again after a lost connection."""
         headers = {"content-type": media.BYTES, "content-length": str(size)}
         path = f"{self._volume_url(name)}/blobs/{digest}"
-        self._request("PUT", path, content=chunks, headers=headers, timeout=self._no_timeout)
+        try:
+            self._request("PUT", path, content=chunks, headers=headers, timeout=self._no_timeout)
+        except PayloadTooLarge as error:
+            raise PayloadTooLarge(
+                f"a file of {format_bytes(size)} exceeds the gateway's limit for a volume's file "
+                "(GPUFN_MAX_MODEL_BYTES): split it, or read it in the worker from a disk or a URL"
+            ) from error
 
     def read_volume_file(self, name: str, digest: str) -> Iterator[bytes]:
         """Yield the bytes of a file. Raises DataNotFound, ArtifactUnavailable."""
