@@ -260,6 +260,9 @@ def app(url: str | None) -> None:
 
 
 def main() -> NoReturn:
+    # httpx imports its own command line, with rich and Pygments, which takes a fifth of the time of a quick command.
+    # It does without if that import fails, as None makes it.
+    sys.modules.setdefault("httpx._main", None)  # type: ignore[arg-type]
     _open_streams()
     argv = sys.argv[1:]
     options = argv[: argv.index("--")] if "--" in argv else argv
