@@ -1,6 +1,6 @@
-"""What tests of several folders share: a real nats-server, a real platform, and the order that they run in.
+"""Fixtures that several folders share: a real nats-server and a real platform. Also the order of the tests.
 
-A prerequisite that this machine lacks skips a test at home and fails it where CI=true.
+A test whose prerequisite is missing on this machine is skipped, and fails where CI=true.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from gpufn_core.home import Home
 from gpufn_local.nats_process import EmbeddedServer
 
 ROOT = Path(__file__).parent.parent
-# Fast ones first: what is wrong in a table of decisions shows before any process is started. Of those that start some,
-# the longest first: what several processes share out ends for all at about the same time.
+# Fast folders run first, so that a wrong table of decisions fails before any process starts. Long files run first among
+# the tests that start processes, so that several pytest workers end at about the same time.
 _ORDER = (
     "repo",
     "core",
@@ -44,7 +44,7 @@ _ORDER = (
     "e2e",
     "gpu",
 )
-# Of the last folder, the files that take half a minute and more: none of them is what the others wait for at the end.
+# The e2e files that take half a minute and more: a late start of one would keep the other pytest workers waiting.
 _LONG = (
     "test_chaos.py",
     "test_builds.py",
@@ -72,13 +72,13 @@ def missing(what: str) -> NoReturn:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     chaos = parser.getgroup("gpufn")
-    chaos.addoption("--chaos-seconds", type=float, default=6.0, help="For how long processes are killed and stopped.")
-    chaos.addoption("--full", action="store_true", help="Also make each fault that an alert reports: five minutes.")
-    chaos.addoption("--chaos-seed", default="1", help="What befalls whom: a number, the same for all; or `random`.")
+    chaos.addoption("--chaos-seconds", type=float, default=6.0, help="How long processes are killed and stopped.")
+    chaos.addoption("--full", action="store_true", help="Also cause each fault that an alert reports: five minutes.")
+    chaos.addoption("--chaos-seed", default="1", help="Seed of the faults: a number, or `random`.")
 
 
 def pytest_configure() -> None:
-    """No example is wrong for being slow: the machine does other things as well."""
+    """Load a hypothesis profile without time limits, because a busy machine makes examples slow."""
     slow = [hypothesis.HealthCheck.too_slow]
     hypothesis.settings.register_profile("busy", hypothesis.settings(), deadline=None, suppress_health_check=slow)
     hypothesis.settings.load_profile("busy")
@@ -95,7 +95,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Of several processes one takes whole files, in our order, and all of those that share a Docker daemon."""
+    """Assign whole files to pytest workers, in our order; one worker runs all tests that share a Docker daemon."""
     from xdist.scheduler import LoadFileScheduling
 
     class ByFile(LoadFileScheduling):  # type: ignore[misc]
@@ -109,8 +109,10 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 @pytest.fixture(scope="session", autouse=True)
 def _run_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Where homes that are too deep for sockets have their run folders: gone with the tests. Workers may write to the
-    tests' own folders, because files there tell a test what a worker has done."""
+    """A temporary folder for the run folders of homes whose paths are too long for sockets.
+
+    Workers may write to the folders of the tests, because tests read there what a worker has done.
+    """
     with (
         tempfile.TemporaryDirectory(prefix="gpufn-", ignore_cleanup_errors=True) as folder,
         pytest.MonkeyPatch.context() as environ,
@@ -133,7 +135,7 @@ def nats(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedServer]:
 
 @dataclass(frozen=True)
 class Platform:
-    """A running `gpufn up`, as its users see it."""
+    """A running `gpufn up`, and the ways in which users reach it."""
 
     url: str
     home: Path
@@ -141,7 +143,7 @@ class Platform:
     process: subprocess.Popen[bytes]
 
     def gpufn(self, *arguments: str | Path) -> str:
-        """What the command prints; a failing command fails the test with all that it said."""
+        """Return the output of a gpufn command. If the command fails, the test fails with all of its output."""
         ended = self.try_gpufn(*arguments)
         assert ended.returncode == 0, f"gpufn {' '.join(map(str, arguments))}\n{ended.stdout}{ended.stderr}"
         return ended.stdout
@@ -157,12 +159,12 @@ class Platform:
         )
 
     def post(self, function: str, body: Any = None, *, headers: dict[str, str] | None = None) -> httpx.Response:
-        """Invoke with a JSON object, or with bytes as they are."""
+        """Invoke a function with a JSON object, or with raw bytes."""
         content: dict[str, Any] = {"content": body} if isinstance(body, bytes) else {"json": body or {}}
         return self.client.post(f"/v1/functions/{function}/invoke", headers=headers, **content)
 
     def invoke(self, function: str, body: Any = None) -> Any:
-        """The JSON result of a call that succeeds."""
+        """Return the JSON result of a call that succeeds."""
         answer = self.post(function, body)
         assert answer.status_code == 200, answer.text
         return answer.json()
@@ -173,7 +175,7 @@ class Platform:
 
 
 def http_client(url: str = "", *, timeout_s: float = 60.0) -> httpx.Client:
-    """Client without certificates: plain HTTP needs none, and reading them takes 35 ms."""
+    """An HTTP client without certificates: plain HTTP needs none, and loading them takes 35 ms."""
     return httpx.Client(base_url=url, timeout=timeout_s, verify=False)
 
 
@@ -181,7 +183,7 @@ def http_client(url: str = "", *, timeout_s: float = 60.0) -> httpx.Client:
 def running_platform(
     home: Path, *options: str, environ: Mapping[str, str] = {}, wrapper: Sequence[str] = ()
 ) -> Iterator[Platform]:
-    """`gpufn up` on a free port with QUICK settings, stopped at the end. `wrapper` is a command that runs it."""
+    """Run `gpufn up` on a free port with QUICK settings, and stop it at the end. `wrapper` is a command prefix."""
     home.mkdir(parents=True, exist_ok=True)
     log = home / "up.log"
     with log.open("wb") as output:
@@ -209,7 +211,7 @@ def running_platform(
 
 @pytest.fixture(scope="session")
 def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
-    """One platform for many tests: they deploy functions of their own and stop none of its processes."""
+    """One platform for many tests. Each test deploys its own functions and stops no process of the platform."""
     with running_platform(tmp_path_factory.mktemp("home")) as platform:
         yield platform
 

@@ -11,7 +11,7 @@ WITHIN_S: Final = 60.0
 
 
 def until(condition: Callable[[], Any], what: str | Callable[[], object] = "", *, within_s: float = WITHIN_S) -> Any:
-    """Return the value of `condition` once it is true. `what` is expected: a text, or a function that describes it."""
+    """Wait until `condition` is true. Return its value. `what` is its description, or a function that returns it."""
     give_up = time.monotonic() + within_s
     while not (value := condition()):
         assert time.monotonic() < give_up, f"not within {within_s:g} s: {what() if callable(what) else what}"

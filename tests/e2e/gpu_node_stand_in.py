@@ -1,4 +1,4 @@
-"""A node that exists only in its reports: GPUs with metrics that a test changes."""
+"""A node that consists of its reports only: GPUs with metrics that a test changes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Another node beside the one of `gpufn up`: an agent and a runner on the same bus, with a GPUFN_HOME of their own."""
+"""A second node beside the node of `gpufn up`: an agent and a runner on the same bus, with their own GPUFN_HOME."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The real Prometheus and Alertmanager, scraping each second, with our rules in a hurry."""
+"""The real Prometheus and Alertmanager, with a scrape interval of one second and shortened rules."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.waiting import until
 RULES = ROOT / "docs" / "monitoring" / "gpufn.rules.yaml"
 _STOP_S = 20.0
 _LISTENS = r'"Listening on" address=(\S+)'
-# Times of the rules, longest first, and in a test.
+# Times of the rules, longest first, and their values in a test.
 _HURRIED = {
     "30s": "1s",
     "30m": "20s",

@@ -1,4 +1,4 @@
-"""A disk of a few megabytes, to be filled."""
+"""A disk of a few megabytes that tests fill."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 @contextlib.contextmanager
 def small_disk(folder: Path, *, mebibytes: int) -> Iterator[Path]:
-    """Mounted below `folder`. What a container may not mount, CI's may not either: it skips there as well."""
+    """Mount a small disk below `folder`. The test is skipped, in CI as well, where containers may not mount."""
     disk = folder / "disk"
     disk.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", f"size={mebibytes}m", "tmpfs", os.fspath(disk)]
@@ -27,7 +27,7 @@ def small_disk(folder: Path, *, mebibytes: int) -> Iterator[Path]:
 
 
 def fill(disk: Path, *, but_bytes: int = 0) -> Path:
-    """The file that takes all the room there is, `but_bytes` of it."""
+    """Fill the disk except for `but_bytes`. Return the file that fills it."""
     filler = disk / "filler"
     with filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
         while file.write(bytes(4096)):

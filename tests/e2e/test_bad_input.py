@@ -1,4 +1,4 @@
-"""Bad input gets a clear error: a status, a stable code, and a message that says what to do. Nothing is lost by it.
+"""Bad input gets a clear error: a status, a stable code, and a message with the next step. It loses no data.
 
 After each test a good function still answers.
 """
@@ -158,7 +158,7 @@ def test_a_body_that_is_too_large(picky: Platform) -> None:
     too_large = refusal(picky.post("size", b"x" * (65 << 20)))
     most = "The body has 68,157,440 bytes: the limit for a call's arguments is 64 MiB."
     assert too_large == (413, "payload_too_large", most, None)
-    # What comes in pieces of unknown length travels in a message.
+    # A body of unknown length travels in a message.
     said = "The body is too large: the limit for a call's arguments is 7.5 MiB."
     body = b"x" * (8 << 20)
     pieces = (body[at : at + 65_536] for at in range(0, len(body), 65_536))
@@ -402,7 +402,7 @@ def test_a_deploy_of_a_file_that_cannot_be_imported(picky: Platform, tmp_path: P
 
 
 def test_many_deploys_at_once_all_happen(picky: Platform, tmp_path: Path) -> None:
-    """Each gets a number of its own; the last number is the active one, whoever finished last."""
+    """Each deploy gets its own number. The highest number is active, whichever deploy finished last."""
     (tmp_path / "busy.py").write_text(
         "from gpufn import gpu_function\n@gpu_function\ndef busy() -> str:\n    return 'served'\n"
     )
@@ -445,9 +445,9 @@ def test_many_deploys_at_once_all_happen(picky: Platform, tmp_path: Path) -> Non
 def test_a_change_that_makes_no_sense(  # noqa: PLR0917
     picky: Platform, path: str, body: dict[str, Any], status: int, code: str, said: str
 ) -> None:
-    told = refusal(picky.client.post(f"/v1/functions/add/{path}", json=body))
-    assert told[:2] == (status, code)
-    assert said in told[2]
+    found = refusal(picky.client.post(f"/v1/functions/add/{path}", json=body))
+    assert found[:2] == (status, code)
+    assert said in found[2]
 
 
 # Who may

@@ -1,4 +1,4 @@
-"""Builds on a running platform: what is found again, what is refused and how, and what happens when something dies."""
+"""Builds on a running platform: cached engines, refused models, cancelled builds, and deaths of processes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MEASURE_S = 2.0
 
 @pytest.fixture(scope="module")
 def patient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
-    """A platform that measures for so long that there is time to do something to a build."""
+    """A platform with long measurements, so that a test has time to interrupt a build."""
     with running_platform(tmp_path_factory.mktemp("home"), environ={"GPUFN_BUILD_MEASURE": str(MEASURE_S)}) as platform:
         yield platform
 
@@ -40,7 +40,7 @@ def written(proto: ModelProto | bytes, path: Path) -> Path:
 
 
 def refused(platform: Platform, *arguments: str | Path) -> str:
-    """The one line that says why there is no engine."""
+    """Run a command that fails. Return the one line that gives the reason."""
     ended = platform.try_gpufn(*arguments)
     assert ended.returncode == 8, ended.stdout + ended.stderr
     [line] = [line for line in ended.stderr.splitlines() if line.startswith("gpufn: ")]
@@ -53,14 +53,14 @@ def build_of(platform: Platform, build: str) -> dict[str, Any]:
 
 
 def begun(platform: Platform, model: Path) -> str:
-    """The id of a build that is not waited for."""
+    """Start a build without waiting for it. Return its id."""
     return platform.gpufn("build", model, "--no-wait").strip()
 
 
-# --- once is enough ---------------------------------------------------------------------------------------------------
+# --- cached engines ---------------------------------------------------------------------------------------------------
 
 
-def test_what_was_built_before_is_found(platform: Platform, tmp_path: Path) -> None:
+def test_a_second_build_of_a_model_finds_the_engines_of_the_first(platform: Platform, tmp_path: Path) -> None:
     model = written(scaled(20), tmp_path / "twice.onnx")
     first, second = (json.loads(platform.gpufn("build", model, "--json")) for _ in range(2))
     assert (first["cached"], second["cached"], first["engines"]) == (False, True, second["engines"])
@@ -82,7 +82,7 @@ def test_two_builds_of_one_model_at_once_compile_once(platform: Platform, tmp_pa
     assert one["engines"] == other["engines"]
 
 
-# --- what is refused --------------------------------------------------------------------------------------------------
+# --- refused models ---------------------------------------------------------------------------------------------------
 
 
 def test_a_revision_that_cannot_be_built_leaves_what_serves(platform: Platform, tmp_path: Path) -> None:
@@ -161,7 +161,7 @@ def test_external_data_that_leave_the_upload_are_refused_whatever_client_sends_t
 
 
 def _looping(trips: int) -> ModelProto:
-    """x + 1 + 1 …, so often."""
+    """A model that adds 1 to x in `trips` iterations."""
     body = helper.make_graph(
         [models.node("Identity", "go_on", "goes_on"), models.node("Add", "sum one", "more")],
         "body",
@@ -185,7 +185,7 @@ def _looping(trips: int) -> ModelProto:
 
 
 def _growing() -> ModelProto:
-    """One number to 2 ** 31 and back."""
+    """A model that expands one number to 2 ** 31 numbers and sums them up."""
     return models.model(
         [models.node("Expand", "x shape", "big"), models.node("ReduceSum", "big", "y", keepdims=0)],
         [models.value("x", [1])],
@@ -206,7 +206,7 @@ def _growing() -> ModelProto:
         (_looping(1 << 60), "build_timeout=1", ("reference: ", "the build made no progress for 1 s")),
     ],
 )
-def test_a_build_beyond_its_limits_is_ended_and_told_which(
+def test_a_build_beyond_a_limit_ends_and_names_the_limit(
     platform: Platform, proto: ModelProto, option: str, words: tuple[str, ...], tmp_path: Path
 ) -> None:
     written(proto, tmp_path / "net.onnx")
@@ -218,7 +218,7 @@ def test_a_build_beyond_its_limits_is_ended_and_told_which(
     )
     said = refused(platform, "deploy", app)
     assert [word for word in words if word not in said] == [], said
-    assert platform.client.get("/v1/functions/limited").status_code == 404, "nothing of it is served"
+    assert platform.client.get("/v1/functions/limited").status_code == 404, "the function does not exist"
 
 
 def test_an_endless_model_does_not_block_the_next(platform: Platform, tmp_path: Path) -> None:
@@ -247,7 +247,7 @@ def test_nan_all_over_is_refused(platform: Platform, tmp_path: Path) -> None:
     assert said.startswith("reference: output y is entirely NaN for all generated inputs: ")
 
 
-# --- what dies, and who changes their mind ----------------------------------------------------------------------------
+# --- cancelled builds and deaths of processes -------------------------------------------------------------------------
 
 
 def measuring(platform: Platform, build: str) -> None:
@@ -255,7 +255,7 @@ def measuring(platform: Platform, build: str) -> None:
 
 
 def compiling(platform: Platform) -> list[int]:
-    """The processes that make this platform's engines now."""
+    """Return the pids of the compile processes of this platform."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
@@ -283,7 +283,7 @@ def test_a_cancelled_build_ends_at_once_and_leaves_nothing(patient: Platform, tm
     assert not (patient.home / "builds" / build).exists()
 
 
-def test_a_compiler_that_dies_is_told_with_its_stage(patient: Platform, tmp_path: Path) -> None:
+def test_the_error_of_a_build_whose_compiler_dies_has_its_stage(patient: Platform, tmp_path: Path) -> None:
     build = begun(patient, written(scaled(31), tmp_path / "killed.onnx"))
     measuring(patient, build)
     [process] = compiling(patient)
@@ -301,7 +301,7 @@ def test_a_build_goes_on_when_its_builder_was_killed(patient: Platform, tmp_path
     pids = json.loads((patient.home / "up.json").read_bytes())["pids"]
     os.kill(pids["builder"], signal.SIGKILL)
     until(lambda: process not in compiling(patient), "without its compiler")
-    assert engines_of(patient, "again.onnx") == [], "half of it is nothing"
+    assert engines_of(patient, "again.onnx") == [], "an unfinished engine is not published"
     until(lambda: build_of(patient, build)["state"] == "succeeded", "built", within_s=90)
     assert engines_of(patient, "again.onnx") == build_of(patient, build)["engines"]
 
@@ -320,7 +320,7 @@ def test_an_engine_that_the_disk_has_no_room_for_is_not_published(tmp_path: Path
     ):
         build = begun(platform, model)
         measuring(platform, build)
-        filler = fill(disk, but_bytes=512 << 10)  # half of what the engine has
+        filler = fill(disk, but_bytes=512 << 10)  # half the size of the engine
         until(lambda: build_of(platform, build)["state"] == "failed", "failed", within_s=60)
         error = build_of(platform, build)["error"]
         assert error["stage"] == "publish"

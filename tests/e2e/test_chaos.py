@@ -1,11 +1,10 @@
-"""kill -9, SIGSTOP and SIGTERM of anything, and `gpufn down` and `up`, again and again, while clients call in every way
-there is.
+"""Random faults under load: kill -9, SIGSTOP and SIGTERM of any process, and `gpufn down` and `up`, while clients use
+every kind of call.
 
-Afterwards every call that was accepted has one outcome, wherever it is asked for, and its webhook and its dead letter
-tell of that one. What was scheduled was called, what was to be built is built. No function ran more often than "at
-least once" allows, each start has an attempt number of its own, and no copies of a call overlap. Nothing is stuck, and
-nothing is left over. `--chaos-seconds 60` goes on for longer, and `--chaos-seed random` does to them what no run has
-done.
+Afterwards each accepted call has one outcome at every gateway, and its webhook and its dead letter report the same
+outcome. All schedules have made their calls, and all builds have ended. No function ran more often than "at least once"
+allows. Each start has its own attempt number, and no two runs of a call overlap. No call is stuck, and no resource has
+leaked. `--chaos-seconds 60` makes the run longer, and `--chaos-seed random` chooses new faults.
 """
 
 from __future__ import annotations
@@ -38,12 +37,12 @@ from tests.e2e.chaos.verdict import (
     busy,
     ended_again,
     eventually,
-    misburied,
     outcomes,
     runs,
     schedules,
     unbuilt,
-    untold,
+    wrong_dead_letters,
+    wrong_webhooks,
 )
 
 pytestmark = pytest.mark.e2e
@@ -51,7 +50,7 @@ pytestmark = pytest.mark.e2e
 ALLOWED = {"GPUFN_WEBHOOK_NETWORKS": "127.0.0.0/8"}
 APP = Path(__file__).parent / "apps" / "restless.py"
 ITEMS = 100  # of a stream
-# A kill repeats what ran then, in twelve slots at most; a stop may, when it lasts for longer than others wait.
+# A kill repeats the running calls of at most twelve slots. A stop repeats them if it outlasts a lease or a delivery.
 REPEATED_BY_ONE_FAULT = 16
 
 
@@ -66,7 +65,7 @@ def chaos_s(request: pytest.FixtureRequest) -> float:
     return float(request.config.getoption("--chaos-seconds"))
 
 
-def test_whoever_dies_every_accepted_call_has_one_outcome(tmp_path: Path, seed: int, chaos_s: float) -> None:
+def test_every_accepted_call_has_one_outcome_after_random_faults(tmp_path: Path, seed: int, chaos_s: float) -> None:
     home = tmp_path / "home"
     with (
         running_platform(home, environ=ALLOWED) as platform,
@@ -80,11 +79,13 @@ def test_whoever_dies_every_accepted_call_has_one_outcome(tmp_path: Path, seed: 
         survives(platform, second, Faults(victims, seed), stock, chaos_s=chaos_s, runs_at=tmp_path / "runs")
 
 
-def test_with_a_bus_of_three_nodes_its_leaders_may_die_as_well(tmp_path: Path, seed: int, chaos_s: float) -> None:
+def test_every_accepted_call_has_one_outcome_after_deaths_of_stream_leaders(
+    tmp_path: Path, seed: int, chaos_s: float
+) -> None:
     home, dice = tmp_path / "home", random.Random(seed)
 
     def a_leader() -> list[int]:
-        """One node at a time, and not while another catches up: two of three have to be there."""
+        """Return one node, and none while another node catches up: the bus needs two of three nodes."""
         stream = dice.choice((subjects.SYNC, subjects.ASYNC, subjects.RESULTS, f"KV_{subjects.LEASES}"))
         try:
             return [] if behind(cluster) else [cluster.pid(leader(cluster, stream))]
@@ -130,7 +131,7 @@ def survives(
     with http_client(second.url, timeout_s=30) as other, Receiver() as receiver:
         clients = [platform.client, other]
         eventually(lambda: other.get("/v1/functions/nap").status_code != 200, "the second gateway knows no functions")
-        call_each(clients, runs_at, 0)  # so that everything is there that a call makes
+        call_each(clients, runs_at, 0)  # the stock below includes the resources that calls create
         eventually(lambda: busy(clients), "still at work")
         stock.take()
         callers = Callers([platform.url, second.url], runs_at, faults.seed, receiver.url)
@@ -141,7 +142,7 @@ def survives(
             callers.stop(WITHIN_S)
         story = f"--chaos-seed {faults.seed}: {dict(faults.done)}, {len(callers.calls)} calls\n"
         print(f"\n{story}")
-        story += "\n".join(faults.told) + "\n"
+        story += "\n".join(faults.log) + "\n"
         assert callers.wrong == [], story + "\n".join(callers.wrong)
         eventually(lambda: schedules(clients), f"{story}schedules that have not made their calls")
         accepted = [call for call in callers.calls if call.id]
@@ -149,13 +150,13 @@ def survives(
         wrong = [f"{ends[call.id]} of {call}" for call in accepted if not is_right(call, ends[call.id])]
         assert wrong == [], story + "\n".join(wrong)
         eventually(lambda: ended_again(platform.client, accepted), f"{story}cancelled")
-        eventually(lambda: untold(accepted, ends, receiver), f"{story}webhooks that have not heard, or not the truth")
+        eventually(lambda: wrong_webhooks(accepted, ends, receiver), f"{story}webhooks with a missing or wrong outcome")
         eventually(lambda: unbuilt(clients), f"{story}builds")
-        eventually(lambda: misburied(clients, accepted), f"{story}dead letters")
+        eventually(lambda: wrong_dead_letters(clients, accepted), f"{story}dead letters")
         none_ran_too_rarely_or_too_often(accepted, ends, runs(runs_at), faults, story)
         numbers_are_right(platform.client, accepted, ledger.read(runs_at), faults, story)
         eventually(lambda: busy(clients), "still at work")
-        eventually(stock.grown, "left over", every_s=0.5)  # consumers of killed clients go after 30 s
+        eventually(stock.grown, "left over", every_s=0.5)  # the bus removes consumers of killed clients after 30 s
         call_each(clients, runs_at, -1)
 
 
@@ -171,8 +172,8 @@ def none_ran_too_rarely_or_too_often(
 def numbers_are_right(
     client: httpx.Client, accepted: list[Call], starts: list[ledger.Start], faults: Faults, story: str
 ) -> None:
-    """Of all calls each start has a number of its own. Copies of a call that was accepted do not overlap, and its
-    record lists them. It may lack starts that died with their runner or node at once, in twelve slots at most."""
+    """Check that each start has its own number, that runs of an accepted call do not overlap, and that its record lists
+    them. A record may lack starts that died together with their runner or node, in at most twelve slots per fault."""
     assert ledger.twice_numbered(starts, faults.bus_killed_at) == [], story
     assert ledger.out_of_order(starts) == [], story
     stored = {call.id for call in accepted if call.kind in ("submit", "map item", "schedule")}
@@ -187,18 +188,18 @@ def numbers_are_right(
 
 
 def is_right(call: Call, end: tuple[int, Any]) -> bool:
-    status, said = end
+    status, body = end
     if call.kind == "cancel":
-        was_cancelled = status != 200 and said["code"] == "invocation_cancelled"
-        # "Not cancelled" may be the answer to a repeat of what was.
+        was_cancelled = status != 200 and body["code"] == "invocation_cancelled"
+        # A repeated DELETE may report "not cancelled" although the first one cancelled the call.
         return was_cancelled or (not call.is_cancelled and end == (200, call.number))
     if call.fails == "always":
-        return status != 200 and said["code"] == "function_raised"
-    return (status, call.result(said)) == (200, call.number) and set(call.answers) <= {call.number}
+        return status != 200 and body["code"] == "function_raised"
+    return (status, call.result(body)) == (200, call.number) and set(call.answers) <= {call.number}
 
 
 def call_each(clients: list[httpx.Client], runs_at: Path, number: int) -> None:
-    """Nothing befalls these: each runs once, and a stream is whole. One that is put at each is one call."""
+    """Make calls without faults: each runs once, and a stream is complete. A PUT at each gateway makes one call."""
     body = {"path": str(runs_at), "number": number}
     own = new_invocation_id()
     for client in clients:

@@ -1,4 +1,4 @@
-"""A client that goes away cancels its call: it does not start if it was queued, and is ended if it ran."""
+"""A client that disconnects cancels its call: a queued call does not start, and a running call ends."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def leaving(platform: Platform) -> Iterator[Platform]:
         platform.client.delete(f"/v1/functions/{name}")
 
 
-def ask(platform: Platform, function: str, arguments: dict[str, Any], *headers: str) -> socket.socket:
-    """A connection that has asked and waits."""
+def connect(platform: Platform, function: str, arguments: dict[str, Any], *headers: str) -> socket.socket:
+    """Return a connection that has sent its request and waits for the response."""
     host, port = platform.url.removeprefix("http://").split(":")
     body = json.dumps(arguments)
     lines = [
@@ -53,16 +53,16 @@ def text(path: Path) -> str:
 
 def test_calls_that_run_and_that_wait_are_cancelled_when_their_clients_leave(leaving: Platform, tmp_path: Path) -> None:
     running, waiting = tmp_path / "running", tmp_path / "waiting"
-    first = ask(leaving, "notes", {"path": str(running), "seconds": 60})
+    first = connect(leaving, "notes", {"path": str(running), "seconds": 60})
     until(lambda: text(running) == "began\n", lambda: text(running))
-    second = ask(leaving, "notes", {"path": str(waiting)})
+    second = connect(leaving, "notes", {"path": str(waiting)})
     why = "/v1/functions/notes/why"
     until(lambda: leaving.client.get(why).json()["queued"], lambda: leaving.client.get(why).text)
 
     second.close()
     until(lambda: leaving.client.get(why).json()["queued"] == 0, lambda: leaving.client.get(why).text)
     first.close()
-    # There is one worker with one slot: it answers again long before the minute is over.
+    # The only slot is free again long before the minute of the cancelled call is over.
     assert leaving.invoke("notes", {"path": str(tmp_path / "next")}) == "done"
     assert (text(running), text(waiting)) == ("began\n", "")
 
@@ -84,7 +84,7 @@ def test_a_call_whose_task_is_cancelled_is_cancelled(leaving: Platform, tmp_path
     finally:
         _transport.install(None)
         transport.close()
-    # There is one worker with one slot: it answers again long before the minute is over.
+    # The only slot is free again long before the minute of the cancelled call is over.
     assert leaving.invoke("notes", {"path": str(tmp_path / "next")}) == "done"
     assert text(running) == "began\n"
 
@@ -106,11 +106,11 @@ def test_a_stream_that_its_reader_closes_midway_ends_its_generator(leaving: Plat
 
 
 def test_a_reader_that_stops_reading_stops_its_generator_and_nobody_else(leaving: Platform, tmp_path: Path) -> None:
-    """Items wait in the generator, not in our memory."""
+    """Items wait in the generator, not in the platform's memory."""
     ended = tmp_path / "ended"
-    reader = ask(leaving, "counts", {"path": str(ended), "size": ITEM}, "Accept: text/event-stream")
+    reader = connect(leaving, "counts", {"path": str(ended), "size": ITEM}, "Accept: text/event-stream")
     assert reader.recv(64).startswith(b"HTTP/1.1 200 OK")
-    # Time enough for thousands of items.
+    # Long enough for thousands of items.
     assert leaving.invoke("notes", {"path": str(tmp_path / "other"), "seconds": 1}) == "done"
     reader.close()
     until(lambda: text(ended), lambda: leaving.client.get("/v1/functions/counts/why").text)

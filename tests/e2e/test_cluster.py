@@ -1,4 +1,4 @@
-"""A bus of three nats-servers: the platform keeps everything three times, and goes on when one of them dies."""
+"""A bus of three nats-servers: each stream has three replicas, and the platform keeps running when a node dies."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.waiting import until
 pytestmark = pytest.mark.e2e
 
 APPS = Path(__file__).parent / "apps"
-# An election takes about five seconds, and clients that were connected elsewhere have to notice.
+# An election takes about five seconds, and clients of the dead node have to detect the loss and reconnect.
 WHOLE_AGAIN_S = 90.0
 
 
@@ -40,18 +40,18 @@ def own(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 
 def leads(cluster: Cluster, stream: str) -> int:
-    """The node, once there is one."""
+    """Wait until a node leads the stream, and return it."""
     found: list[int] = []
 
     def look() -> bool:
         found.append(leader(cluster, stream))
         return False
 
-    eventually(look, f"nobody leads {stream}", WHOLE_AGAIN_S)
+    eventually(look, f"no node leads {stream}", WHOLE_AGAIN_S)
     return found[-1]
 
 
-def test_whatever_the_platform_keeps_is_kept_by_three(own: Platform, cluster: Cluster) -> None:
+def test_every_stream_of_the_platform_has_three_replicas(own: Platform, cluster: Cluster) -> None:
     replicas = {name: info["config"]["num_replicas"] for name, info in about(cluster).items()}
     assert {subjects.SYNC, subjects.ASYNC, subjects.RESULTS, f"KV_{subjects.FUNCTIONS}"} <= replicas.keys()
     assert set(replicas.values()) == {3}
@@ -68,7 +68,7 @@ def test_the_dashboards_show_the_lag_of_the_replicas(own: Platform, tmp_path: Pa
 def test_the_leader_of_a_stream_dies_and_comes_back_and_no_call_is_lost(
     own: Platform, cluster: Cluster, tmp_path: Path, stream: str
 ) -> None:
-    """Neither one that somebody waits for, nor one that was submitted, nor one that is put until it is accepted."""
+    """Covers waiting calls, submitted calls, and calls that a client repeats until they are accepted."""
     path = tmp_path / "runs"
     with Load(own) as load, Submitters(own, path) as submitters:
         load.wait_for_answers(20, WHOLE_AGAIN_S)
@@ -78,7 +78,7 @@ def test_the_leader_of_a_stream_dies_and_comes_back_and_no_call_is_lost(
         load.wait_for_answers(50, WHOLE_AGAIN_S)
         submitters.wait_for(20)
         cluster.start(node)
-        eventually(lambda: behind(cluster), "not whole again")
+        eventually(lambda: behind(cluster), "a replica is behind")
         load.wait_for_answers(50, WHOLE_AGAIN_S)
         load.stop()
     assert load.wrong + submitters.wrong == []

@@ -1,4 +1,4 @@
-"""`gpufn run`, `serve` and `diff` on a whole platform: nothing stays, and no call is lost."""
+"""`gpufn run`, `serve` and `diff` on a whole platform: they leave no function, and no call is lost."""
 
 from __future__ import annotations
 

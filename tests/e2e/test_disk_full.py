@@ -1,4 +1,4 @@
-"""A disk that is full: one clear line from `gpufn up`, clear errors from a running platform, and it stops in order."""
+"""A full disk: `gpufn up` prints one clear line, and a running platform returns clear errors and stops in order."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_up_on_a_full_disk_says_so_in_one_line(disk: Path) -> None:
     assert "No space left on device" in line
 
 
-def test_on_a_disk_that_is_read_only_up_says_so_in_one_line_and_others_say_what_they_found(disk: Path) -> None:
+def test_up_on_a_read_only_disk_prints_one_line_and_other_commands_report_what_they_found(disk: Path) -> None:
     home = disk / "home"
     home.mkdir()
     (home / "up.lock").touch()
@@ -78,7 +78,7 @@ def test_a_platform_whose_disk_fills_up_refuses_what_it_cannot_store_and_starts_
         assert refused.json()["detail"].startswith("The disk of the message bus is full.")
         not_ready = platform.client.get("/readyz")
         assert (not_ready.status_code, "is full" in not_ready.text) == (503, True)
-        assert platform.invoke("steady", {"number": 3}) == 3, "what needs no disk goes on"
+        assert platform.invoke("steady", {"number": 3}) == 3, "calls that need no disk still work"
     ended = up(disk / "home")
     assert ended.returncode == 1
     [line] = ended.stderr.splitlines()
@@ -88,7 +88,7 @@ def test_a_platform_whose_disk_fills_up_refuses_what_it_cannot_store_and_starts_
         assert platform.invoke("steady", {"number": 4}) == 4, "deployed before, and kept"
 
 
-def test_a_disk_that_has_room_again_is_stored_on_again_without_a_person(disk: Path) -> None:
+def test_a_platform_recovers_by_itself_when_its_disk_has_room_again(disk: Path) -> None:
     with running_platform(disk / "home") as platform:
         platform.gpufn("deploy", APP)
         filler = fill(disk)
@@ -98,20 +98,22 @@ def test_a_disk_that_has_room_again_is_stored_on_again_without_a_person(disk: Pa
         refused = platform.client.put(f"/v1/bundles/{'0' * 64}", content=b"?")
         assert (refused.status_code, refused.json()["code"]) == (503, "store_full")
         asyncio.run(write(platform))
-        until(lambda: "disk" in said(platform) and " is full" in said(platform), "told")
+        until(lambda: "disk" in log(platform) and " is full" in log(platform), "reported")
         filler.unlink()
-        until(lambda: " has space again" in said(platform), "noticed")
+        until(lambda: " has space again" in log(platform), "noticed")
         until(lambda: replaced(platform, pids) == {"nats", "runner"}, "started again")
         until(lambda: submits(platform), "stored")
         until(lambda: platform.client.get("/readyz").status_code == 200, "ready")
-        assert said(platform).count(" has space again") == 1
+        assert log(platform).count(" has space again") == 1
         assert platform.invoke("steady", {"number": 2}) == 2
         assert replaced(platform, pids) == {"nats", "runner"}
 
 
 async def write(platform: Platform) -> None:
-    """Let the bus write more than fits into the last page of its file, which is all that the filler has left. What the
-    platform writes by itself is so small that it fills the page in half a minute."""
+    """Write more to the bus than fits into the last page of its file, which is the only space that the filler left.
+
+    The platform's own writes are small, and would take half a minute to fill the page.
+    """
     bus = await Bus.connect(embedded_bus(platform.home, "admin"), name="test")
     bus.publish(f"$KV.{subjects.LEASES}.test", bytes(8192))
     await bus.flush()
@@ -119,12 +121,12 @@ async def write(platform: Platform) -> None:
 
 
 def replaced(platform: Platform, pids: dict[str, int]) -> set[str]:
-    """The processes that are others than those of `pids`."""
+    """Return the names of the processes whose pid differs from `pids`."""
     now = json.loads((platform.home / "up.json").read_bytes())["pids"]
     return {name for name in now if now[name] != pids[name]}
 
 
-def said(platform: Platform) -> str:
+def log(platform: Platform) -> str:
     return (platform.home / "up.log").read_text()
 
 

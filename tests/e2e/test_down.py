@@ -31,7 +31,7 @@ def read(ledger: Path) -> list[Line]:
 
 
 def starts(ledger: Path, calls: int = 1) -> list[Line]:
-    """Once there are so many."""
+    """Wait until this many calls have started. Return their lines."""
     until(lambda: len(started(ledger)) >= calls, lambda: f"{len(started(ledger))} of {calls} calls have started")
     return started(ledger)
 
@@ -47,18 +47,18 @@ def submit(platform: Platform, ledger: Path, seconds: float) -> str:
 
 
 def record(platform: Platform, call: str) -> dict[str, Any]:
-    """Once it has ended."""
+    """Return the record of a call after its end."""
     platform.client.get(f"/v1/invocations/{call}/result?wait=50")
     found: dict[str, Any] = platform.client.get(f"/v1/invocations/{call}").json()
     return found
 
 
-def told(found: dict[str, Any]) -> list[tuple[int, str, str]]:
+def attempts(found: dict[str, Any]) -> list[tuple[int, str, str]]:
     return [(each["number"], each["reason"], each["outcome"]) for each in found["attempts"]]
 
 
 class Waiting:
-    """A client that waits for a call's answer."""
+    """A client that waits for the result of a call."""
 
     def __init__(self, platform: Platform, ledger: Path, seconds: float) -> None:
         self._url = f"{platform.url}/v1/functions/long/invoke"
@@ -90,12 +90,12 @@ def test_a_call_that_does_not_finish_before_down_runs_again_after_up(tmp_path: P
     with running_platform(home) as platform:
         found = record(platform, call)
         assert found["state"] == "succeeded", found
-        assert told(found) == [(1, "first", "lost"), (2, "stopped", "succeeded")]
+        assert attempts(found) == [(1, "first", "lost"), (2, "stopped", "succeeded")]
     mine = [line for line in read(ledger) if line["call"] == call]
     assert [(line["attempt"], line["what"]) for line in mine] == [(1, "start"), (2, "start"), (2, "end")]
     assert mine[0]["pid"] != mine[1]["pid"]
     assert mine[1]["at"] > ended_at, "the first copy was dead before the second started"
-    assert len(starts(ledger)) == 3, "nobody waits for the other call any more"
+    assert len(starts(ledger)) == 3, "the call whose client is gone does not run again"
 
 
 def test_running_calls_finish_within_the_grace_period(tmp_path: Path) -> None:
@@ -108,7 +108,7 @@ def test_running_calls_finish_within_the_grace_period(tmp_path: Path) -> None:
         platform.gpufn("down")
         assert (waiting.answer().status_code, waiting.answer().json()) == (200, "attempt 1")
     with running_platform(home) as platform:
-        assert told(record(platform, call)) == [(1, "first", "succeeded")]
+        assert attempts(record(platform, call)) == [(1, "first", "succeeded")]
 
 
 def test_a_second_signal_ends_the_grace_period_and_loses_no_call(tmp_path: Path) -> None:
@@ -123,7 +123,7 @@ def test_a_second_signal_ends_the_grace_period_and_loses_no_call(tmp_path: Path)
         platform.process.send_signal(signal.SIGTERM)
         platform.process.wait(WITHIN_S)
     with running_platform(home) as platform:
-        assert told(record(platform, call)) == [(1, "first", "lost"), (2, "stopped", "succeeded")]
+        assert attempts(record(platform, call)) == [(1, "first", "lost"), (2, "stopped", "succeeded")]
 
 
 def test_sigterm_of_one_process_loses_no_call(tmp_path: Path) -> None:
@@ -134,12 +134,12 @@ def test_sigterm_of_one_process_loses_no_call(tmp_path: Path) -> None:
         starts(ledger)
         [runner] = of_up(home, "runner")()
         os.kill(runner, signal.SIGTERM)
-        assert told(record(platform, adopted)) == [(1, "first", "succeeded")]
+        assert attempts(record(platform, adopted)) == [(1, "first", "succeeded")]
         handed_back = submit(platform, ledger, 120)
         starts(ledger, 2)
         [agent] = of_up(home, "agent")()
         os.kill(agent, signal.SIGTERM)
-        assert told(record(platform, handed_back)) == [(1, "first", "lost"), (2, "stopped", "succeeded")]
+        assert attempts(record(platform, handed_back)) == [(1, "first", "lost"), (2, "stopped", "succeeded")]
         both = submit(platform, ledger, 120)
         starts(ledger, 4)
         for name in ("runner", "agent"):

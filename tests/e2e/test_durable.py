@@ -1,4 +1,4 @@
-"""What was accepted has exactly one outcome, whoever is killed; its side effects are counted."""
+"""Accepted calls have exactly one outcome after kill -9 of any process. Tests count their side effects."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ def wait_for(platform: Platform, invocation: str, within_s: float = 60.0) -> htt
             answer = platform.client.get(f"/v1/invocations/{invocation}/result?wait=10")
             if answer.status_code not in (202, 503):
                 return answer
-        except httpx.TransportError:  # the bus's restart takes the gateway's answers along
+        except httpx.TransportError:  # a restart of the bus breaks waiting requests
             pass
         assert time.monotonic() < give_up, f"{invocation} has not ended"
 
 
 class Submitters:
-    """Put calls under ids of their own until each is accepted, as a careful client does."""
+    """Clients that choose the ids of their calls and repeat each PUT until it is accepted."""
 
     def __init__(self, platform: Platform, path: Path) -> None:
         self._url = platform.url
@@ -80,7 +80,7 @@ class Submitters:
                 while not self._put(client, invocation, number):
                     time.sleep(0.02)
                 self.accepted[invocation] = number
-                time.sleep(0.02)  # each is looked up in the end
+                time.sleep(0.02)  # a limit to the calls, because the test reads each of them at the end
 
     def _put(self, client: httpx.Client, invocation: str, number: int) -> bool:
         body = {"path": str(self._path), "number": number}
@@ -94,16 +94,16 @@ class Submitters:
 
 
 def kill(platform: Platform, victim: str) -> int:
-    """Each process of that name, once there is one; returns how many."""
+    """Wait for processes of that name and kill them. Return their number."""
     give_up = time.monotonic() + 30
     while time.monotonic() < give_up:
-        with contextlib.suppress(KeyError, OSError, ValueError, httpx.HTTPError):  # it is being started again
+        with contextlib.suppress(KeyError, OSError, ValueError, httpx.HTTPError):  # the process restarts
             if pids := pids_of(platform, victim):
                 for pid in pids:
                     os.kill(pid, signal.SIGKILL)
                 return len(pids)
         time.sleep(0.01)
-    pytest.fail(f"{victim} did not come back")
+    pytest.fail(f"{victim} did not restart")
 
 
 @pytest.mark.parametrize("victim", ["runner", "worker", "nats", "gateway"])
@@ -120,7 +120,7 @@ def test_kill_9_while_calls_are_submitted_leaves_one_outcome_each(own: Platform,
         assert (answer.status_code, answer.json()) == (200, number), answer.text
     runs = Counter(int(line) for line in path.read_text().splitlines())
     assert set(runs) == set(submitters.accepted.values())
-    # At least once: a kill repeats what ran on at most two workers of one slot, and what stood in their line.
+    # A kill repeats the calls that ran on at most two workers with one slot, and the calls in their queues.
     assert sum(runs.values()) - len(runs) <= 64 * kills, runs.most_common(5)
 
 
@@ -149,7 +149,7 @@ def test_a_running_call_that_cannot_be_interrupted_is_cancelled_with_its_worker(
         pass
     assert [own.client.delete(here).json()["cancelled"] for _ in range(2)] == [True, False]
     assert own.client.get(f"{here}/result").json()["code"] == "invocation_cancelled"
-    # Its worker is replaced within the grace: the next call runs at once.
+    # The platform replaces the worker within the grace period, so the next call runs at once.
     body["seconds"] = 0
     answer = own.client.post("/v1/functions/sleeper/invoke", json=body, timeout=40)
     assert (answer.status_code, answer.json()) == (200, "slept")

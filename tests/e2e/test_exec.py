@@ -180,7 +180,7 @@ def test_a_call_that_runs_long_is_profiled_and_without_one_there_is_an_error(pla
 
 
 def test_the_trace_of_a_gpu_has_the_calls_of_a_worker_with_torch(place: Platform, tmp_path: Path) -> None:
-    """A package takes the place of torch."""
+    """A package replaces torch."""
     torch_stand_in.write(tmp_path)
     app, file = tmp_path / "tensor_app.py", tmp_path / "trace.json.gz"
     app.write_text(TENSOR_APP)

@@ -1,5 +1,8 @@
-"""Parts of GPUs on the whole platform, on a machine that plays two of them: NVIDIA's programs on the agent's PATH, and
-libcuda in the workers, follow MPS's rules and keep state. What no GPU was needed for is real."""
+"""Parts of GPUs on the whole platform, on a machine with two simulated GPUs.
+
+Stand-ins of NVIDIA's programs on the agent's PATH, and of libcuda in the workers, follow the rules of MPS and keep its
+state. Everything else is real.
+"""
 
 from __future__ import annotations
 
@@ -30,25 +33,25 @@ from gpufn import gpu_function
 ENV = {env!r}
 PART = {{"gpu": "any", "share": "mps", "vram": "10Gi", "sm": 25, "env": ENV, "max_workers": 1}}
 
-def told() -> dict[str, str]:
+def environment() -> dict[str, str]:
     found = {{name: value for name, value in os.environ.items() if name.startswith("CUDA")}}
     return found | {{"pid": str(os.getpid())}}
 
 @gpu_function(**PART)
 def part() -> dict[str, str]:
-    return told()
+    return environment()
 
 @gpu_function(**PART)
 def neighbour() -> dict[str, str]:
-    return told()
+    return environment()
 
 @gpu_function(**PART, trust_domain="others")
 def stranger() -> dict[str, str]:
-    return told()
+    return environment()
 
 @gpu_function(gpu="any", share="mps", vram="20Gi", env=ENV)
 def large() -> dict[str, str]:
-    return told()
+    return environment()
 
 @gpu_function(**PART)
 def interrupted(mark: str) -> str:
@@ -64,7 +67,7 @@ class Node(NamedTuple):
     machine: Machine
 
     def pipes(self) -> list[Path]:
-        """Of the daemons that there are."""
+        """Return the pipe folders of the running daemons."""
         return [folder / "pipe" for folder in Home(self.platform.home).mps.iterdir()]
 
 
@@ -74,9 +77,9 @@ def node(tmp_path: Path) -> Iterator[Node]:
     environ = {
         "PATH": f"{machine.folder}:{os.environ['PATH']}",
         "GPUFN_DEVICES": json.dumps(GPUS),
-        "GPUFN_TEMPLATES": "0",  # what the workers' stand-in needs of the environment is there from the start
+        "GPUFN_TEMPLATES": "0",  # the stand-in reads the function's variables when the interpreter starts
         "GPUFN_ISOLATION": "off",  # a sandboxed worker gets the PYTHONPATH of the stand-in too late
-        "GPUFN_SANDBOX_FOLDERS": f"{os.environ['GPUFN_SANDBOX_FOLDERS']},{ROOT}",  # and its modules
+        "GPUFN_SANDBOX_FOLDERS": f"{os.environ['GPUFN_SANDBOX_FOLDERS']},{ROOT}",  # modules of the stand-in
     }
     search = [ROOT / "tests/e2e/gpu_stand_in", ROOT, ROOT / "sdk", ROOT / "runtime"]
     env = {"PYTHONPATH": ":".join(map(str, search)), "PLAYED_MPS_CONTROL": f"{machine.folder}/nvidia-cuda-mps-control"}
@@ -86,7 +89,7 @@ def node(tmp_path: Path) -> Iterator[Node]:
         with running_platform(tmp_path / "home", environ=environ) as platform:
             platform.gpufn("deploy", app, "--no-check")
             yield Node(platform, machine)
-        assert machine.running() == []  # the daemons end with the platform
+        assert machine.running() == []  # the platform ends its daemons
     finally:
         machine.end()
 
@@ -111,7 +114,7 @@ def test_a_part_that_no_gpu_has_left_waits_and_says_why(node: Node) -> None:
     waiting = threading.Thread(target=node.platform.post, args=("large",), daemon=True)
     waiting.start()
     found = until(lambda: node.platform.client.get("/v1/functions/large/why").json().get("waiting"))
-    # Idle workers of others make room; until they have, this is what is told.
+    # Idle workers of other functions make room. Until then, the reason is no_capacity.
     assert found["reason"] in ("no_capacity", "starting")
     waiting.join(30)
     assert not waiting.is_alive()

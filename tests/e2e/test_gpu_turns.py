@@ -1,4 +1,4 @@
-"""Functions in turn on one GPU that is declared and has never been: who runs does not use it, and who waits says so."""
+"""Functions that take turns on one GPU, which is declared but does not exist. A call that waits reports its turn."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_a_call_waits_for_the_turn_of_another_function_and_says_so(tmp_path: Pat
         platform.gpufn("deploy", app)
         assert platform.invoke("short") == "done"
 
-        # All by HTTP, for after 10 s the turn is passed on.
+        # HTTP, because commands are too slow: the turn passes to the next function after 10 s.
         def get(path: str) -> Any:
             return platform.client.get(path).json()
 

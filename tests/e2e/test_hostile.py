@@ -1,4 +1,4 @@
-"""User code on its worst day takes down its own worker at most, and its caller is told what happened."""
+"""User code that misbehaves ends at most its own worker, and its caller receives the reason."""
 
 from __future__ import annotations
 
@@ -41,27 +41,27 @@ def problem(platform: Platform, function: str, body: Any = None) -> dict[str, An
         ("leaves", ["exited with code 7"]),
     ],
 )
-def test_a_worker_that_dies_is_told_with_the_reason(hostile: Platform, function: str, said: list[str]) -> None:
-    told = problem(hostile, function)
-    assert (told["code"], told["retryable"]) == ("worker_lost", True)
+def test_the_error_of_a_worker_that_dies_has_the_reason(hostile: Platform, function: str, said: list[str]) -> None:
+    found = problem(hostile, function)
+    assert (found["code"], found["retryable"]) == ("worker_lost", True)
     for words in said:
-        assert words in told["detail"]
+        assert words in found["detail"]
 
 
 def test_memory_without_end_ends_the_call_and_not_the_machine(hostile: Platform) -> None:
-    told = problem(hostile, "eats_memory")
+    found = problem(hostile, "eats_memory")
     # Where a cgroup holds the worker the kernel ends it; where a limit of its own does, Python raises.
-    assert told["code"] in ("worker_lost", "function_raised")
-    assert "memory" in told["detail"].lower() or told.get("error_type") == "MemoryError"
+    assert found["code"] in ("worker_lost", "function_raised")
+    assert "memory" in found["detail"].lower() or found.get("error_type") == "MemoryError"
 
 
 def test_a_call_that_blocks_for_ever_ends_at_its_timeout(hostile: Platform) -> None:
-    told = problem(hostile, "blocks")
-    assert told["code"] == "invocation_timed_out"
-    assert "1 s" in told["detail"]
+    found = problem(hostile, "blocks")
+    assert found["code"] == "invocation_timed_out"
+    assert "1 s" in found["detail"]
 
 
-def test_a_flood_of_output_is_bounded_and_said_to_be(hostile: Platform) -> None:
+def test_a_flood_of_output_is_bounded_and_marked_as_cut(hostile: Platform) -> None:
     assert hostile.invoke("prints_a_flood") == "printed"
     assert hostile.invoke("good", {"x": 1}) == 2
     answer = hostile.client.get("/v1/functions/prints-a-flood/logs", params={"tail": 20_000})
@@ -94,9 +94,9 @@ def test_garbage_on_its_socket_costs_a_worker_its_life_only(hostile: Platform) -
     assert problem(hostile, "writes_garbage_to_its_socket")["code"] == "worker_lost"
 
 
-def test_an_exception_without_words_is_told_by_its_type(hostile: Platform) -> None:
-    told = problem(hostile, "raises_what_cannot_be_encoded")
-    assert (told["code"], told["error_type"]) == ("function_raised", "Unspeakable")
+def test_an_exception_without_words_is_reported_by_its_type(hostile: Platform) -> None:
+    found = problem(hostile, "raises_what_cannot_be_encoded")
+    assert (found["code"], found["error_type"]) == ("function_raised", "Unspeakable")
 
 
 @pytest.mark.parametrize(
@@ -104,21 +104,21 @@ def test_an_exception_without_words_is_told_by_its_type(hostile: Platform) -> No
     [("returns_what_cannot_be_encoded", "cannot be sent as application/json"), ("returns_too_much", "more than the")],
 )
 def test_a_result_that_cannot_be_sent_says_why(hostile: Platform, function: str, said: str) -> None:
-    told = problem(hostile, function)
-    assert told["code"] == "result_not_encodable"
-    assert said in told["detail"]
+    found = problem(hostile, function)
+    assert found["code"] == "result_not_encodable"
+    assert said in found["detail"]
 
 
 def test_an_exception_comes_with_the_users_traceback_and_none_of_ours(hostile: Platform) -> None:
-    told = problem(hostile, "raises")
-    assert (told["code"], told["error_type"], told["detail"]) == (
+    found = problem(hostile, "raises")
+    assert (found["code"], found["error_type"], found["detail"]) == (
         "function_raised", "ValueError", "a value that is no good",
     )  # fmt: skip
-    assert "hostile.py" in told["traceback"]
-    assert "gpufn_runtime" not in told["traceback"]
+    assert "hostile.py" in found["traceback"]
+    assert "gpufn_runtime" not in found["traceback"]
 
 
-def test_the_platform_is_whole_after_all_of_it(hostile: Platform) -> None:
+def test_the_platform_still_serves_calls_after_all_attacks(hostile: Platform) -> None:
     began = time.monotonic()
     assert hostile.client.get("/readyz").status_code == 200
     assert hostile.invoke("good", {"x": 2}) == 3

@@ -40,7 +40,7 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
 
 @pytest.fixture(scope="module")
 def far(own: Platform, tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
-    """A gateway as on another machine."""
+    """A gateway with its own GPUFN_HOME, like a gateway on another machine."""
     home = tmp_path_factory.mktemp("far")
     with Gateway(home, embedded_bus(own.home)) as gateway, http_client(gateway.url) as client:
         until(lambda: is_ready(client))

@@ -1,4 +1,4 @@
-"""Long work on the whole platform, while processes are killed: checkpoints, webhooks, schedules. And its traces."""
+"""Long work on the whole platform while processes are killed: checkpoints, webhooks, schedules and traces."""
 
 from __future__ import annotations
 
@@ -55,11 +55,11 @@ def receiver() -> Iterator[Receiver]:
 
 
 class Receiver(http.server.ThreadingHTTPServer):
-    """Keeps what it is sent; refuses so many at first."""
+    """A receiver of webhooks. It keeps every delivery, and refuses the first `refuses` of them."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
-        self.heard: queue.Queue[tuple[dict[str, str], bytes]] = queue.Queue()
+        self.deliveries: queue.Queue[tuple[dict[str, str], bytes]] = queue.Queue()
         self.refuses = 0
 
     @property
@@ -71,7 +71,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         server: Any = self.server
         body = self.rfile.read(int(self.headers["content-length"]))
-        server.heard.put((dict(self.headers), body))
+        server.deliveries.put((dict(self.headers), body))
         server.refuses -= 1
         self.send_response(503 if server.refuses >= 0 else 200)
         self.send_header("content-length", "0")
@@ -94,21 +94,21 @@ def wait_at_the_gate(platform: Platform, invocation: str, attempt: int = 1) -> N
             assert status["progress"]["fraction"] == 0.5
             return
         time.sleep(0.01)
-    pytest.fail(f"it never came to the gate: {status}")
+    pytest.fail(f"the call did not reach the gate: {status}")
 
 
-def told_processes(platform: Platform) -> list[dict[str, Any]]:
+def reported_processes(platform: Platform) -> list[dict[str, Any]]:
     for _ in range(3000):
         (node,) = platform.client.get("/v1/nodes").json()["nodes"]
         if found := node["processes"]:
             return list(found)
         time.sleep(0.01)
-    pytest.fail("the node tells of no process")
+    pytest.fail("the node reports no process")
 
 
 def pid_of(platform: Platform, name: str) -> int:
     if name == "worker":
-        return int(told_processes(platform)[0]["pid"])
+        return int(reported_processes(platform)[0]["pid"])
     return int(json.loads((platform.home / "up.json").read_bytes())["pids"][name])
 
 
@@ -126,7 +126,7 @@ def test_after_kill_9_a_call_goes_on_from_its_checkpoint(
     answer = own.client.get(f"/v1/invocations/{invocation}/result", params={"wait": 60}, timeout=90)
     assert answer.status_code == 200, answer.text
     steps = answer.json()
-    assert len(steps) == 6  # none of the first three was made again
+    assert len(steps) == 6  # none of the first three steps ran again
     assert attempts in (None, steps)
 
 
@@ -137,9 +137,9 @@ def test_a_webhook_survives_kill_9_of_the_gateway(own: Platform, tmp_path: Path,
     wait_at_the_gate(own, invocation)
     receiver.refuses = 1
     gate.touch()
-    first, _ = receiver.heard.get(timeout=30)  # refused: the next is in 5 s
+    first, _ = receiver.deliveries.get(timeout=30)  # refused: the next delivery follows in 5 s
     os.kill(pid_of(own, "gateway"), signal.SIGKILL)
-    headers, body = receiver.heard.get(timeout=60)
+    headers, body = receiver.deliveries.get(timeout=60)
     webhooks.verify(secret, headers, body)
     assert headers["webhook-id"] == first["webhook-id"] == invocation
     assert headers["traceparent"] == f"00-{TRACE[::-1]}-{span_id(invocation)}-00"
@@ -229,8 +229,8 @@ def test_an_attempt_with_a_waiting_caller_that_its_runner_loses_has_a_span_with_
 
     threading.Thread(target=call).start()
     until((tmp_path / "started").exists)
-    # The worker dies too: the next runner would adopt the attempt.
-    (worker,) = until(lambda: [each["pid"] for each in told_processes(own) if each["function"] == "gated"])
+    # The worker has to die too, because the next runner would adopt the attempt.
+    (worker,) = until(lambda: [each["pid"] for each in reported_processes(own) if each["function"] == "gated"])
     for pid in (pid_of(own, "runner"), worker):
         os.kill(pid, signal.SIGKILL)
     gate.touch()

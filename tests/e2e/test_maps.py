@@ -1,4 +1,4 @@
-"""Maps on a platform: in order, bounded, each item once, whoever is killed in the middle."""
+"""Maps on a platform: ordered, bounded, and each item runs once after kill -9 of any process."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_a_large_result_comes_as_the_others(own: Platform) -> None:
     assert [len(value) for value in large.map(range(20))] == [10, 2 << 20] * 10
 
 
-def test_what_has_not_ended_is_cancelled_and_its_id_tells(own: Platform) -> None:
+def test_a_cancelled_map_ends_its_remaining_items(own: Platform) -> None:
     results = slow.map(range(50))
     assert next(results) == 0
     assert results.cancel()
@@ -106,9 +106,7 @@ def test_what_has_not_ended_is_cancelled_and_its_id_tells(own: Platform) -> None
         assert (view.state, view.accepted, view.ended) == ("cancelled", 50, 50)
 
 
-def test_a_client_that_was_killed_is_followed_by_one_that_loses_and_repeats_nothing(
-    own: Platform, tmp_path: Path
-) -> None:
+def test_a_client_continues_the_map_of_a_killed_client_without_loss_or_repeats(own: Platform, tmp_path: Path) -> None:
     path = tmp_path / "runs"
     client = subprocess.Popen(
         [sys.executable, "-m", "tests.e2e.apps.mapping", path],
@@ -126,7 +124,7 @@ def test_a_client_that_was_killed_is_followed_by_one_that_loses_and_repeats_noth
     values = [int(value) for _, value in seen]
     assert values == list(range(700))
 
-    # The same items again: those that were accepted are not sent a second time.
+    # The client maps the same items, and does not send the accepted ones again.
     rest = noted.starmap(((str(path), number) for number in range(3000)), id=map_id, after=seen[-1][0])
     assert [*values, *rest] == list(range(3000))
     assert runs_of(path) == Counter(range(3000))
@@ -135,7 +133,7 @@ def test_a_client_that_was_killed_is_followed_by_one_that_loses_and_repeats_noth
 
 
 @pytest.mark.parametrize("victim", ["gateway", "nats"])
-def test_a_map_goes_on_whoever_is_killed(own: Platform, tmp_path: Path, victim: str) -> None:
+def test_a_map_continues_after_kill_9_of_a_process(own: Platform, tmp_path: Path, victim: str) -> None:
     path = tmp_path / "runs"
     values = []
     for value in noted.starmap(((str(path), number) for number in range(3000)), window=1000):
@@ -145,17 +143,19 @@ def test_a_map_goes_on_whoever_is_killed(own: Platform, tmp_path: Path, victim: 
     assert values == list(range(3000))
     runs = runs_of(path)
     assert set(runs) == set(range(3000))
-    assert victim == "nats" or set(runs.values()) == {1}  # what ran when the bus was lost may run again
+    assert victim == "nats" or set(runs.values()) == {1}  # calls that ran when the bus died may run again
 
 
-def test_the_command_maps_lines_and_tells_what_failed(own: Platform, tmp_path: Path) -> None:
+def test_the_command_maps_lines_and_reports_failed_items(own: Platform, tmp_path: Path) -> None:
     (lines := tmp_path / "lines.jsonl").write_text("".join(f'{{"number": {number}}}\n' for number in (1, 2, 3, 4)))
     ended = own.try_gpufn("map", "picky", "-d", f"@{lines}")
     assert (ended.returncode, ended.stdout.split()) == (7, ["1", "2", "4"])
     assert "item 2: ValueError: 3 is not liked" in ended.stderr
-    told = [json.loads(line) for line in own.try_gpufn("map", "picky", "-d", f"@{lines}", "--json").stdout.splitlines()]
-    assert [each.get("result") for each in told] == [1, 2, None, 4]
-    assert told[2]["error"]["code"] == "function_raised"
+    shown = [
+        json.loads(line) for line in own.try_gpufn("map", "picky", "-d", f"@{lines}", "--json").stdout.splitlines()
+    ]
+    assert [each.get("result") for each in shown] == [1, 2, None, 4]
+    assert shown[2]["error"]["code"] == "function_raised"
     newest = json.loads(own.gpufn("calls", "picky", "--json", "-n", "1"))[0]
     assert (newest["accepted"], newest["ended"], newest["state"]) == (4, 4, "ended")
     assert "4 of 4 have ended" in own.gpufn("status", newest["id"])

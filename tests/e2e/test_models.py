@@ -1,4 +1,4 @@
-"""Models on a running platform: deployed with the CLI, called by whoever calls models."""
+"""Models on a running platform: deployed with the CLI, and called with clients of several protocols."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def test_calls_at_the_same_time_get_their_own_rows(deployed: Path, platform: Pla
         np.testing.assert_allclose(answer.as_numpy("logits"), scores() * number, rtol=1e-4)
 
 
-def test_what_does_not_fit_is_the_clients_mistake_in_the_protocols_form(client: Any) -> None:
+def test_a_request_that_does_not_fit_the_model_gets_a_client_error_of_the_protocol(client: Any) -> None:
     for tensor, message in (
         (_input("x", ROWS.astype(np.float64)), "x: the model takes FP32, not FP64"),
         (_input("y", ROWS), "y: the model has no such input; it takes x"),
@@ -165,7 +165,7 @@ def test_what_does_not_fit_is_the_clients_mistake_in_the_protocols_form(client: 
         client.infer("nothing", [_input("x", ROWS)])
 
 
-def test_a_shape_outside_the_profile_is_refused_and_the_profile_is_told(
+def test_a_shape_outside_the_profile_is_refused_with_the_profile(
     deployed: Path, platform: Platform, client: Any, tmp_path: Path
 ) -> None:
     net = models.model([models.node("Neg", "x", "y")], [models.value("x", ["N", None])], [models.value("y", None)])
@@ -233,7 +233,7 @@ def test_large_tensors_go_both_ways_and_leave_nothing_in_memory(
     sent = np.arange(size // 4, dtype=np.float32)[None]
     wanted = [triton.InferRequestedOutput("y", binary_data=True)]
     shared_bodies = Home(platform.home).shared_bodies
-    others = {path for path in shared_bodies.rglob("*") if path.is_file()}  # copies of values that other tests stored
+    others = {path for path in shared_bodies.rglob("*") if path.is_file()}  # other tests stored values there
     for _ in range(10):
         answer = client.infer("large", [_input("x", sent)], outputs=wanted)
         np.testing.assert_array_equal(answer.as_numpy("y"), -sent)
@@ -243,11 +243,11 @@ def test_large_tensors_go_both_ways_and_leave_nothing_in_memory(
         ),
         "without a shared body",
     )
-    until(lambda: _mapped_bytes(shared_bodies) <= 2 * size, "rid of more than the last call has")
+    until(lambda: _mapped_bytes(shared_bodies) <= 2 * size, "no more mapped than the bodies of the last call")
 
 
 def _mapped_bytes(shared_bodies: Path) -> int:
-    """Of shared_bodies whose names are gone, that some process still has in its memory."""
+    """Return the size of the shared bodies that processes still map after their files were removed."""
     found = set()
     for maps in Path("/proc").glob("[0-9]*/maps"):
         with contextlib.suppress(OSError):
@@ -259,7 +259,7 @@ def _mapped_bytes(shared_bodies: Path) -> int:
     return sum(size for _, size in found)
 
 
-# --- when something breaks --------------------------------------------------------------------------------------------
+# --- faults -----------------------------------------------------------------------------------------------------------
 
 
 def test_a_killed_worker_costs_its_calls_at_most(deployed: Path, platform: Platform) -> None:
@@ -333,7 +333,7 @@ def test_a_damaged_engine_is_fetched_again(platform: Platform, tmp_path: Path, i
 
 
 def _workers(platform: Platform, function: str) -> list[int]:
-    """The pids of its workers, as soon as their node has told them."""
+    """Wait until the node reports workers of the function. Return their pids."""
     found: list[int] = []
 
     def look() -> bool:
@@ -341,5 +341,5 @@ def _workers(platform: Platform, function: str) -> list[int]:
         found[:] = [each["pid"] for node in nodes for each in node["processes"] if each["function"] == function]
         return bool(found)
 
-    until(look, "told")
+    until(look, "reported")
     return found

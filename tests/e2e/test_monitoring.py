@@ -1,6 +1,6 @@
-"""With --full: each fault that an alert reports is made, the Alertmanager receives the alert, and it ends after the
-fault. Every query of the dashboards returns data. Times are those of `prometheus.hurried`; promtool tests the real
-ones.
+"""With --full: a test causes each fault that an alert reports. The Alertmanager receives the alert, which ends after
+the fault. Every query of the dashboards returns data. `prometheus.hurried` shortens all times; promtool tests the real
+times.
 """
 
 from __future__ import annotations
@@ -237,7 +237,7 @@ def test_each_alert_fires_on_its_fault_and_ends_after_it(scene: Scene) -> None:
         client.post("/v1/functions/raises/invoke", json=body)
     client.post("/v1/functions/starts.ping/invoke", json={}).raise_for_status()
 
-    # Those that need a cluster are in test_cluster, and those of limits below.
+    # test_cluster checks the queries that need a cluster; the queries of limits follow below.
     wanted = queries(Needs.CALLS, Needs.GPU, Needs.FAULT, Needs.TLS)
 
     def lacking() -> list[str]:
@@ -247,7 +247,7 @@ def test_each_alert_fires_on_its_fault_and_ends_after_it(scene: Scene) -> None:
 
     lacking()
     until(lambda: prometheus.query('gpufn_starts_total{function="raises"}'))
-    kill_workers(client, "raises")  # the time of starts needs one that Prometheus sees
+    kill_workers(client, "raises")  # the time of starts needs a start between two scrapes
     until(lambda: not lacking(), lacking, within_s=WITHIN_S)
     print(f"{len(wanted)} queries have data")
 

@@ -65,7 +65,7 @@ _CELLS = (
 def test_functions_of_cells_are_deployed_called_and_redefined(
     platform: Platform, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import nbformat  # its import takes a second, which each process of a run would pay
+    import nbformat  # its import would take a second in each process of a run
     from nbclient import NotebookClient
 
     monkeypatch.setenv("GPUFN_URL", platform.url)

@@ -1,4 +1,4 @@
-"""`gpufn up --nats URL`: a bus that is there already is used, and left as it is."""
+"""`gpufn up --nats URL` uses an existing bus, and does not stop it."""
 
 from __future__ import annotations
 
@@ -19,6 +19,6 @@ def test_a_nats_server_of_ones_own_serves_the_platform(nats: EmbeddedServer, tmp
         platform.gpufn("deploy", APP)
         assert platform.invoke("steady", {"number": 3}) == 3
         assert not (tmp_path / "home" / "nats").exists()
-    assert nats.exit_code is None, "it is not ours to stop"
+    assert nats.exit_code is None, "gpufn does not stop a server of the user"
     with running_platform(tmp_path / "other-home", "--nats", nats.url) as platform:
-        assert platform.invoke("steady", {"number": 4}) == 4, "what was deployed is on the bus"
+        assert platform.invoke("steady", {"number": 4}) == 4, "the bus keeps deployed functions"

@@ -1,5 +1,4 @@
-"""Workers that park and resume, on the whole platform: without a GPU, with hooks that move nothing, everything else is
-what it is with one."""
+"""Workers that park and resume, on the whole platform without a GPU. Their hooks move no memory; the rest is real."""
 
 from __future__ import annotations
 
@@ -61,18 +60,20 @@ def plain() -> int:
 
 class Parking(NamedTuple):
     platform: Platform
-    folder: Path  # has the number of parks of each worker, by its pid
+    folder: Path  # a file per worker, named by its pid, with its number of parks
 
     def look(self, function: str) -> dict[str, Any]:
-        """What its worker says."""
+        """Return the report of the function's worker about itself."""
         answer = self.platform.post(f"{function}.look")
         assert answer.status_code == 200, answer.text
         found: dict[str, Any] = answer.json() | {"timing": answer.headers["server-timing"]}
         return found
 
     def until_parked(self, function: str, looked: dict[str, Any]) -> None:
-        """Wait until the worker that answered `looked` has parked since: the view may be a second old, and then shows
-        the park before it."""
+        """Wait until the worker of the report `looked` has parked again.
+
+        The view of the function is not enough: it may be a second old, and show the park before the report.
+        """
         parks = self.folder / str(looked["pid"])
         until(lambda: parks.exists() and int(parks.read_text() or 0) > looked["times"])
         until(lambda: self.workers(function)["parked"] == 1)
@@ -157,6 +158,6 @@ def test_a_worker_that_cannot_be_resumed_is_replaced_and_its_function_parks_no_m
 
 
 def _pid_of(platform: Platform, process: str) -> int:
-    """Of a process that the supervisor keeps; 0 while there is none."""
+    """Return the pid of a process of `gpufn up`; 0 while it is down."""
     pid: int = json.loads((platform.home / "up.json").read_bytes())["pids"].get(process, 0)
     return pid

@@ -1,4 +1,4 @@
-"""A machine that loses its power: what was accepted before is there when the platform starts again.
+"""A machine that loses its power: accepted calls exist when the platform starts again.
 
 The platform's home is on a file system of its own, in a file that a loop device writes. A copy of that file, made while
 the platform runs, has what reached the device, and not what is with the kernel: as the disk after a power failure.
@@ -49,7 +49,7 @@ def image(tmp_path: Path) -> Path:
 
 
 def accept(platform: Platform, calls: int) -> list[str]:
-    """The ids of calls that were answered with 202 and wait."""
+    """Submit calls that wait. Return their ids."""
     ids = []
     for number in range(calls):
         answer = platform.client.post("/v1/functions/nowhere/submit", json={"number": number})
@@ -59,7 +59,7 @@ def accept(platform: Platform, calls: int) -> list[str]:
 
 
 def cut(image: Path, copy: Path) -> Path:
-    """The power fails: the disk as it is at this moment."""
+    """Copy the image as a power failure at this moment would leave it."""
     subprocess.run(["cp", "--sparse=always", os.fspath(image), os.fspath(copy)], check=True)
     return copy
 
@@ -68,7 +68,7 @@ def known(platform: Platform, ids: list[str]) -> list[str]:
     return [each for each in ids if platform.client.get(f"/v1/invocations/{each}").status_code == 200]
 
 
-def test_what_was_accepted_is_there_after_a_power_failure(image: Path, tmp_path: Path) -> None:
+def test_accepted_calls_survive_a_power_failure(image: Path, tmp_path: Path) -> None:
     with (
         mounted(image, tmp_path / "disk") as disk,
         running_platform(disk / "home", environ={"GPUFN_SYNC": "always"}) as platform,

@@ -1,4 +1,4 @@
-"""Who goes first, and who may: a platform of its own, for a key closes it."""
+"""Order of priority classes, and the classes that a key may use. A key closes the platform, so it is a separate one."""
 
 from __future__ import annotations
 
@@ -38,13 +38,15 @@ def wait_for(platform: Platform, invocation: str) -> None:
     assert platform.client.get(f"/v1/invocations/{invocation}/result?wait=30").status_code == 200
 
 
-def test_the_one_slot_goes_to_the_higher_class_and_everybody_has_it_in_the_end(own: Platform, tmp_path: Path) -> None:
+def test_the_one_slot_goes_to_the_higher_class_and_all_calls_run_in_the_end(own: Platform, tmp_path: Path) -> None:
     path = tmp_path / "order"
     gate = submit_gate(own, path)
     ids = [submit(own, path, priority) for priority in ("low", "normal", "hi") * 10]
     shown = json.loads(own.gpufn("why", "note", "--json"))["classes"]
     assert shown == {"hi": 10, "normal": 11, "low": 10}
-    assert own.client.get(f"/v1/invocations/{ids[0]}").json()["place"] == 21  # the first of low, behind the others
+    assert (
+        own.client.get(f"/v1/invocations/{ids[0]}").json()["place"] == 21
+    )  # the first call of low, behind all calls of the other classes
     with ThreadPoolExecutor(3) as pool:
         body = {"path": str(path), "word": "caller"}
         callers = [
@@ -58,13 +60,13 @@ def test_the_one_slot_goes_to_the_higher_class_and_everybody_has_it_in_the_end(o
         wait_for(own, invocation)
     order = path.read_text().split()
     assert Counter(order) == {"gate": 1, "caller": 2, "hi": 10, "normal": 10, "low": 10}
-    assert order[1] == "caller"  # of class hi, and waited for
+    assert order[1] == "caller"  # class hi, with a client that waits
     submitted = [word for word in order if word not in {"gate", "caller"}]
     assert submitted == ["hi"] * 10 + ["normal"] * 10 + ["low"] * 10
 
 
 def submit_gate(platform: Platform, path: Path) -> str:
-    """The slot is taken until there is a file `<path>.open`."""
+    """Submit a call that takes the only slot until the file `<path>.open` exists."""
     body = {"path": str(path), "word": "gate"}
     invocation = platform.client.post("/v1/functions/note/submit", json=body).json()["id"]
     until(path.exists)

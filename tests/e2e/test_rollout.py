@@ -1,7 +1,7 @@
-"""A new revision under load: whoever calls notices nothing but the new answers.
+"""A new revision under load: callers notice only the new answers.
 
-The load are callers in threads that call one function without a pause. No call may fail, and none may wait for a
-worker to start: a cold start shows in the answer's `Server-Timing`.
+Callers in threads call one function without a pause. No call may fail, and no call may wait for a worker to start: a
+cold start shows in the `Server-Timing` of the response.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def rolls(number: int) -> list[int]:
     return [{version}, number]
 """
 
-# The file is there where it is deployed from, and was not sent along.
+# The file exists on the deploying machine, and is not part of the bundle.
 CANNOT_START = """
 from pathlib import Path
 from gpufn import gpu_function
@@ -52,7 +52,7 @@ def rolls(number: int) -> list[int]:
 
 
 class Load:
-    """What callers got, in the order of their answers."""
+    """Callers in threads, and the answers in the order of their arrival."""
 
     def __init__(self, platform: Platform, function: str) -> None:
         self._platform = platform
@@ -80,7 +80,7 @@ class Load:
         assert self.failed == []
 
     def wait_for(self, version: int) -> None:
-        """Until it answers every caller's calls."""
+        """Wait until this version answers the calls of all callers."""
         self.wait_until(lambda: len(self.versions) > 50 and set(self.versions[-50:]) == {version})
 
     def wait_for_more(self, answers: int) -> None:
@@ -139,7 +139,7 @@ class Project:
 
 @pytest.fixture
 def project(platform: Platform, tmp_path: Path) -> Iterator[Project]:
-    name = f"rolls-{next(_numbers)}"  # a name that was used before goes on with its numbers
+    name = f"rolls-{next(_numbers)}"  # revisions of a used name would not start at 1
     (tmp_path / "weights.txt").touch()
     project = Project(platform, tmp_path / "rolling.py", name)
     project.deploy(SERVES, 1)
@@ -182,10 +182,10 @@ def test_a_deploy_that_cannot_start_fails_while_the_old_revision_has_no_worker(p
     project.platform.gpufn("scale", project.name, "--max", "0")
     project.wait_for_workers(0)
     project.platform.gpufn("scale", project.name)
-    code, told = project.try_deploy(CANNOT_START, 2)
+    code, text = project.try_deploy(CANNOT_START, 2)
     assert code == 1
-    assert f"{project.name}@2 does not start, {project.name}@1 still serves: FileNotFoundError" in told
-    assert 'rolling.py, line 5: WEIGHTS = (Path(__file__).parent / "weights.txt").read_text()' in told
+    assert f"{project.name}@2 does not start, {project.name}@1 still serves: FileNotFoundError" in text
+    assert 'rolling.py, line 5: WEIGHTS = (Path(__file__).parent / "weights.txt").read_text()' in text
     assert (project.view()["active"], project.view()["serving"]) == (1, 1)
     assert project.platform.client.get(f"/v1/functions/{project.name}/revisions/2").json()["state"] == "failed"
     assert project.platform.invoke(project.name, {"number": 1}) == [1, 1]
@@ -196,8 +196,8 @@ def test_calls_of_a_function_whose_first_deploy_failed_get_the_reason_at_once(
 ) -> None:
     (tmp_path / "weights.txt").touch()
     project = Project(platform, tmp_path / "rolling.py", f"rolls-{next(_numbers)}")
-    code, told = project.try_deploy(CANNOT_START, 1)
-    assert (code, "does not start" in told) == (1, True)
+    code, text = project.try_deploy(CANNOT_START, 1)
+    assert (code, "does not start" in text) == (1, True)
     answer = platform.client.post(f"/v1/functions/{project.name}/invoke", json={"number": 1})
     assert (answer.status_code, answer.json()["code"]) == (503, "function_start_failed")
     assert "weights.txt" in answer.json()["detail"]
@@ -219,8 +219,8 @@ def test_a_deploy_that_cannot_start_fails_under_load_and_no_caller_notices(proje
     with Load(project.platform, project.name) as load:
         load.wait_for(1)
         load.cold.clear()
-        code, told = project.try_deploy(CANNOT_START, 2)
-        assert (code, "weights.txt" in told) == (1, True)
+        code, text = project.try_deploy(CANNOT_START, 2)
+        assert (code, "weights.txt" in text) == (1, True)
         load.wait_for_more(50)
     assert (load.failed, load.cold, project.view()["active"]) == ([], [], 1)
 
@@ -248,8 +248,8 @@ def test_a_change_of_one_function_keeps_the_workers_of_the_others(platform: Plat
     file = tmp_path / "rolling.py"
     for version in (1, 2):
         file.write_text(TWO.format(name=name, version=version))
-        told = platform.gpufn("deploy", file)
-        assert ("counts@1" in told, f"{name}@{version} " in told, "unchanged" in told) == (True, True, version == 2)
+        text = platform.gpufn("deploy", file)
+        assert ("counts@1" in text, f"{name}@{version} " in text, "unchanged" in text) == (True, True, version == 2)
         assert platform.invoke(name, {"number": 7}) == [version, 7]
         assert platform.invoke(f"{name}-counts.add") == version, "the instance has lost its state"
 
@@ -266,10 +266,10 @@ def rolls(number: int) -> list[int]:
 
 def test_a_package_that_the_node_lacks_fails_the_deploy_with_the_line(platform: Platform, tmp_path: Path) -> None:
     project = Project(platform, tmp_path / "rolling.py", f"rolls-{next(_numbers)}")
-    code, told = project.try_deploy(MISTYPED, 1)
+    code, text = project.try_deploy(MISTYPED, 1)
     assert code == 1
-    assert "without numpyy: not installed here" in told
-    assert "does not start: ModuleNotFoundError: No module named 'numpyy'\n  rolling.py, line 2: import numpyy" in told
+    assert "without numpyy: not installed here" in text
+    assert "does not start: ModuleNotFoundError: No module named 'numpyy'\n  rolling.py, line 2: import numpyy" in text
 
 
 COUNTS = """
@@ -314,7 +314,7 @@ def test_a_deployed_function_is_called_by_its_name_with_every_verb(
 
 
 def test_submitted_calls_of_an_old_revision_end(project: Project) -> None:
-    """They were accepted for that revision: a new one does not strand them."""
+    """A new revision does not strand the calls that were accepted for the old one."""
     client = project.platform.client
     with Load(project.platform, project.name):
         ids = []

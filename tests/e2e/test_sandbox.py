@@ -1,4 +1,4 @@
-"""What user code in a worker process cannot do. docs/trust.md lists these attacks, with the names of the tests."""
+"""Attacks by user code in a worker process. docs/trust.md lists them, with the names of the tests."""
 
 from __future__ import annotations
 
@@ -235,21 +235,21 @@ def test_a_link_that_a_worker_leaves_is_not_followed(platform_: Platform, tmp_pa
 
 
 def test_a_call_finds_what_an_earlier_one_left(full: Platform) -> None:
-    """A limit of all tiers: calls of one function share its workers."""
+    """A documented limit of all tiers: calls of one function share its workers."""
     assert attack(full, "globals().__setitem__('left_behind', 1)") is None
     assert attack(full, "left_behind") == 1
 
 
 @dataclass(frozen=True)
 class Targets:
-    """What the attacks below aim at. Their codes name the fields."""
+    """The targets of the attacks below. The attacks refer to the fields by name."""
 
     home: Path
-    pid: int  # of the victim
-    folder: Path  # of its worker
+    pid: int  # process of the victim
+    folder: Path  # worker folder of the victim
     bus_port: int
     terminal: str
-    socket: Path  # of another program, and its abstract name
+    socket: Path  # socket of another program; `abstract` is its abstract name
     abstract: str
     segment: int  # System V memory
 

@@ -63,7 +63,7 @@ def leaks(how: str) -> None:
 
 @pytest.fixture(scope="module")
 def secretive(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
-    """A platform of its own: its secrets and its master key are its own."""
+    """A separate platform, because secrets and the master key belong to a platform."""
     with running_platform(tmp_path_factory.mktemp("home")) as platform:
         yield platform
 

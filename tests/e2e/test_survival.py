@@ -1,8 +1,8 @@
-"""kill -9 of any process at any moment under load: nothing accepted is lost, and the platform is whole again by itself.
+"""kill -9 of each process under load: the platform loses no accepted call, and recovers by itself.
 
-A platform has load on it: callers that wait and callers that come back later. Then one process is killed; the next
-test kills one of what came back. Every accepted invocation ends exactly once; callers that wait get an answer or an
-error that says "try again"; and soon calls are served again, without a person.
+The load consists of clients that wait for results and clients that submit calls and read the results later. Each test
+kills one process; the next test uses the restarted platform. Every accepted call ends exactly once. Waiting clients
+receive a result or a retryable error. The platform serves calls again without a person.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tests.conftest import Platform, http_client, running_platform
 pytestmark = pytest.mark.e2e
 
 APP = Path(__file__).parent / "apps" / "steady.py"
-WHOLE_AGAIN_S = 60.0  # a few seconds, where nothing else is done
+WHOLE_AGAIN_S = 60.0  # recovery takes a few seconds on an idle machine
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +38,7 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
 
 
 class Load:
-    """Callers in threads: what was accepted, what came back, and what was refused with what."""
+    """Callers in threads, which record accepted calls, answers, and the errors of refused calls."""
 
     def __init__(self, platform: Platform, function: str = "steady") -> None:
         self._url = platform.url
@@ -68,10 +68,10 @@ class Load:
             thread.join(60)
 
     def wait_for_answers(self, more: int, within_s: float) -> float:
-        """Seconds until so many more calls were answered."""
+        """Wait for `more` answers. Return the seconds that it took."""
         goal, began = self.answered + more, time.monotonic()
         while self.answered < goal:
-            assert time.monotonic() - began < within_s, f"not whole after {within_s} s: {self.refused[-3:]}"
+            assert time.monotonic() - began < within_s, f"too few answers in {within_s} s: {self.refused[-3:]}"
             time.sleep(0.01)
         return time.monotonic() - began
 
@@ -104,7 +104,7 @@ class Load:
         try:
             answer = client.post(f"/v1/functions/{self._function}/{verb}", json={"number": number})
         except httpx.TransportError as error:
-            self.refused.append(type(error).__name__)  # the gateway itself is gone for a moment
+            self.refused.append(type(error).__name__)  # the gateway restarts
             return None
         if answer.status_code >= 400:
             problem: dict[str, Any] = answer.json()
@@ -142,14 +142,14 @@ def test_kill_9_under_load_loses_no_accepted_call(own: Platform, victim: str) ->
         if status == 200:
             assert json.loads(text) == number, invocation
         else:
-            # Only a call that ran in the killed worker ends without a result, and it says so.
+            # Only a call that ran in the killed worker may end without a result; its error has to be worker_lost.
             assert victim == "worker", text
             assert json.loads(text)["code"] == "worker_lost", text
     again = {invocation: own.client.get(f"/v1/invocations/{invocation}/result").text for invocation in list(ends)[:20]}
-    assert again == {invocation: ends[invocation][1] for invocation in again}, "the first end stays"
+    assert again == {invocation: ends[invocation][1] for invocation in again}, "the outcome of a call changed"
 
 
-def test_a_restart_of_the_bus_under_nested_calls_is_no_fault_of_their_functions(own: Platform) -> None:
+def test_a_restart_of_the_bus_fails_no_nested_calls(own: Platform) -> None:
     with Load(own, "outer") as load:
         load.wait_for_answers(20, WHOLE_AGAIN_S)
         for _ in range(3):
@@ -164,8 +164,8 @@ def test_a_restart_of_the_bus_under_nested_calls_is_no_fault_of_their_functions(
 
 
 @pytest.mark.parametrize(("frozen", "for_s"), [("nats", 1.0), ("runner", 3.0)])
-def test_a_process_that_is_frozen_for_a_while_is_waited_for(own: Platform, frozen: str, for_s: float) -> None:
-    """SIGSTOP: its connections stand and nothing answers."""
+def test_a_frozen_process_loses_no_call(own: Platform, frozen: str, for_s: float) -> None:
+    """A process after SIGSTOP keeps its connections but does not respond."""
     with Load(own) as load:
         load.wait_for_answers(20, WHOLE_AGAIN_S)
         [pid] = pids_of(own, frozen)
@@ -179,7 +179,7 @@ def test_a_process_that_is_frozen_for_a_while_is_waited_for(own: Platform, froze
         assert own.client.get(f"/v1/invocations/{invocation}/result", params={"wait": 30}).status_code == 200
 
 
-def test_a_killed_up_takes_the_platform_along_and_the_next_one_is_whole(tmp_path: Path) -> None:
+def test_a_killed_up_ends_all_processes_and_the_next_up_serves_all_calls(tmp_path: Path) -> None:
     home = tmp_path / "home"
     with running_platform(home) as first:
         first.gpufn("deploy", APP)
@@ -198,7 +198,7 @@ def test_a_killed_up_takes_the_platform_along_and_the_next_one_is_whole(tmp_path
         assert again.invoke("steady", {"number": 2}) == 2
         for invocation, number in load.accepted.items():
             answer = again.client.get(f"/v1/invocations/{invocation}/result", params={"wait": 30})
-            # A call that ran is told to be lost; it may have had its effect.
+            # A call that ran may be reported as lost, because it may have had its effect.
             assert (answer.status_code, answer.text) == (200, str(number)) or answer.json()["code"] == "worker_lost"
     assert [has_ended(pidfd) for pidfd in workers] == [True] * len(workers)
     for pidfd in platform + workers:

@@ -1,4 +1,4 @@
-"""Two gateways on one bus: what was begun at one goes on at the other, and one of them leads."""
+"""Two gateways on one bus: each serves the calls of the other, and one of them leads."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ APPS = Path(__file__).parent / "apps"
 
 
 class Pair:
-    """A platform, and a gateway beside its own."""
+    """A platform with a second gateway."""
 
     def __init__(self, platform: Platform, gateway: Gateway, other: httpx.Client) -> None:
         self.platform = platform
@@ -73,7 +73,7 @@ def runs(path: Path) -> list[str]:
 
 
 def states(client: httpx.Client, call: str) -> list[str]:
-    """What its events tell, to the end."""
+    """Return the states in the events of a call, up to its end."""
     with client.stream("GET", f"{call}/events") as answer:
         lines = [line.removeprefix("data: ") for line in answer.iter_lines() if line.startswith("data: ")]
     return [json.loads(line)["state"] for line in lines]
@@ -92,7 +92,7 @@ def test_a_call_submitted_at_one_is_read_at_the_other(pair: Pair, tmp_path: Path
 
 
 def test_both_serve_callers_and_readers_of_streams_at_the_same_time(pair: Pair, tmp_path: Path) -> None:
-    """The platform's runner has a lane to each, and one inbox for the credits of both."""
+    """The runner has a lane to each gateway, and one inbox for the credits of both."""
 
     def call(client: httpx.Client, first: int) -> list[int]:
         path = str(tmp_path / "runs")
@@ -111,10 +111,10 @@ def test_both_serve_callers_and_readers_of_streams_at_the_same_time(pair: Pair, 
         items = [callers.submit(read, client, name) for client, name in ((pair.one, "a"), (pair.other, "b"))]
         assert [each.result() for each in numbers] == [list(range(50)), list(range(1_000, 1_050))]
         assert [each.result() for each in items] == [[str(n) for n in range(300)]] * 2
-    until(lambda: runs(tmp_path / "a") and runs(tmp_path / "b"))  # their readers left
+    until(lambda: runs(tmp_path / "a") and runs(tmp_path / "b"))  # the generators end, because their readers left
 
 
-def test_events_are_told_by_either(pair: Pair, tmp_path: Path) -> None:
+def test_each_gateway_streams_the_events_of_the_others_calls(pair: Pair, tmp_path: Path) -> None:
     for here, there in pair.each_way:
         body = {"path": str(tmp_path / "runs"), "seconds": 0.5}
         call = here.post("/v1/functions/sleeper/submit", json=body).headers["location"]
@@ -166,7 +166,7 @@ def test_a_call_is_cancelled_at_the_other_whether_it_runs_or_waits(pair: Pair, t
 
 
 def test_a_stream_whose_gateway_is_killed_does_not_keep_its_slot(pair: Pair, tmp_path: Path) -> None:
-    """Nobody is left to say that its reader is gone, and the generator would wait for him for two minutes."""
+    """The killed gateway cannot report that the reader is gone; the generator would wait two minutes for credits."""
     ended = tmp_path / "ended"
     headers, body = {"accept": "text/event-stream"}, {"path": str(ended)}
     with pair.other.stream("POST", "/v1/functions/counts/invoke", json=body, headers=headers) as answer:
@@ -185,7 +185,7 @@ def series(client: httpx.Client) -> dict[str, float]:
 
 
 def attempts(*clients: httpx.Client) -> list[float]:
-    """The attempts of `picky`, at each gateway that exposes them."""
+    """Return the attempts of `picky` from each gateway that exposes them."""
     return [
         value
         for client in clients
@@ -209,7 +209,7 @@ def test_only_the_leader_exposes_figures_of_the_platform(pair: Pair) -> None:
 
 
 def test_prometheus_scrapes_both_and_each_query_has_data(pair: Pair, tmp_path: Path) -> None:
-    """Those that need a GPU, a fault or settings are proven by `test_monitoring.py --full`."""
+    """`test_monitoring.py --full` checks the queries that need a GPU, a fault or settings."""
     headers = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"}
     with Prometheus(tmp_path, [str(pair.one.base_url), str(pair.other.base_url)]) as prometheus:
         expected = queries(Needs.CALLS)
@@ -222,7 +222,7 @@ def test_prometheus_scrapes_both_and_each_query_has_data(pair: Pair, tmp_path: P
 
         lacking()
         until(lambda: prometheus.query('gpufn_starts_total{function="picky"}'))
-        kill_workers(pair.one, "picky")  # the time of starts needs one that Prometheus sees
+        kill_workers(pair.one, "picky")  # the time of starts needs a start between two scrapes
         until(lambda: pair.one.post("/v1/functions/picky/invoke", json={"number": 1}).status_code == 200)
         until(lambda: not lacking(), lacking)
         assert prometheus.value("sum(up)") == 2
@@ -247,7 +247,7 @@ def kill_workers(client: httpx.Client, function: str) -> None:
 
 
 def leader(pair: Pair) -> str:
-    """Whose lease it is; empty while it is nobody's."""
+    """Return the name of the gateway that holds the controller's lease; "" while none holds it."""
 
     async def holder() -> str:
         bus = await Bus.connect(embedded_bus(pair.platform.home), name="test")
@@ -263,7 +263,7 @@ def leader(pair: Pair) -> str:
 
 
 def kill_the_leader(pair: Pair, tmp_path: Path) -> httpx.Client:
-    """With a call of its client's, which goes on. The other gateway, which leads from now on."""
+    """Kill the leading gateway during a call, which continues. Return a client of the new leader."""
     until(lambda: is_ready(pair.one) and is_ready(pair.other))
     [ours] = pids_of(pair.platform, "gateway")
     names = {name_of(pair.platform.home, pid): pid for pid in (ours, pair.gateway.pid)}
@@ -284,40 +284,40 @@ def kill_the_leader(pair: Pair, tmp_path: Path) -> httpx.Client:
             lost.result()
     again = stays.post("/v1/functions/sleeper/invoke", json=body, headers=headers)
     assert (again.status_code, again.json()) == (200, "slept")
-    assert runs(path) == ["began", "ended"], "its client's gateway died, and it went on"
+    assert runs(path) == ["began", "ended"], "the call ran on after the death of its gateway"
     until(lambda: leader(pair) not in ("", before))
     return stays
 
 
-def test_a_killed_leader_is_succeeded_by_the_other_and_nobody_waits_for_it(pair: Pair, tmp_path: Path) -> None:
-    """Twice, so that each has led: the other one is there when it dies, with its calls."""
+def test_the_other_gateway_succeeds_a_killed_leader(pair: Pair, tmp_path: Path) -> None:
+    """Kill two leaders, so that each gateway leads once and each dies once while the other serves calls."""
     [count] = until(lambda: attempts(pair.one, pair.other))
     for cold, arguments in (("large", {"size": 256}), ("picky", {"number": 1})):
         stays = kill_the_leader(pair, tmp_path)
         until(lambda: is_ready(pair.one) and is_ready(pair.other))
         [shown] = until(lambda: attempts(pair.one, pair.other))
-        # The last calls before this test may have been reported later.
-        assert count <= shown < 2 * count, "a figure of the platform neither starts anew with its leader nor jumps"
-        # A function without workers gets one: there is somebody who leads.
+        # The shown figure may include calls before this test, because runners report them later.
+        assert count <= shown < 2 * count, "a figure of the platform neither restarts with its leader nor jumps"
+        # Only a leader starts a worker for a function without workers.
         assert stays.post(f"/v1/functions/{cold}/invoke", json=arguments).status_code == 200
 
 
 def test_both_have_the_same_history_of_the_calls_of_either(pair: Pair) -> None:
-    """After their leader was killed, twice."""
+    """Runs after the test above, which killed two leaders."""
     for client in (pair.one, pair.other):
         for _ in range(3):
             assert client.post("/v1/functions/picky/invoke", json={"number": 1}).status_code == 200
 
     def counts(client: httpx.Client) -> tuple[float, float]:
-        """The attempts that runners counted, and the latencies that gateways measured."""
+        """Return the attempts that runners counted, and the latencies that gateways measured."""
         answer = client.get("/v1/history?subject=function:picky&series=calls,latency&step=10")
-        if answer.status_code != 200:  # not loaded yet
+        if answer.status_code != 200:  # the gateway has not loaded the history yet
             return 0, 0
         calls, latency = answer.json()["results"][0]["series"]
         return sum(filter(None, calls["values"])), sum(sum(each.values()) for each in latency["values"] if each)
 
     def are_recorded() -> bool:
-        time.sleep(0.5)  # ten seconds are published at once
+        time.sleep(0.5)  # figures are published every ten seconds
         found = counts(pair.one)
         return min(found) >= 6 and found == counts(pair.other)
 

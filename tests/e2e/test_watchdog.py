@@ -1,4 +1,4 @@
-"""Every process of the platform tells who started it that it is alive."""
+"""Every process of the platform sends watchdog messages to its supervisor."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gpufn_platform.process.watchdog import ALIVE
 
 
 @pytest.mark.parametrize("module", _PROGRAMS.values())
-def test_it_says_so_from_its_start(module: str, tmp_path: Path) -> None:
+def test_a_process_sends_watchdog_messages_from_its_start(module: str, tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as watchdog:
         watchdog.bind(str(tmp_path / "notify"))
         watchdog.settimeout(60)

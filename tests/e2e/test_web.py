@@ -72,7 +72,7 @@ def test_fastapi(web: Platform) -> None:
     shouted = web.client.patch(f"{SITE}/shout", content=iter([b"ab", b"c" * 200_000]))
     assert shouted.text == "AB" + "C" * 200_000
 
-    # What calls, but is no request.
+    # An invoke is a call without an HTTP request for the application.
     refused = web.post("site")
     assert (refused.status_code, refused.json()["code"]) == (422, "invalid_input")
 

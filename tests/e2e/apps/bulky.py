@@ -19,7 +19,7 @@ def turned(data: bytes) -> bytes:
 
 @gpu_function(max_workers=1, idle_timeout=60)
 def held(data: bytes) -> str:
-    """Runs once a file says so, whose path is the first line."""
+    """Wait until the file exists whose path is the first line."""
     path = Path(data[:1024].partition(b"\n")[0].decode())
     while not path.exists():
         time.sleep(0.02)

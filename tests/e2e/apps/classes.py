@@ -1,4 +1,4 @@
-"""One slot, and what it was given to do, in order: a line in a file each."""
+"""A function with one slot that records its calls in order, as lines in a file."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ def count(path: str, number: int) -> int:
 
 @gpu_function(max_workers=1, idle_timeout=60)
 def sleeper(path: str, seconds: float) -> str:
-    """Cannot be interrupted: one C call."""
+    """Sleep in one C call, which cannot be interrupted."""
     _note(path, "began")
     time.sleep(seconds)
     _note(path, "ended")

@@ -23,7 +23,7 @@ def slow(seconds: float) -> float:
 
 @gpu_function(max_workers=1, idle_timeout=1)
 class Starts:
-    """Does not start while there is the file, which the test makes."""
+    """A class that fails to start while the test's file exists."""
 
     @enter
     def load(self) -> None:

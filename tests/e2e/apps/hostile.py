@@ -71,7 +71,7 @@ def reads_its_environment() -> dict[str, str]:
 
 @gpu_function
 def reads_the_environment_of(pids: list[int]) -> list[str]:
-    """Of its parent and of `pids`; "" where it may not."""
+    """Return the environments of the parent and of `pids`; "" where reading is denied."""
     found = []
     for pid in (os.getppid(), *pids):
         try:

@@ -1,4 +1,4 @@
-"""Functions that write down what becomes of them, for callers that leave."""
+"""Functions that record their progress in a file, for callers that leave."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gpufn import gpu_function
 
 @gpu_function(max_workers=1, timeout=120)
 def notes(path: str, seconds: float = 0.0) -> str:
-    """Says that it began; and that it ended, if it comes to that."""
+    """Record the start, and the end unless the call is cancelled."""
     with Path(path).open("a") as file:
         file.write("began\n")
     time.sleep(seconds)

@@ -1,4 +1,4 @@
-"""A function that writes down each of its starts and ends, so that they can be compared with what the platform says."""
+"""A function that records its starts and ends, so that tests compare them with the platform's records."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gpufn import current, gpu_function
 
 
 def note(path: str, what: str) -> None:
-    """In one write, which no kill cuts in two."""
+    """Append a line in one write, which a kill cannot split."""
     call = current()
     line = {
         "call": call.invocation, "attempt": call.attempt, "what": what, "at": time.time(), "pid": os.getpid(),

@@ -1,4 +1,4 @@
-"""A client to be killed: prints the map's id, then its cursor and each value. Arguments: the file of `noted`."""
+"""A client that a test kills. It prints the map's id, then cursors and values. Arguments: the file of `noted`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A function that no node has the GPU for: its calls wait."""
+"""A function whose GPU no node has, so that its calls wait."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ _RETRIES = Retry(50, delay_s=0.05, backoff=1.0, on=(OSError,))
 
 
 def _note(path: str, number: int, what: str = "start") -> None:
-    """In one write, which no kill cuts in two."""
+    """Append a line in one write, which a kill cannot split."""
     call = current()
     line = json.dumps(
         {
@@ -31,7 +31,7 @@ def _note(path: str, number: int, what: str = "start") -> None:
 
 @gpu_function(max_workers=2, concurrency=2, idle_timeout=IDLE_S, retries=_RETRIES, timeout=60)
 def mark(path: str, number: int, seconds: float = 0.0, fails: str = "", ballast: str = "") -> Any:
-    """`fails`: once, to be tried again, or always."""
+    """Record a call. `fails` is "once", so that a retry succeeds, or "always"."""
     _note(path, number)
     time.sleep(seconds)
     _note(path, number, "end")
@@ -53,7 +53,7 @@ def series(path: str, number: int, count: int) -> Iterator[int]:
 
 @gpu_function(max_workers=1, concurrency=4, idle_timeout=IDLE_S, retries=_RETRIES, timeout=60)
 async def nap(path: str, number: int, seconds: float) -> int:
-    """Waits as long as it is let: it can be cancelled at once."""
+    """Sleep; a cancellation ends it at once."""
     _note(path, number)
     try:
         await asyncio.sleep(seconds)

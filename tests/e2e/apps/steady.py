@@ -1,4 +1,4 @@
-"""A function for the survival tests: it takes a moment and gives back what it was given."""
+"""A function for the survival tests: it takes a moment and returns its argument."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ _STOP_S = 60.0
 
 
 class Again:
-    """The process of `gpufn up`, whichever it is now. The second gateway has the same home, and stops with it."""
+    """The current process of `gpufn up`. The second gateway uses the same home, and stops with it."""
 
     def __init__(self, platform: Platform, second: Gateway, environ: Mapping[str, str]) -> None:
         self._platform = platform

@@ -1,10 +1,10 @@
-"""Clients that go on whatever happens to the platform, by the rules that it gives them, and write down what it says.
+"""Clients that keep calling during faults, follow the platform's rules for retries, and record every response.
 
-    a connection that breaks, or no answer in time   a call with an id or a key: again; else its fate is unknown
-    a problem that is `retryable`                    again after `Retry-After`
-    any other problem                                an end, and the verdict's to judge
+    a broken connection, or no response in time   retry a call with an id or a key; the fate of other calls is unknown
+    a problem that is `retryable`                 retry after `Retry-After`
+    any other problem                             the end of the call; the verdict judges it
 
-What was accepted (202, or an id that was told) is kept as a Call with all that was heard of it.
+Each accepted call (202, or a response with an id) is recorded as a Call with all of its responses.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _ENDS_OF_STREAMS = {"", "end", "worker_lost", "bus_unavailable", "platform_stopp
 
 
 class Callers:
-    """A thread for each kind of client. `runs` is the file that the functions write to, `webhook` is told of ends."""
+    """A thread for each kind of client. Functions write to the file `runs`; `webhook` receives the ends of calls."""
 
     def __init__(self, urls: list[str], runs: Path, seed: int, webhook: str) -> None:
         self._urls = urls
@@ -62,13 +62,13 @@ class Callers:
             thread.start()
 
     def stop(self, within_s: float) -> None:
-        """When it is told that no more is wanted, a client finishes what it is at."""
+        """Stop the clients. Each client finishes its current call first."""
         self._stop.set()
         give_up = time.monotonic() + within_s
         for thread in self._threads:
             thread.join(max(0.0, give_up - time.monotonic()))
             if thread.is_alive():
-                self.wrong.append(f"the client '{thread.name}' did not come back")
+                self.wrong.append(f"the client '{thread.name}' did not end")
 
     def _run(self, kind: Callable[[Client], None], index: int) -> None:
         client = Client(self._urls, random.Random(f"{self._seed} {index}"), self._stop)
@@ -96,19 +96,19 @@ class Callers:
             body["ballast"] = BALLAST
         return body
 
-    # --- what they do -------------------------------------------------------------------------------------------------
+    # --- kinds of clients ---------------------------------------------------------------------------------------------
 
     def submit(self, client: Client) -> None:
-        """Under an id of its own, or with a key; again until it is accepted, and now and then once more."""
+        """Submit a call with a client-chosen id or a key. Retry until it is accepted, and sometimes repeat it."""
         dice = client.dice
         call = self._new(
             "submit",
             fails=dice.choice(("",) * 8 + ("once", "always")),
             is_large=dice.random() < _LARGE,
-            is_told=dice.random() < 0.5,
+            has_webhook=dice.random() < 0.5,
         )
         body = self._body(call, seconds=dice.choice((0.0, 0.0, 0.01, 0.1)))
-        headers = {"x-gpufn-webhook": self._webhook} if call.is_told else {}
+        headers = {"x-gpufn-webhook": self._webhook} if call.has_webhook else {}
         if dice.random() < 0.5:
             method, path = "PUT", f"/v1/functions/mark/invocations/{new_invocation_id()}"
         else:
@@ -119,16 +119,16 @@ class Callers:
             if accepted.status_code != 202:
                 self.wrong.append(f"refused for good: {accepted.text}\n{call}")
                 return
-            self._is_known_as(call, accepted.json()["id"])
+            self._set_id(call, accepted.json()["id"])
         client.stop.wait(0.01)
 
-    def _is_known_as(self, call: Call, id_: str) -> None:
+    def _set_id(self, call: Call, id_: str) -> None:
         if call.id not in ("", id_):
-            self.wrong.append(f"it became another call, {id_}: {call}")
+            self.wrong.append(f"the repeat has another id, {id_}: {call}")
         call.id = id_
 
     def invoke(self, client: Client) -> None:
-        """Once: what breaks is lost, and may have run."""
+        """Invoke once. A call whose connection breaks is lost, and may have run."""
         call = self._new("invoke", is_large=client.dice.random() < _LARGE)
         body = self._body(call, seconds=client.dice.choice((0.0, 0.0, 0.01, 0.1)))
         answer = client.once(call, "POST", "/v1/functions/mark/invoke", json=body)
@@ -143,20 +143,20 @@ class Callers:
             client.pause(answer)
 
     def invoke_by_key(self, client: Client) -> None:
-        """Again and again with one key, wherever: it is one call, with one outcome."""
+        """Invoke several times with one key, at any gateway: all requests belong to one call with one outcome."""
         call = self._new("invoke by key")
         key = {"idempotency-key": f"{self._seed} {call.number}"}
         body = self._body(call, seconds=client.dice.choice((0.0, 0.05, 0.2)))
         for _ in range(2):
             answer = client.insist(call, "POST", "/v1/functions/mark/invoke", json=body, headers=key)
-            self._is_known_as(call, answer.headers.get("x-gpufn-invocation", call.id))
+            self._set_id(call, answer.headers.get("x-gpufn-invocation", call.id))
             if answer.status_code != 200:
                 self.wrong.append(f"refused for good: {answer.text}\n{call}")
                 return
             call.answers.append(answer.json())
 
     def stream(self, client: Client) -> None:
-        """Items come in order and none is missing, as far as they come; and all of them when it says so."""
+        """Read a stream. Items arrive in order and without gaps; a stream that ends normally has all items."""
         call = self._new("stream")
         count = client.dice.choice((10, 100, 300))
         seen, end = client.items(call, "/v1/functions/series/invoke", self._body(call, count=count))
@@ -165,7 +165,7 @@ class Callers:
         call.note(f"{len(seen)} items of {count}, then {end or 'the connection broke'}")
 
     def cancel(self, client: Client) -> None:
-        """Submit one that takes long, and cancel it: while it waits, while it runs, or when it has ended."""
+        """Submit a long call, and cancel it while it waits, while it runs, or after its end."""
         if client.dice.random() < 0.2:
             self._cancel_map(client)
             return
@@ -177,7 +177,7 @@ class Callers:
             return
         call.id = accepted.json()["id"]
         client.stop.wait(client.dice.choice((0.0, 0.2, 0.5)))
-        # Also when the clients are to stop: one that sleeps for half a minute would be waited for.
+        # Even when the clients stop: the verdict would wait half a minute for a call that is not cancelled.
         answer = client.insist(call, "DELETE", f"/v1/invocations/{call.id}", may_stop=False)
         if answer.status_code != 200:
             self.wrong.append(f"cannot be cancelled: {answer.text}\n{call}")
@@ -185,7 +185,7 @@ class Callers:
             call.is_cancelled, call.ended_at = answer.json()["cancelled"], answer.json()["ended_at"]
 
     def _cancel_map(self, client: Client) -> None:
-        """Of items that would run for longer than they may."""
+        """Cancel a map whose items would run for longer than their timeout."""
         whole, own = self._new("map"), new_invocation_id()
         items = [self._new("cancel") for _ in range(_CHUNK)]
         body = "\n".join(json.dumps(self._body(item, seconds=300.0)) for item in items)
@@ -203,7 +203,7 @@ class Callers:
             self.wrong.append(f"cannot be cancelled: {answer.text}\n{whole}")
 
     def schedule(self, client: Client) -> None:
-        """To run once, in a second. Who makes one knows the id of its call."""
+        """Schedule one call in a second. Its client computes the id of the call."""
         call = self._new("schedule")
         wanted = {"function": "mark", "in_s": 1.0, "arguments": self._body(call)}
         answer = client.once(call, "POST", "/v1/schedules", json=wanted)
@@ -211,7 +211,7 @@ class Callers:
             return
         if answer.status_code == 201:
             made = answer.json()
-            if made["next_at"] is not None:  # its gateway stood still, and it is over
+            if made["next_at"] is not None:  # None: its gateway was stopped, and the schedule is over
                 call.id = invocation_id_for("mark", f"schedule {made['id']}", f"{made['next_at']:.0f}")
             client.stop.wait(0.2)
         elif not answer.json().get("retryable"):
@@ -220,7 +220,7 @@ class Callers:
             client.pause(answer)
 
     def build(self, client: Client) -> None:
-        """A model that there was not before, and wait for its engine."""
+        """Build a new model, and wait for its engine."""
         call = self._new("build")
         model = scaled(call.number).SerializeToString()
         digest = digest_of(model)
@@ -238,7 +238,7 @@ class Callers:
             self.wrong.append(f"not built: {build}\n{call}")
 
     def map(self, client: Client) -> None:
-        """Chunks of items, each again until it is accepted; then their ends, going on behind the last one that came."""
+        """Send chunks of items, and retry each until it is accepted. Then read outcomes, and resume at the cursor."""
         whole = self._new("map")
         own = new_invocation_id()
         items = [self._new("map item") for _ in range(2 * _CHUNK)]
@@ -257,7 +257,7 @@ class Callers:
                 if client.stop.is_set():
                     break
                 if not line:
-                    continue  # a sign of life
+                    continue  # a keep-alive
                 end = json.loads(line)
                 cursor = end["cursor"]
                 items[end["index"]].note(f"came: {line}")

@@ -1,4 +1,4 @@
-"""One client of the platform: its connections, what it asks and what it hears, and how often it asks again."""
+"""One client of the platform: its connections, its retries, and a record of its requests and responses."""
 
 from __future__ import annotations
 
@@ -16,41 +16,41 @@ from tests.conftest import http_client
 
 _TIMEOUT_S = 15.0
 _LONGEST_PAUSE_S = 1.0
-BALLAST = "x" * (300 << 10)  # so much goes by reference
+BALLAST = "x" * (300 << 10)  # large enough to travel by reference
 
 
 @dataclass
 class Call:
-    """One thing that a client wanted: `number` is what it asked for, and what its function writes down."""
+    """One call of a client. `number` is its argument; the function records it and returns it."""
 
     kind: str
     number: int
-    id: str = ""  # once it is known; the platform then owes an end
-    fails: str = ""  # "once": at its first attempt; "always": for good
-    is_large: bool = False  # it takes BALLAST along, and brings it back
-    is_told: bool = False  # its end, to the webhook
-    is_cancelled: bool = False  # by a DELETE that said so
-    ended_at: float | None = None  # as it said
-    answers: list[Any] = field(default_factory=list)  # results that came, as they came
-    said: list[str] = field(default_factory=list)
+    id: str = ""  # set when the call is accepted; the platform then owes an outcome
+    fails: str = ""  # "once": at its first attempt; "always": at every attempt
+    is_large: bool = False  # its arguments and its result contain BALLAST
+    has_webhook: bool = False
+    is_cancelled: bool = False  # as the response to a DELETE reports
+    ended_at: float | None = None  # from the same response
+    answers: list[Any] = field(default_factory=list)  # results in the order of their arrival
+    notes: list[str] = field(default_factory=list)
 
     def result(self, body: Any) -> Any:
-        """What its function returned, as a client asked."""
+        """Return the result of the function without the ballast."""
         return body[0] if self.is_large and body[1:] == [BALLAST] else body
 
     def note(self, what: str) -> None:
-        self.said.append(f"{time.monotonic():.2f} {what}")
+        self.notes.append(f"{time.monotonic():.2f} {what}")
 
     def __str__(self) -> str:
-        return f"{self.kind} {self.number} ({self.id or 'no id'}):\n    " + "\n    ".join(self.said)
+        return f"{self.kind} {self.number} ({self.id or 'no id'}):\n    " + "\n    ".join(self.notes)
 
 
 class Stopped(Exception):
-    """The clients were told to stop before this call was accepted."""
+    """The clients stop before this call was accepted."""
 
 
 class Client:
-    """One client's connections: each request goes to any of the gateways."""
+    """The connections of one client. Each request goes to a random gateway."""
 
     def __init__(self, urls: list[str], dice: random.Random, stop: threading.Event) -> None:
         self._clients = [http_client(url, timeout_s=_TIMEOUT_S) for url in urls]
@@ -62,7 +62,7 @@ class Client:
             client.close()
 
     def once(self, call: Call, method: str, path: str, **request: Any) -> httpx.Response | None:
-        """The answer; None when the connection broke, or nothing came in time."""
+        """Send a request. Return its response, or None if the connection broke or the response was late."""
         number = self.dice.randrange(len(self._clients))
         try:
             answer = self._clients[number].request(method, path, **request)
@@ -74,7 +74,7 @@ class Client:
         return answer
 
     def insist(self, call: Call, method: str, path: str, *, may_stop: bool = True, **request: Any) -> httpx.Response:
-        """Until there is an answer that no repeat would change. Raises Stopped."""
+        """Repeat a request until it succeeds or fails with an error that is not retryable. Raises Stopped."""
         while True:
             answer = self.once(call, method, path, **request)
             if answer is not None:
@@ -88,7 +88,7 @@ class Client:
         self.stop.wait(min(float(answer.headers.get("retry-after", 0.1)), _LONGEST_PAUSE_S))
 
     def lines(self, call: Call, path: str, query: dict[str, str]) -> Iterator[str]:
-        """Those of an answer, until it ends or the connection breaks."""
+        """Yield the lines of a response until it ends or the connection breaks."""
         number = self.dice.randrange(len(self._clients))
         try:
             with self._clients[number].stream("GET", path, params=query) as answer:
@@ -103,7 +103,7 @@ class Client:
             self.stop.wait(0.05)
 
     def items(self, call: Call, path: str, body: dict[str, Any]) -> tuple[list[int], str]:
-        """What a stream brought, and what ended it: `end`, the code of an error, or nothing."""
+        """Return the items of a stream and its end: `end`, the code of an error, or "" for a broken connection."""
         number = self.dice.randrange(len(self._clients))
         seen: list[int] = []
         event = ""

@@ -1,4 +1,4 @@
-"""Several nats-servers on this machine that are one bus."""
+"""Several nats-servers on this machine that form one bus."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _USER, _PASSWORD = "gpufn", "of-a-test"
 
 
 class Cluster:
-    """Its nodes are named n0, n1 and so on; each keeps its port and its folder when it is killed and started again."""
+    """A cluster with the nodes n0, n1 and so on. A node keeps its port and its folder over restarts."""
 
     def __init__(self, folder: Path, nodes: int = 3) -> None:
         self._folder = folder
@@ -55,12 +55,12 @@ authorization {{ user: {_USER}, password: {_PASSWORD} }}
 """
 
     def pid(self, node: int) -> int:
-        """0 while it is away."""
+        """Return the pid of a node; 0 while it does not run."""
         process = self._processes[node]
         return 0 if process is None else process.pid
 
     def start(self, node: int) -> None:
-        """Return at once; its clients and peers find it."""
+        """Start a node, and return at once. Its clients and peers connect to it later."""
         folder = self._folder / f"n{node}"
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "nats.conf").write_text(self.config(node, folder))
@@ -102,7 +102,7 @@ authorization {{ user: {_USER}, password: {_PASSWORD} }}
 
 
 def about(cluster: Cluster, *streams: str) -> dict[str, dict[str, Any]]:
-    """What the leaders of these streams, or of all, say of them. Raises BusUnavailable while there is none."""
+    """Return what the leaders of these streams, or of all streams, report. Raises BusUnavailable without a leader."""
 
     async def ask() -> dict[str, dict[str, Any]]:
         bus = await Bus.connect(cluster.url, name="test", tls=cluster.tls)
@@ -116,13 +116,13 @@ def about(cluster: Cluster, *streams: str) -> dict[str, dict[str, Any]]:
 
 
 def leader(cluster: Cluster, stream: str) -> int:
-    """Raises BusUnavailable while there is none."""
+    """Return the node that leads a stream. Raises BusUnavailable without a leader."""
     name: str = about(cluster, stream)[stream]["cluster"]["leader"]
     return int(name.removeprefix("n"))
 
 
 def behind(cluster: Cluster) -> list[str]:
-    """Streams that a node has not caught up with. Raises BusUnavailable while one has no leader."""
+    """Return the streams with a replica that is behind. Raises BusUnavailable while a stream has no leader."""
     return [
         f"{name}: {replica['name']}"
         for name, info in about(cluster).items()
@@ -132,12 +132,12 @@ def behind(cluster: Cluster) -> list[str]:
 
 
 def _has_met(log: Path) -> bool:
-    """Whether this node knows who leads JetStream."""
+    """Return whether this node knows the leader of JetStream."""
     return b"metadata leader" in log.read_bytes()
 
 
 def _free_ports(count: int) -> list[int]:
-    """Below those that the kernel gives to clients: one that dials a dead node would meet itself."""
+    """Return ports below the kernel's ephemeral range: a client that dials a dead node could connect to itself."""
     ports: list[int] = []
     while len(ports) < count:
         port = random.choice(range(14_000, 32_000))

@@ -1,4 +1,4 @@
-"""What befalls the platform's processes: kill -9, and SIGSTOP for a while, at random from a seed."""
+"""Faults of the platform's processes: kill -9, and SIGSTOP for a while, at random from a seed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Pids = Callable[[], list[int]]
 
 
 def of_up(home: Path, name: str) -> Pids:
-    """A process of `gpufn up`, as its record tells; none while it is being started."""
+    """The process `name` of `gpufn up`, from up.json; no process while it starts."""
 
     def pids() -> list[int]:
         try:
@@ -34,12 +34,12 @@ def of_up(home: Path, name: str) -> Pids:
 
 
 def workers(home: Path) -> Pids:
-    """Once they have loaded: a worker's working folder is its bundle."""
+    """Loaded workers: their working folder is their bundle."""
     return lambda: pids_inside(Home(home).bundles)
 
 
 def pids_inside(*folders: Path) -> list[int]:
-    """Processes whose working folder is one of these, or below one."""
+    """Return the processes whose working folder is one of these folders or below one of them."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -51,7 +51,7 @@ def pids_inside(*folders: Path) -> list[int]:
 
 
 def terminate(pids: list[int]) -> None:
-    """As systemd does it to all processes of a node at once."""
+    """Send SIGTERM to all processes of a node at once, as systemd does."""
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGTERM)
@@ -59,8 +59,11 @@ def terminate(pids: list[int]) -> None:
 
 @dataclass
 class Victim:
-    """`pids` are looked up for each fault; one of them is hit. `revive` is called with it after a kill. `act` is done
-    instead, to all of them."""
+    """The target of a fault.
+
+    Each fault calls `pids` and signals one of these processes. `revive` receives its pid after a kill. If `act` is set,
+    the fault calls it with all pids instead.
+    """
 
     pids: Pids
     weight: int = 1
@@ -70,19 +73,21 @@ class Victim:
 
 @dataclass
 class Faults:
-    """Runs in the caller's thread."""
+    """Random faults, caused in the caller's thread."""
 
     victims: Mapping[str, Victim]
     seed: int
     done: Counter[str] = field(default_factory=Counter)
-    told: list[str] = field(default_factory=list)
-    # Until when killed nats-servers ran, in unix seconds: one may have stood still before.
+    log: list[str] = field(default_factory=list)
+    # When nats-servers were killed, and stopped before that, in unix seconds.
     bus_killed_at: list[float] = field(default_factory=list)
     _bus_stopped_at: dict[int, float] = field(default_factory=dict)  # by pid
 
     def run(self, for_s: float) -> None:
-        """Return with everything running again, or being started. The longer it lasts, the longer processes may stand
-        still: in the end longer than leases and deliveries wait for them."""
+        """Cause faults, and return when all processes run again or are starting.
+
+        The longest stop grows with `for_s`: in long runs, processes stop for longer than leases and deliveries last.
+        """
         dice, longest_s = random.Random(self.seed), min(for_s / 4, _LONGEST_STOP_S)
         end, resumers = time.monotonic() + for_s, []
         names = list(self.victims)
@@ -110,20 +115,20 @@ class Faults:
                 resumers.append(resumer)
         for resumer in resumers:
             resumer.join()
-        for name, victim in self.victims.items():  # a short run has these as well
+        for name, victim in self.victims.items():  # a short run may not have picked them
             if victim.act is not None and not self.done[name] and (pids := victim.pids()):
                 self._act(name, victim.act, pids)
 
     def _act(self, name: str, act: Callable[[list[int]], None], pids: list[int]) -> None:
         self.done[name] += 1
-        self.told.append(f"{time.monotonic():.2f} {name} {pids}")
+        self.log.append(f"{time.monotonic():.2f} {name} {pids}")
         act(pids)
 
     def _hit(self, what: str, pid: int, number: signal.Signals) -> bool:
         if not self._signal(pid, number):
             return False
         self.done[what] += 1
-        self.told.append(f"{time.monotonic():.2f} {what} ({pid})")
+        self.log.append(f"{time.monotonic():.2f} {what} ({pid})")
         if what == "stop nats":
             self._bus_stopped_at[pid] = time.time()
         elif what == "kill nats":

@@ -1,4 +1,4 @@
-"""A gateway beside the one of `gpufn up`: the same bus, the same GPUFN_HOME, a port of its own."""
+"""A second gateway beside the gateway of `gpufn up`: the same bus and GPUFN_HOME, another port."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ START_S, STOP_S = 60.0, 30.0
 
 
 def embedded_bus(home: Path, role: str = "gateway") -> str:
-    """The address of the nats-server that `gpufn up` started for `home`, with the credentials of a role."""
+    """Return the address of the nats-server that `gpufn up` started for `home`, with the credentials of a role."""
     folder = Home(home).nats
     password = json.loads((folder / "credentials.json").read_bytes())[role]
     return f"nats://{role}:{password}@127.0.0.1:{(folder / 'port').read_text()}"
 
 
 def name_of(home: Path, pid: int) -> str:
-    """What a gateway calls itself on the bus: it holds a lock of that name. Empty while it holds none."""
+    """Return the name of a gateway on the bus, which is the name of its lock; "" while it holds no lock."""
     for descriptor in Path(f"/proc/{pid}/fd").glob("*"):
         with contextlib.suppress(OSError):
             file = descriptor.readlink()
@@ -35,7 +35,7 @@ def name_of(home: Path, pid: int) -> str:
 
 
 class Gateway:
-    """`kill` and `start` again as often as needed: it keeps its port. Its output goes to a file in `home`."""
+    """A gateway process that keeps its port over restarts. Its output goes to a file in `home`."""
 
     def __init__(self, home: Path, bus_url: str, environ: Mapping[str, str] = {}) -> None:
         self._home = home
@@ -55,12 +55,12 @@ class Gateway:
         return self.process.pid
 
     def start(self) -> None:
-        """Return when it listens. One that finds no bus ends, and is started again, as `gpufn up` would."""
-        said = until(self._started, f"the gateway starts; its log is {self._log}", within_s=START_S)
-        self._port = int(json.loads(said)["url"].rpartition(":")[2])
+        """Start the gateway, and return when it listens. Start it again if it finds no bus, as `gpufn up` does."""
+        line = until(self._started, f"the gateway starts; its log is {self._log}", within_s=START_S)
+        self._port = int(json.loads(line)["url"].rpartition(":")[2])
 
     def _started(self) -> bytes:
-        """What it says when it listens; nothing when it ended before."""
+        """Return the line that the gateway prints when it listens; b"" if it ended before."""
         with self._log.open("ab") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "gpufn_gateway"],
@@ -73,10 +73,10 @@ class Gateway:
                 start_new_session=True,
             )
         assert self.process.stdout is not None
-        said = self.process.stdout.readline()
-        if not said:
+        line = self.process.stdout.readline()
+        if not line:
             self._wait(STOP_S)
-        return said
+        return line
 
     def kill(self) -> None:
         if self.process is not None:

@@ -1,4 +1,4 @@
-"""What functions wrote down of their starts, compared with the attempt numbers of the platform."""
+"""Starts that functions recorded, compared with the attempt numbers of the platform."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-FORGOTTEN_S = 0.25  # 100 ms, and the way of a delivery to its start
+FORGOTTEN_S = 0.25  # 100 ms, and the time from a delivery to its start
 
 
 @dataclass
 class Start:
-    """One start of user code. `ended_at` is infinite for one that did not come to its end."""
+    """One start of user code. `ended_at` is infinite if the code did not finish."""
 
     number: int
     call: str
@@ -30,7 +30,7 @@ class Start:
 
 
 def read(path: Path) -> list[Start]:
-    """In the order in which they were written down."""
+    """Return the recorded starts in the order of the file."""
     found: list[Start] = []
     open_: dict[tuple[str, int, int], Start] = {}
     for line in map(json.loads, path.read_text().splitlines()):
@@ -51,8 +51,11 @@ def by_call(starts: Iterable[Start]) -> dict[str, list[Start]]:
 
 
 def twice_numbered(starts: Iterable[Start], bus_killed_at: Collection[float]) -> list[str]:
-    """Starts of one call under one attempt number. A nats-server that is killed may forget the deliveries of its last
-    100 ms, so the start after one of these may have its number (decision 0033)."""
+    """Return starts of one call with the same attempt number.
+
+    A killed nats-server may lose the deliveries of its last 100 ms. A start after such a delivery may repeat its number
+    (decision 0033).
+    """
     found: defaultdict[tuple[str, int], list[Start]] = defaultdict(list)
     for start in starts:
         found[start.call, start.attempt].append(start)
@@ -68,7 +71,7 @@ def twice_numbered(starts: Iterable[Start], bus_killed_at: Collection[float]) ->
 
 
 def out_of_order(starts: Iterable[Start]) -> list[str]:
-    """Starts with a lower number than one before them."""
+    """Return starts whose number is not greater than the number of an earlier start."""
     return [
         f"{before}\n    then {after}"
         for each in by_call(starts).values()
@@ -78,7 +81,7 @@ def out_of_order(starts: Iterable[Start]) -> list[str]:
 
 
 def overlapping(starts: Iterable[Start]) -> list[str]:
-    """Copies of one call that ran at the same time: both came to their ends, or the later one came first to its own."""
+    """Return pairs of runs of one call that overlapped: the first run finished after the second had started."""
     return [
         f"{before}\n    and {after}"
         for each in by_call(starts).values()
@@ -88,13 +91,13 @@ def overlapping(starts: Iterable[Start]) -> list[str]:
 
 
 def unrecorded(starts: list[Start], records: Mapping[str, dict[str, Any]]) -> list[str]:
-    """Starts that their call's record does not list."""
+    """Return starts that are missing in the record of their call."""
     listed = {call: {each["number"] for each in record["attempts"]} for call, record in records.items()}
     return [str(start) for start in starts if start.call in listed and start.attempt not in listed[start.call]]
 
 
 def misrecorded(starts: list[Start], records: Mapping[str, dict[str, Any]]) -> list[str]:
-    """Attempts that came to their end by their record and have no start in the ledger; and numbers that do not grow."""
+    """Return recorded attempts that finished but have no start in the ledger, and attempt numbers that do not grow."""
     written = {(start.call, start.attempt) for start in starts}
     wrong = []
     for call, record in records.items():

@@ -1,4 +1,4 @@
-"""Who is told the ends of calls by webhook: every letter is kept, by the call's id."""
+"""A receiver of webhooks that keeps every delivery, by the id of its call."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Receiver(http.server.ThreadingHTTPServer):
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self._thread = threading.Thread(target=self.serve_forever, name="receiver")
-        self.heard: dict[str, list[dict[str, Any]]] = defaultdict(list)
+        self.deliveries: dict[str, list[dict[str, Any]]] = defaultdict(list)
 
     @property
     def url(self) -> str:
@@ -35,7 +35,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         receiver: Any = self.server
         body = self.rfile.read(int(self.headers["content-length"]))
-        receiver.heard[self.headers["webhook-id"]].append(json.loads(body)["data"])
+        receiver.deliveries[self.headers["webhook-id"]].append(json.loads(body)["data"])
         self.send_response(204)
         self.end_headers()
 

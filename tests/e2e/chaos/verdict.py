@@ -1,4 +1,4 @@
-"""What has to hold when the chaos is over. Each check waits for its condition, and says what is in its way."""
+"""Conditions that have to hold after the chaos. Each check waits for its condition, and reports what violates it."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from tests.e2e.chaos.receiver import Receiver
 
 WITHIN_S = 90.0
 FUNCTIONS = ("mark", "series", "nap")
-_MOST_LETTERS = 1000  # that are listed
+_MOST_LETTERS = 1000  # limit of a list
 
 
 def eventually(look: Callable[[], object], what: str, within_s: float = WITHIN_S, every_s: float = 0.1) -> None:
-    """Until `look()` finds nothing that is in the way."""
+    """Wait until `look()` finds no violation."""
     give_up = time.monotonic() + within_s
     while True:
         try:
@@ -45,12 +45,14 @@ def eventually(look: Callable[[], object], what: str, within_s: float = WITHIN_S
 
 
 def outcomes(clients: list[httpx.Client], calls: Iterable[Call]) -> dict[str, tuple[int, Any]]:
-    """How each accepted call ended, as every gateway tells it; raises AssertionError when they differ, or for one that
-    does not end."""
+    """Return the outcome of each accepted call by its id.
+
+    Raises AssertionError if gateways report different outcomes, or if a call does not end.
+    """
     found = {}
     for call in calls:
         ends = [_result(client, call) for client in clients]
-        assert all(end == ends[0] for end in ends), f"one outcome each, not {ends} of {call}"
+        assert all(end == ends[0] for end in ends), f"gateways report different outcomes {ends} of {call}"
         found[call.id] = ends[0]
     return found
 
@@ -69,18 +71,18 @@ def _result(client: httpx.Client, call: Call) -> tuple[int, Any]:
             last = repr(error)
         time.sleep(0.05)
     status = client.get(f"/v1/invocations/{call.id}").text
-    raise AssertionError(f"it has not ended: {last}\n{status}\n{call}")
+    raise AssertionError(f"the call has not ended: {last}\n{status}\n{call}")
 
 
 def schedules(clients: Iterable[httpx.Client]) -> list[str]:
-    """Those that are not over."""
+    """Return the ids of the schedules that are not over."""
     return [each["id"] for client in clients for each in client.get("/v1/schedules").json()["schedules"]]
 
 
 def ended_again(client: httpx.Client, calls: Iterable[Call]) -> list[str]:
-    """Cancelled calls whose first end did not hold."""
-    told = [call for call in calls if call.ended_at is not None]
-    ends = [(call, client.get(f"/v1/invocations/{call.id}").json()["ended_at"]) for call in told]
+    """Return cancelled calls whose record has another end than the response to the cancellation."""
+    cancelled = [call for call in calls if call.ended_at is not None]
+    ends = [(call, client.get(f"/v1/invocations/{call.id}").json()["ended_at"]) for call in cancelled]
     return [f"{ended_at}: {call}" for call, ended_at in ends if ended_at != call.ended_at]
 
 
@@ -89,20 +91,20 @@ def unbuilt(clients: Iterable[httpx.Client]) -> list[str]:
     return [str(build) for build in builds if build["state"] != "succeeded"]
 
 
-def untold(calls: Iterable[Call], ends: Mapping[str, tuple[int, Any]], receiver: Receiver) -> list[str]:
-    """Calls whose ends their webhook has not heard, or not as they were."""
+def wrong_webhooks(calls: Iterable[Call], ends: Mapping[str, tuple[int, Any]], receiver: Receiver) -> list[str]:
+    """Return calls whose webhook has not received their end, or received a wrong one."""
     return [
-        f"{letters} of {call}"
+        f"{deliveries} of {call}"
         for call in calls
-        if call.is_told
-        for letters in [receiver.heard[call.id]]
-        if {letter["state"] for letter in letters} != {"succeeded" if ends[call.id][0] == 200 else "failed"}
-        or len({letter["ended_at"] for letter in letters}) != 1
+        if call.has_webhook
+        for deliveries in [receiver.deliveries[call.id]]
+        if {each["state"] for each in deliveries} != {"succeeded" if ends[call.id][0] == 200 else "failed"}
+        or len({each["ended_at"] for each in deliveries}) != 1
     ]
 
 
-def misburied(clients: Iterable[httpx.Client], calls: Iterable[Call]) -> list[str]:
-    """Failed calls without a dead letter, and letters of calls that have not failed."""
+def wrong_dead_letters(clients: Iterable[httpx.Client], calls: Iterable[Call]) -> list[str]:
+    """Return failed calls without a dead letter, and dead letters of calls that have not failed."""
     failed = {call.id for call in calls if call.fails == "always"}
     others = {call.id for call in calls} - failed
     wrong = []
@@ -116,12 +118,12 @@ def misburied(clients: Iterable[httpx.Client], calls: Iterable[Call]) -> list[st
 
 
 def runs(path: Path) -> Counter[int]:
-    """How often each number was started."""
+    """Return the number of starts by the number of the call."""
     return Counter(start.number for start in read(path))
 
 
 def busy(clients: Iterable[httpx.Client]) -> list[str]:
-    """Functions that have calls, or workers."""
+    """Return the functions that have calls or workers."""
     views = [client.get(f"/v1/functions/{name}").json() for client in clients for name in FUNCTIONS]
     return [
         f"{view['name']}: queued {view['queued']}, running {view['running']}, {view['workers']}, {view['waiting']}"
@@ -131,7 +133,7 @@ def busy(clients: Iterable[httpx.Client]) -> list[str]:
 
 
 class Stock:
-    """What the platform has of everything that could leak, by name; with nothing to do it is always the same."""
+    """The counts of all resources that the platform could leak, by name. An idle platform has constant counts."""
 
     def __init__(self, home: Path, bus_url: str, second: Gateway) -> None:
         self._home = home
@@ -145,7 +147,7 @@ class Stock:
         self._before = self._now()
 
     def grown(self) -> list[str]:
-        """What there is more of than before."""
+        """Return the resources whose counts grew."""
         now = self._now()
         return [f"{name}: {count}, before {self._before.get(name, 0)}" for name, count in now.items()
                 if count > self._before.get(name, 0)]  # fmt: skip
@@ -159,7 +161,7 @@ class Stock:
         return {
             "processes beside the platform's": len(inside),
             "worker folders": _entries(home.run / "w"),
-            # A result that came to a gateway for nobody stays there for an hour.
+            # A result whose caller is gone stays at its gateway for an hour.
             "folders of shared bodies": sum(1 for folder in home.shared_bodies.iterdir() if folder.name != "kept"),
             "shared bodies of workers": sum(
                 1 for pattern in ("kept/*", "w-*/*") for _ in home.shared_bodies.glob(pattern)
@@ -191,7 +193,7 @@ def _entries(folder: Path) -> int:
 
 
 def _sockets(pid: int) -> int:
-    """Of TCP, and of unix those that listen or are connected: one that never was is garbage of some library's."""
+    """Count TCP sockets, and unix sockets that listen or are connected. Libraries leave unconnected unix sockets."""
     inodes = {os.readlink(entry)[8:-1] for entry in Path(f"/proc/{pid}/fd").glob("*") if entry.is_symlink()}
     tcp = [line.split()[9] for line in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]]
     unix = [line.split() for line in Path(f"/proc/{pid}/net/unix").read_text().splitlines()[1:]]

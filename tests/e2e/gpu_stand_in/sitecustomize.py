@@ -1,4 +1,4 @@
-"""On a worker's PYTHONPATH: its libcuda.so.1 is a stand-in, which becomes a client of the MPS daemon that is played."""
+"""Replaces libcuda.so.1 in workers, from their PYTHONPATH, by a stand-in: a client of the simulated MPS daemon."""
 
 # ruff: noqa: N802
 
