@@ -1,9 +1,8 @@
 """One process that builds the engines of many cases: `python -m tests.conformance.build_all FOLDER`.
 
-The stages are those of a build's own processes, here in this one and without measuring: to start two processes for
-each of a thousand models would take all the time. An Outcome per case that ONNX Runtime passes by itself goes to
-standard output as it comes, in a line of JSON; the engine of one that was built lies in FOLDER/<case>, and beside its
-files the case.
+The process runs the stages of a build itself and skips the measurements, because two new processes for each of a
+thousand models would take most of the time. For each case that bare ONNX Runtime passes, it prints an Outcome to
+standard output, as a line of JSON. FOLDER/<case> contains the engine and the case.
 """
 
 from __future__ import annotations
@@ -38,12 +37,15 @@ from gpufn_core.spec.model_spec import ModelFile, ModelSpec
 from tests.conformance import suite
 from tests.conformance.exceptions import why_refused
 
-CASE = "case.pickle"  # who serves it need not make all of them again
+CASE = "case.pickle"  # saves `serve_all` from loading all cases again
 _UNMEASURED = MeasurePlan(warm_up_s=0, least_s=0, most_s=0, trial_s=0)
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """Where and why a case failed; with no `reason` it passed, so far. `refusal` is what its reason has to say."""
+    """The result of a case. `stage` and `reason` describe its failure; an empty `reason` means that it passed so far.
+
+    `refusal` is text that the reason of an expected refusal contains.
+    """
 
     case: str
     stage: str = ""
@@ -52,7 +54,7 @@ class Outcome(msgspec.Struct, frozen=True):
 
 
 def build(case: suite.Case, engine: Path) -> Outcome:
-    """The engine of `case` into a new folder `engine`, as on a node."""
+    """Build the engine of `case` into a new folder `engine`, as on a node."""
     folder = engine.with_name(f"{engine.name}.build")
     try:
         result = Pipeline(

@@ -1,6 +1,6 @@
-"""A case as a request of the Open Inference Protocol, made and read by tritonclient, and so not by us.
+"""A case as a request of the Open Inference Protocol. tritonclient, not gpufn, encodes and decodes it.
 
-What tritonclient sends in binary only, half floats, is put into JSON here.
+tritonclient sends half floats in binary only, so this module encodes them in JSON.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from tests.conformance.suite import Case
 
 
 def inputs(case: Case) -> list[Any]:
-    """As `infer` takes them, in binary."""
-    asked = []
+    """Return the inputs in binary, as `infer` accepts them."""
+    found = []
     for name, array in case.inputs.items():
         tensor = triton.InferInput(name, list(array.shape), np_to_triton_dtype(array.dtype))
         tensor.set_data_from_numpy(np.array(array, order="C"))
-        asked.append(tensor)
-    return asked
+        found.append(tensor)
+    return found
 
 
 def wanted(case: Case) -> list[Any]:
@@ -32,13 +32,13 @@ def wanted(case: Case) -> list[Any]:
 
 
 def binary(case: Case) -> tuple[str, bytes]:
-    """Content type, as between gateway and worker, and body."""
+    """Return the content type, as between gateway and worker, and the body."""
     body, header_bytes = triton.InferenceServerClient.generate_request_body(inputs(case), outputs=wanted(case))
     return media.tensors(header_bytes), body
 
 
 def in_json(case: Case) -> tuple[str, bytes] | None:
-    """None for a case that JSON cannot say: there are no infinities in it, and no NaN."""
+    """Return the request in JSON; None for a case with infinities or NaN, which JSON cannot represent."""
     tensors = [
         {
             "name": name,
@@ -59,13 +59,13 @@ def can_be_read_in_json(case: Case) -> bool:
 
 
 def outputs(case: Case, content_type: str, body: bytes) -> Sequence[Any]:
-    """The arrays of an answer, in the model's order."""
+    """Return the arrays of a response in the order of the model's outputs."""
     result = triton.InferResult.from_response_body(body, header_length=media.header_bytes(content_type))
     return arrays(case, result)
 
 
 def arrays(case: Case, result: Any) -> list[Any]:
-    """Of tritonclient's result; texts as str, as ONNX has them."""
+    """Return the arrays of tritonclient's result; texts as str, as in ONNX."""
     return [_decoded(result.as_numpy(name)) for name in case.outputs]
 
 

@@ -1,7 +1,7 @@
-"""One process that loads the engines of many cases and answers for each, as a worker does, one after the other.
+"""One process that loads the engines of many cases and serves each case as a worker does, one after the other.
 
-`python -m tests.conformance.serve_all FOLDER` reads Outcomes, a line of JSON each, from standard input, as `build_all`
-writes them, and passes them on: those that were built, with what came of loading and calling them.
+`python -m tests.conformance.serve_all FOLDER` reads the Outcomes of `build_all` from standard input, one per line of
+JSON. It prints each of them, and updates the Outcomes of built engines after loading and calling them.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ _PARAMETER = "net"
 
 
 def serve(case: suite.Case, engine: Path) -> Outcome:
-    """The case in binary, in JSON as far as JSON can say it, and twice in one batch."""
+    """Call the engine in binary, in JSON if JSON can represent the case, and twice in one batch."""
     stage = "load"
     try:
         function = ModelFunction(load_session(_config(engine), _PARAMETER), case.name, 1)
         stage = "binary"
         case.check(_answers(case, function, requests.binary(case), 1)[0])
         stage = "JSON"
-        asked = requests.in_json(case)
-        if asked is not None and requests.can_be_read_in_json(case):
-            case.check(_answers(case, function, asked, 1)[0])
+        request = requests.in_json(case)
+        if request is not None and requests.can_be_read_in_json(case):
+            case.check(_answers(case, function, request, 1)[0])
         stage = "batch"
         for outputs in _answers(case, function, requests.binary(case), 2):
             case.check(outputs)
-    except Exception as error:  # whatever it is, the others are served
+    except Exception as error:  # a failed case does not stop the others
         return Outcome(case.name, stage, f"{type(error).__name__}: {error}")
     return Outcome(case.name)
 
 
-def _answers(case: suite.Case, function: ModelFunction, asked: tuple[str, bytes], times: int) -> list[Any]:
-    calls = [function.by_name(*asked)["calls"] for _ in range(times)]
+def _answers(case: suite.Case, function: ModelFunction, request: tuple[str, bytes], times: int) -> list[Any]:
+    calls = [function.by_name(*request)["calls"] for _ in range(times)]
     answers = function.call_all(calls)
     return [requests.outputs(case, answer.content_type, b"".join(answer.parts)) for answer in answers]
 

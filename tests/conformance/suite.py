@@ -1,6 +1,6 @@
-"""The node tests of ONNX itself: a model of a node or two each, with inputs and what has to come out.
+"""The node tests of ONNX itself. Each case has a model of one or two nodes, inputs, and expected outputs.
 
-`bare` is what ONNX Runtime makes of a case by itself, without anything of ours: what passes there has to pass here.
+`bare` runs a case with bare ONNX Runtime, without gpufn. A case that passes there has to pass on gpufn.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from onnx.backend.test.runner import Runner
 from gpufn_builder.onnx_model.tensors import datatype_of
 
 _SILENT = 4
-_NEWEST_IR = 13  # that this ONNX Runtime takes; the suite's newest models are of 14 and use nothing of it
-Tensors = Mapping[str, Any]  # by name: an array; of sequences a list, and of what is optional None
+_NEWEST_IR = 13  # newest version that this ONNX Runtime supports; models of version 14 in the suite use no new feature
+Tensors = Mapping[str, Any]  # by name: an array, a list for a sequence, None for an absent optional
 
 
 @dataclass(frozen=True)
@@ -38,20 +38,20 @@ class Case:
 
     @property
     def is_of_tensors(self) -> bool:
-        """Whether the protocol carries its inputs and outputs: tensors of elements that it has a name for."""
+        """Return whether the protocol can represent all inputs and outputs: tensors with datatypes that it names."""
         values = (*self.inputs.values(), *self.outputs.values())
         return all(isinstance(value, np.ndarray) and _datatype(value) is not None for value in values)
 
     def check(self, outputs: Sequence[Any]) -> None:
-        """AssertionError, in ONNX's own words, for outputs that are not near enough."""
+        """Raise ONNX's AssertionError for outputs that are not close enough."""
         Runner.assert_similar_outputs(list(self.outputs.values()), outputs, self.rtol, self.atol)
 
 
 @functools.cache
 def cases() -> dict[str, Case]:
-    """All of them, by name. They are the same in each process."""
+    """Return all cases by name. They are the same in each process."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # it overflows and divides by zero on purpose
+        warnings.simplefilter("ignore")  # the suite overflows and divides by zero on purpose
         found = {test.name: _case(test) for test in load_model_tests(kind="node")}
     return dict(sorted(found.items()))
 
@@ -59,7 +59,7 @@ def cases() -> dict[str, Case]:
 def one_of_each_kind() -> list[Case]:
     """Return cases that together have each set of operators, and each set of types of inputs and outputs.
 
-    Their combinations, and attributes of operators, differ in what ONNX Runtime computes, and in nothing of ours.
+    Combinations of these, and attributes of operators, change what ONNX Runtime computes, but not what gpufn does.
     """
     seen: set[object] = set()
     found = []
@@ -72,7 +72,7 @@ def one_of_each_kind() -> list[Case]:
 
 
 def passes_bare(case: Case) -> bool:
-    """Whether ONNX Runtime passes the case by itself, whatever it says otherwise."""
+    """Return whether bare ONNX Runtime passes the case."""
     try:
         bare(case)
     except Exception:
@@ -81,7 +81,7 @@ def passes_bare(case: Case) -> bool:
 
 
 def bare(case: Case) -> None:
-    """Raises whatever ONNX Runtime does, and AssertionError as `Case.check`."""
+    """Run the case with bare ONNX Runtime. Raises its errors, and AssertionError as `Case.check` does."""
     options = onnxruntime.SessionOptions()
     options.log_severity_level = _SILENT
     session = onnxruntime.InferenceSession(case.model.SerializeToString(), options, providers=["CPUExecutionProvider"])
@@ -94,8 +94,7 @@ def bare(case: Case) -> None:
 
 
 def write(case: Case, folder: Path) -> tuple[Path, Path | None]:
-    """The case as a user would bring it: the model, and its inputs as the one sample, if it has any that go in a
-    file."""
+    """Write the files of a user: the model, and its inputs as one sample if a file can represent them."""
     folder.mkdir(parents=True, exist_ok=True)
     model, samples = folder / f"{case.name}.onnx", folder / f"{case.name}.npz"
     model.write_bytes(case.model.SerializeToString())
@@ -106,7 +105,7 @@ def write(case: Case, folder: Path) -> tuple[Path, Path | None]:
 
 
 def max_batch(case: Case) -> int:
-    """That lets the inputs in whose first size is dynamic."""
+    """Return a `max_batch` that admits the inputs with a dynamic first dimension."""
     rows = [
         case.inputs[value.name].shape[0]
         for value in case.model.graph.input
@@ -139,7 +138,7 @@ def _nodes(graph: GraphProto) -> Iterator[NodeProto]:
 
 
 def _stacked(value: Any) -> Any:
-    """One sample along a new first axis."""
+    """Return the value as one sample, along a new first axis."""
     array = np.asarray(value)[None]
     return array.astype(np.str_) if array.dtype == np.object_ else array
 
@@ -164,7 +163,7 @@ def _plain(value: Any) -> Any:
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether `InferenceSession.run` takes and gives it; arrays of other types, BF16 say, go as OrtValues."""
+    """Return whether `InferenceSession.run` accepts and returns the value. Types such as BF16 need OrtValues."""
     return not isinstance(value, np.ndarray) or _is_numpys(value.dtype)
 
 

@@ -1,5 +1,7 @@
-"""The node tests of ONNX that ONNX Runtime passes by itself, one of each kind, through build, load and infer: one
-process that builds, one that serves, and hundreds of models that go through both, one after the other."""
+"""The node tests of ONNX that bare ONNX Runtime passes, one of each kind, through build, load and infer.
+
+One process builds hundreds of models one after the other, and another process serves them.
+"""
 
 from __future__ import annotations
 
@@ -26,9 +28,9 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> list[Outcome]:
         _started("serve_all", folder, stdin=building.stdout) as serving,
     ):
         try:
-            heard = [msgspec.json.decode(line, type=Outcome) for line in serving.stdout or ()]
-            assert (building.wait(), serving.wait()) == (0, 0), f"a process ended after {heard[-1:]}"
-            return heard
+            received = [msgspec.json.decode(line, type=Outcome) for line in serving.stdout or ()]
+            assert (building.wait(), serving.wait()) == (0, 0), f"a process ended after {received[-1:]}"
+            return received
         finally:
             building.kill()
             serving.kill()
@@ -40,12 +42,12 @@ def _started(module: str, folder: Path, *, stdin: Any) -> subprocess.Popen[bytes
     return subprocess.Popen(command, env=environ, cwd=folder, stdin=stdin, stdout=subprocess.PIPE)
 
 
-def test_what_passes_bare_passes_here_but_for_the_exceptions(outcomes: list[Outcome]) -> None:
+def test_cases_that_pass_on_bare_onnx_runtime_pass_here_except_for_known_refusals(outcomes: list[Outcome]) -> None:
     assert [outcome for outcome in outcomes if not _is_right(outcome)] == []
 
 
 def _is_right(outcome: Outcome) -> bool:
-    """Whether it passed, or is one of the exceptions, was refused before anything else was done, and is told why."""
+    """Return whether the case passed, or whether the first stage refused it for the expected reason."""
     if not outcome.refusal:
         return not outcome.reason
     return outcome.stage == "ingest" and outcome.refusal in outcome.reason

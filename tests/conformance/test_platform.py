@@ -1,5 +1,6 @@
-"""Some of the node tests through all of a running platform: deployed with the SDK, called with tritonclient. What they
-compute is `test_bulk`'s; these are for what goes over the wire."""
+"""Some node tests on a whole running platform: deployed with the SDK, called with tritonclient.
+
+`test_bulk` tests the computations; these tests cover the transfer of values."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ from tests.conftest import Platform
 
 pytestmark = pytest.mark.e2e
 
-# Each for what is behind it. Together they have every datatype coming and going.
+# Together these cases have every datatype as input and as output.
 CASES: tuple[str, ...] = (
     "test_add_int8",
     "test_add_int16",
@@ -37,7 +38,7 @@ CASES: tuple[str, ...] = (
     "test_castlike_DOUBLE_to_FLOAT16",
     "test_equal_string",
 )
-# Texts: UTF-8, of rank 0, none at all.
+# Texts: UTF-8, of rank 0, and an empty tensor.
 CASES += (
     "test_string_concat_utf8",
     "test_string_concat_zero_dimensional",
@@ -50,21 +51,21 @@ CASES += (
     "test_dynamicquantizelinear",
     "test_attention_3d_diff_heads_with_past_and_present",
 )
-# Scalars, and nothing.
+# Scalars, no inputs, and empty tensors.
 CASES += (
     "test_constant",
     "test_bitcast_scalar_float32_to_int32",
     "test_tril_zero",
     "test_constantofshape_int_shape_zero",
 )
-# Shapes that only a run tells, graphs in graphs, many dimensions, infinities.
+# Shapes that depend on values, nested graphs, many dimensions, infinities.
 CASES += (
     "test_nonzero_example",
     "test_loop11",
     "test_sce_NCd1d2d3d4d5_mean_weight",
     "test_isinf_negative",
 )
-# Once more with inputs whose sizes are dynamic.
+# Cases that also run with inputs of dynamic sizes.
 DYNAMIC = (
     "test_softmax_large_number",
     "test_string_concat",
@@ -75,7 +76,7 @@ _STAYS = "stays"
 
 
 class Deploying:
-    """Cases as models of a running platform, each under a name of its own. While one is called the next is built.
+    """Cases as models of a running platform, each with its own name. The next case is built during calls of one case.
 
     One more model stays deployed throughout: a node without models ends its templates, and the next worker would import
     ONNX Runtime again.
@@ -98,7 +99,7 @@ class Deploying:
 
     @contextlib.contextmanager
     def model(self, number: int) -> Iterator[str]:
-        """The name under which a case is called, by its place."""
+        """Deploy the case at this index. Yield the name of its function."""
         for each in range(number, min(number + 2, len(self._cases))):
             if each not in self._deploys:
                 self._deploys[each] = self._pool.submit(self._deploy, f"case-{each}", self._cases[each])
