@@ -19,7 +19,7 @@ def _inventory(node: Any, *gpus: FakeGpu) -> NvmlInventory:
     return NvmlInventory(Device(f"cpu-{node.name}", DeviceType.CPU, "CPU", 4 << 30, 2.0), FakeNvml(*gpus))
 
 
-def test_metrics_are_told_apart_from_the_nodes_report(on_node: Any) -> None:
+def test_metrics_are_sent_apart_from_the_nodes_report(on_node: Any) -> None:
     async def run(node: Any) -> None:
         heard: asyncio.Queue[DeviceReport] = asyncio.Queue()
         decode = msgspec.msgpack.Decoder(DeviceReport).decode
@@ -34,7 +34,7 @@ def test_metrics_are_told_apart_from_the_nodes_report(on_node: Any) -> None:
     on_node(run)
 
 
-def test_what_a_worker_holds_of_its_gpu_is_told_with_it(on_node: Any) -> None:
+def test_the_report_of_a_worker_has_its_gpu_memory(on_node: Any) -> None:
     async def run(node: Any) -> None:
         gpu = FakeGpu("GPU-0")
         await node.deploy()

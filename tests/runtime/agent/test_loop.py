@@ -113,7 +113,7 @@ def test_without_its_secret_a_worker_does_not_start(on_node: Any) -> None:
     on_node(run)
 
 
-def test_an_exit_is_told_with_code_and_tail_then_all_is_removed(on_node: Any) -> None:
+def test_an_exit_is_reported_with_code_and_tail_before_all_files_are_removed(on_node: Any) -> None:
     async def run(node: Any) -> None:
         await node.deploy("exit 7")
         await node.start()
@@ -127,7 +127,7 @@ def test_an_exit_is_told_with_code_and_tail_then_all_is_removed(on_node: Any) ->
     on_node(run)
 
 
-def test_a_crash_is_told_with_its_signal(on_node: Any) -> None:
+def test_a_crash_is_reported_with_its_signal(on_node: Any) -> None:
     async def run(node: Any) -> None:
         await node.deploy("segv")
         await node.start()
@@ -137,7 +137,7 @@ def test_a_crash_is_told_with_its_signal(on_node: Any) -> None:
     on_node(run)
 
 
-def test_memory_above_the_limit_is_told_as_such(on_node: Any, memory_groups: Any) -> None:
+def test_memory_above_the_limit_is_reported_as_such(on_node: Any, memory_groups: Any) -> None:
     async def run(node: Any) -> None:
         await node.deploy("eat", resources=Resources(memory_bytes=64 << 20))
         await node.start(groups=memory_groups)
@@ -150,9 +150,7 @@ def test_memory_above_the_limit_is_told_as_such(on_node: Any, memory_groups: Any
     on_node(run)
 
 
-def test_memory_above_the_limit_is_told_as_such_when_a_kill_order_comes_as_well(
-    on_node: Any, memory_groups: Any
-) -> None:
+def test_memory_above_the_limit_is_reported_as_such_despite_a_kill_order(on_node: Any, memory_groups: Any) -> None:
     async def run(node: Any) -> None:
         await node.deploy("child-eats", resources=Resources(memory_bytes=64 << 20))
         await node.start(groups=memory_groups)
@@ -510,7 +508,7 @@ def test_a_folder_that_only_the_runner_made_is_launched_at_start(on_node: Any) -
     on_node(run)
 
 
-def test_a_bus_that_comes_back_hears_what_happened_meanwhile(tmp_path: Path, on_node: Any) -> None:
+def test_a_bus_that_comes_back_receives_the_events_of_the_meantime(tmp_path: Path, on_node: Any) -> None:
     async def run(node: Any) -> None:
         await node.deploy()
         await node.start()

@@ -156,7 +156,7 @@ def test_a_second_agent_of_one_home_is_refused(on_node: Any, nats: Any, tmp_path
     on_node(run)
 
 
-def test_a_second_agent_of_one_node_is_refused_and_told_where_the_first_is(
+def test_a_second_agent_of_one_node_is_refused_with_the_location_of_the_first(
     on_node: Any, nats: Any, tmp_path: Path
 ) -> None:
     async def run(node: Any) -> None:

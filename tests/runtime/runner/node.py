@@ -229,7 +229,7 @@ class Node:
         """Advance the clock, and wait until the runner has checked its attempts."""
         self.clock.skipped_s += passed_s
         for queue in self.serving._queues.values():
-            for _ in range(2):  # the first look is at those of the time before
+            for _ in range(2):  # the first run handles the timers that were due before
                 queue._on_timer()
 
     async def report_without(self, worker: str) -> None:

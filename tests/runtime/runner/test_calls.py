@@ -65,7 +65,7 @@ def test_calls_that_came_before_any_worker_was_ready_are_cold_on_the_second_work
         await two.echo(1)
         one.answer(run)
         for call in calls:
-            assert (await call.future)[0].cold_start is not None, "nobody was READY when it came"
+            assert (await call.future)[0].cold_start is not None, "no worker was READY when the call arrived"
 
     on_node(url, tmp_path, test)
 
@@ -105,7 +105,7 @@ def test_a_runner_takes_no_more_deliveries_than_it_has_free_slots(url: str, tmp_
     on_node(url, tmp_path, test)
 
 
-def test_who_may_not_wait_for_long_is_told_that_his_call_has_begun(url: str, tmp_path: Path) -> None:
+def test_a_caller_with_a_queue_timeout_learns_that_its_call_has_begun(url: str, tmp_path: Path) -> None:
     async def test(node: Node) -> None:
         revision = await node.deploy("began", queue_timeout_s=5.0)
         worker = await node.worker(revision)
@@ -357,7 +357,7 @@ def test_a_call_that_has_ended_is_held_until_its_record_says_so(
         await is_called.wait()
         held = await call_records.locate(node.bus, invocation)
         assert held is not None
-        assert held.worker == "w-1", "else its status would be queued again"
+        assert held.worker == "w-1", "otherwise its status would be queued again"
         assert list(await call_records.running_calls(node.bus)) == [invocation]
         may_end.set()
         await call_records.wait(node.bus, invocation, 10)

@@ -211,7 +211,7 @@ def test_a_bus_that_is_away_for_a_moment_only_delays_a_checkpoint(
         ((float("nan"), ""), Progress(0.0, "")),
     ],
 )
-def test_progress_is_told_to_who_listens_and_to_who_asks(
+def test_progress_reaches_followers_and_status_requests(
     url: str, tmp_path: Path, said: tuple[float, str], told: Progress
 ) -> None:
     async def test(node: Node) -> None:
@@ -250,7 +250,7 @@ def test_previews_of_items_are_published_in_order(url: str, tmp_path: Path) -> N
     on_node(url, tmp_path, test)
 
 
-def test_the_worker_is_told_when_its_call_ends(url: str, tmp_path: Path) -> None:
+def test_the_worker_receives_the_end_of_its_call(url: str, tmp_path: Path) -> None:
     async def test(node: Node) -> None:
         revision = await node.deploy(timeout_s=50.0)
         worker = await node.worker(revision)

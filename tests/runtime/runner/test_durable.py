@@ -73,7 +73,7 @@ def test_each_attempt_is_kept_with_how_and_where_it_ended(url: str, tmp_path: Pa
 def test_a_call_that_comes_again_while_another_runner_has_it_does_not_run_twice(
     url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A bus that stood still hands out what runs: it takes their runners for dead, before it reads what they sent."""
+    """A bus that was stopped redelivers running calls: deliveries expire before it reads the messages of runners."""
     monkeypatch.setattr(machine, "ACK_WAIT_S", 0.01)
 
     async def test(node: Node) -> None:
@@ -177,7 +177,7 @@ def test_a_worker_whose_call_had_ended_before_it_began_is_idle_again(url: str, t
     on_node(url, tmp_path, test)
 
 
-def test_a_cancel_that_comes_while_the_record_of_an_attempt_is_read_is_heard(
+def test_a_cancel_during_the_read_of_an_attempts_record_takes_effect(
     url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It found no running attempt, and the attempt that it was meant for began a moment later."""
@@ -335,7 +335,7 @@ def test_a_call_that_failed_for_good_leaves_a_dead_letter(url: str, tmp_path: Pa
 @pytest.mark.parametrize(
     ("error", "content_type"),
     [
-        (msgspec.structs.replace(NO, message="語" * (16 << 10)), ""),  # as long as the worker's own code allows
+        (msgspec.structs.replace(NO, message="語" * (16 << 10)), ""),  # the limit of the worker's own code
         (ErrorInfo("x" * 400_000, "y" * 400_000), "z" * 100_000),
     ],
 )
@@ -558,7 +558,7 @@ def test_a_backlog_is_taken_though_the_sync_queue_has_all_the_credit(url: str, t
     on_node(url, tmp_path, test)
 
 
-def test_following_a_call_one_hears_when_it_starts(url: str, tmp_path: Path) -> None:
+def test_a_follower_of_a_call_receives_its_start(url: str, tmp_path: Path) -> None:
     async def test(node: Node) -> None:
         revision = await node.deploy("heard")
         worker = await node.worker(revision)

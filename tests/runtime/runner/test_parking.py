@@ -53,7 +53,7 @@ def test_a_parked_worker_gets_no_call_until_it_has_resumed(url: str, tmp_path: P
     on_node(url, tmp_path, test)
 
 
-def test_a_worker_that_runs_a_call_is_told_to_park_when_that_has_ended(url: str, tmp_path: Path) -> None:
+def test_a_worker_that_runs_a_call_receives_the_park_order_after_the_call(url: str, tmp_path: Path) -> None:
     async def test(node: Node) -> None:
         revision = await node.deploy("busy", concurrency=2)
         worker = await node.worker(revision)
@@ -69,7 +69,7 @@ def test_a_worker_that_runs_a_call_is_told_to_park_when_that_has_ended(url: str,
     on_node(url, tmp_path, test)
 
 
-def test_one_that_was_not_told_yet_goes_on_as_it_was(url: str, tmp_path: Path) -> None:
+def test_a_park_order_that_is_withdrawn_in_time_has_no_effect(url: str, tmp_path: Path) -> None:
     async def test(node: Node) -> None:
         revision = await node.deploy("back", concurrency=2)
         worker = await node.worker(revision)

@@ -79,7 +79,7 @@ def test_a_result_that_was_sent_when_nobody_was_there_is_kept_as_well() -> None:
     assert attempts.resume(2) == [b"result"]
 
 
-def test_a_result_is_not_kept_that_the_next_runner_was_not_told_of() -> None:
+def test_a_result_is_dropped_that_the_next_runner_does_not_know() -> None:
     attempts, attempt = given()
     assert attempts.end(attempt, b"result")
     attempts.abandon(set())
@@ -146,7 +146,7 @@ def test_what_is_asked_while_there_is_no_runner_is_asked_of_the_next_one(tmp_pat
 
 @pytest.mark.parametrize("ends_without_a_runner", [False, True])
 @pytest.mark.parametrize(("qualname", "kind"), [("f", "sync"), ("g", "async")])
-def test_the_next_runner_hears_how_it_ended(
+def test_the_next_runner_receives_the_end_of_the_call(
     start: Start, tmp_path: Path, qualname: str, kind: str, *, ends_without_a_runner: bool
 ) -> None:
     worker = start(_WAITS, qualname=qualname, kind=kind)

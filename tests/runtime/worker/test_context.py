@@ -119,7 +119,7 @@ def test_where_no_single_call_runs_there_is_no_context(start: Start) -> None:
     assert b"gpufn.current() needs exactly one current call: there is none in a hook" in worker.call()
 
 
-def test_a_call_that_asks_while_no_runner_is_there_is_told_when_there_is_one_again(
+def test_a_request_of_a_call_without_a_runner_gets_its_response_from_the_next_runner(
     start: Start, tmp_path: Path
 ) -> None:
     """Regression: its request was lost: it would have waited for a response forever, and kept its slot."""

@@ -77,7 +77,7 @@ def test_code_that_does_not_load_says_why(make_peer: Start, source: str, phase: 
 
 
 @pytest.mark.parametrize("options", [{}, {"cgroup_procs": ("/nowhere/cgroup.procs",)}])
-def test_a_worker_that_cannot_start_exits_when_the_runner_has_heard_why(
+def test_a_worker_that_cannot_start_exits_after_the_runner_received_the_reason(
     make_peer: Start, options: dict[str, Any]
 ) -> None:
     """Regression: the agent reported the exit before the runner the error, and a deploy failed without a reason."""
@@ -191,7 +191,7 @@ def test_it_joins_its_cgroups_and_keeps_to_its_memory(start: Start, tmp_path: Pa
     assert joined.read_text() == "0"
 
 
-def test_it_may_open_as_many_files_as_its_node_was_told_and_ask_for_more(start: Start) -> None:
+def test_a_worker_has_the_nodes_limit_of_open_files_and_may_raise_it(start: Start) -> None:
     """select(2) accepts no descriptor above 1023, so a higher limit must be requested."""
     worker = start("import resource\ndef f(): return resource.getrlimit(resource.RLIMIT_NOFILE)", open_files=100)
     assert worker.call() == f"[100,{resource.getrlimit(resource.RLIMIT_NOFILE)[1]}]".encode()
@@ -263,7 +263,7 @@ def test_sigterm_ends_an_idle_worker(start: Start) -> None:
 
 
 @pytest.mark.parametrize("calls_before", [0, 20], ids=["waits for its reader", "reads the socket"])
-def test_a_sigterm_that_does_not_wake_the_main_thread_is_heard_all_the_same(start: Start, calls_before: int) -> None:
+def test_a_sigterm_that_does_not_wake_the_main_thread_takes_effect(start: Start, calls_before: int) -> None:
     """Like a signal that arrives just before a blocking call."""
     worker = start(
         """

@@ -232,7 +232,7 @@ def test_engines_are_here_before_the_first_call_and_a_worker_gets_their_folders(
         worker = await node.assign()
         await node.event(worker, "started")
         assert _config(node, worker).engines == {"net": tuple(str(node.home.engines / key) for key in keys)}
-        assert len(list(node.home.engines.iterdir())) == 2, "and none of a device that this node has not"
+        assert len(list(node.home.engines.iterdir())) == 2, "no engine of a device that this node lacks"
 
     on_node(test)
 
@@ -371,7 +371,7 @@ def test_a_function_without_code_needs_no_bundle(on_node: Run) -> None:
     on_node(test)
 
 
-def test_a_standby_of_a_function_with_models_holds_what_runs_them_before_any_worker_has_told(on_node: Run) -> None:
+def test_a_standby_of_a_function_with_models_imports_their_runtime_before_the_first_worker(on_node: Run) -> None:
     async def test(node: Node) -> None:
         await _deploy(node, {"cpu": (_publish(node, "m"),)})
         await node.start(templates=2)

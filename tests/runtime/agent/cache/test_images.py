@@ -73,7 +73,7 @@ def silent(line: str) -> None:
     """Ignore the build log."""
 
 
-def test_however_many_ask_it_is_built_once_and_each_log_hears_it_once() -> None:
+def test_concurrent_requests_build_an_image_once_and_log_it_once() -> None:
     async def test(daemon: Daemon, images: Images) -> None:
         heard: list[str] = []
         asking = [asyncio.create_task(images.get(TORCH, "", heard.append)) for _ in range(3)]
@@ -156,7 +156,7 @@ def test_what_is_not_kept_goes_as_soon_as_no_container_uses_it() -> None:
     run(test)
 
 
-def test_one_that_cannot_be_removed_holds_up_no_other_and_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_image_that_cannot_be_removed_blocks_no_other_and_is_reported_once(caplog: pytest.LogCaptureFixture) -> None:
     async def test(daemon: Daemon, images: Images) -> None:
         daemon.tags = {"ours:1", "ours:2", "ours:3"}
         daemon.stuck = {"ours:2"}

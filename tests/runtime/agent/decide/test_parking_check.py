@@ -44,7 +44,7 @@ def _on_a_gpu(node: Any) -> tuple[FakeGpu, NvmlInventory]:
     return gpu, NvmlInventory(Device(f"cpu-{node.name}", DeviceType.CPU, "CPU", 4 << 30, 2.0), FakeNvml(gpu))
 
 
-def test_what_a_parked_worker_still_holds_of_its_gpu_is_told_until_it_resumes(on_node: Any) -> None:
+def test_gpu_memory_of_a_parked_worker_is_reported_until_it_resumes(on_node: Any) -> None:
     async def run(node: Any) -> None:
         gpu, inventory = _on_a_gpu(node)
         await node.deploy()

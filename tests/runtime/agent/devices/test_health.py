@@ -130,7 +130,7 @@ async def _sampled(inventory: Any) -> list[DeviceMetrics]:
     return list(metrics)
 
 
-def test_devices_are_sampled_and_told() -> None:
+def test_devices_are_sampled_and_reported() -> None:
     told = asyncio.run(_sampled(NvmlInventory(POOL, FakeNvml(FakeGpu("GPU-0"), FakeGpu("GPU-1")))))
     assert [metrics.uuid for metrics in told] == ["GPU-0", "GPU-1"]
 

@@ -98,7 +98,7 @@ def test_an_instance_has_no_energy_counter_of_its_own() -> None:
     assert energy == {"MIG-1": None, "GPU-1": 5000.0}
 
 
-def test_links_are_told_for_each_pair() -> None:
+def test_links_are_reported_for_each_pair() -> None:
     nvml = FakeNvml(FakeGpu("GPU-0"), FakeGpu("GPU-1"), FakeGpu("GPU-2"))
     nvml.links.add(frozenset(("GPU-0", "GPU-1")))
     nvml.ancestors[frozenset(("GPU-1", "GPU-2"))] = pynvml.NVML_TOPOLOGY_HOSTBRIDGE
@@ -174,7 +174,7 @@ def test_a_question_that_a_virtual_machine_or_an_old_driver_cannot_answer_is_no_
     assert [(each.pcie_sent_bytes_per_s, each.temperature_c) for each in sample.metrics] == [(None, 40)]
 
 
-def test_a_device_whose_memory_is_told_from_what_was_known_is_lost_all_the_same() -> None:
+def test_a_device_is_lost_though_its_memory_is_known() -> None:
     gpu = FakeGpu("GPU-0", breaks={"nvmlDeviceGetUtilizationRates": pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)})
     inventory = NvmlInventory(POOL, FakeNvml(gpu))
     inventory.find()
@@ -186,7 +186,7 @@ def test_a_device_whose_memory_is_told_from_what_was_known_is_lost_all_the_same(
     [("NVML_ERROR_GPU_IS_LOST", Health.FAILED), ("NVML_ERROR_RESET_REQUIRED", Health.FAILED),
      ("NVML_ERROR_UNKNOWN", Health.DEGRADED)],
 )  # fmt: skip
-def test_a_device_that_is_lost_is_told_from_one_that_cannot_be_read(error: str, health: Health) -> None:
+def test_a_lost_device_has_failed_and_an_unreadable_one_is_degraded(error: str, health: Health) -> None:
     lost, well = FakeGpu("GPU-0"), FakeGpu("GPU-1")
     inventory = NvmlInventory(POOL, FakeNvml(lost, well))
     inventory.find()
@@ -235,7 +235,7 @@ def test_a_gpu_that_cannot_be_read_at_the_start_keeps_nobody_else_away(caplog: p
     assert re.search(r"GPU number 0 .*: GPU is lost", caplog.text)
 
 
-def test_error_events_are_told_once() -> None:
+def test_error_events_are_reported_once() -> None:
     nvml = FakeNvml(FakeGpu("GPU-0"), FakeGpu("GPU-1", lacks={"nvmlDeviceRegisterEvents"}))
     inventory = NvmlInventory(POOL, nvml)
     inventory.find()

@@ -67,7 +67,7 @@ class Daemon:
         with (self.root / "log").open("ab") as log:
             self.process = subprocess.Popen(
                 [
-                    *("nsenter", f"--net={self.lab.node}"),  # it would remove what another daemon has made in ours
+                    *("nsenter", f"--net={self.lab.node}"),  # it would remove another daemon's objects in ours
                     # The lab's resolver: with one that does not respond, each pull takes ten seconds to fail.
                     *("unshare", "--mount", "sh", "-c", 'mount --bind "$0" /etc/resolv.conf && exec "$@"'),
                     os.fspath(resolvers),

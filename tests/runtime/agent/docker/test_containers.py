@@ -73,7 +73,7 @@ def test_bodies_reach_a_container_and_come_back_whether_small_or_by_reference(co
     assert (answer.status_code, answer.content == body) == (200, True)
 
 
-def test_what_uses_more_than_its_memory_is_killed_and_its_caller_told(contained: Platform) -> None:
+def test_a_worker_beyond_its_memory_is_killed_and_its_caller_gets_the_reason(contained: Platform) -> None:
     answer = contained.post("eat")
     assert answer.status_code == 502, answer.text
     assert "its 96 MiB of memory" in answer.json()["detail"]
@@ -87,7 +87,7 @@ def test_what_uses_more_than_its_memory_is_killed_and_its_caller_told(contained:
         ("orphan", "exited with code 0"),
     ],
 )
-def test_how_a_worker_ended_is_told(contained: Platform, how: str, said: str) -> None:
+def test_the_error_of_a_call_has_the_reason_of_its_workers_end(contained: Platform, how: str, said: str) -> None:
     answer = contained.post("end", {"how": how})
     assert answer.status_code == 502, answer.text
     assert said in answer.json()["detail"]
@@ -181,7 +181,7 @@ def test_images_that_nothing_uses_are_removed(contained: Platform, daemon: Daemo
     until(lambda: len(daemon.images()) == 1, "no images besides that of functions without one of their own")
 
 
-def test_a_daemon_that_stops_in_mid_flight_is_told_and_made_up_for(contained: Platform, daemon: Daemon) -> None:
+def test_the_platform_reports_a_stopped_docker_daemon_and_recovers(contained: Platform, daemon: Daemon) -> None:
     answers: list[Any] = []
     caller = threading.Thread(target=lambda: answers.append(contained.post("long")))
     caller.start()
@@ -203,7 +203,7 @@ def test_a_daemon_that_stops_in_mid_flight_is_told_and_made_up_for(contained: Pl
     until(lambda: not daemon.containers(status="exited"), "no containers that ended")
 
 
-def test_an_end_that_docker_cannot_tell_of_is_told_with_that(contained: Platform, daemon: Daemon) -> None:
+def test_an_exit_that_docker_cannot_report_says_so(contained: Platform, daemon: Daemon) -> None:
     answers: list[Any] = []
     caller = threading.Thread(target=lambda: answers.append(contained.post("long")))
     caller.start()

@@ -109,7 +109,7 @@ def test_workers_reach_neither_each_other_nor_loopback(worker: Any, egress: Any)
     with server:
         for address in (own, "127.0.0.1", "::1", "255.255.255.255"):
             assert worker(functools.partial(connects, address, within_s=0.2)) != ""
-        assert connects(own, within_s=0.2) != ""  # nobody connects to a worker
+        assert connects(own, within_s=0.2) != ""  # no process connects to a worker
 
 
 def test_the_next_agent_finds_the_namespace_and_applies_its_own_rules(
@@ -128,7 +128,7 @@ def test_a_resolver_on_a_loopback_address_is_reached_by_the_gateway(
     monkeypatch.setattr(availability, "current_dns", lambda: resolver.read(f"nameserver {ON_LOOPBACK}"))
     (own := Home(tmp_path)).ensure()
     egress = EgressNamespace(own, trouble="")
-    (Path("/run/netns") / egress._name).touch()  # what is left of a namespace whose mount is gone
+    (Path("/run/netns") / egress._name).touch()  # the file of a namespace whose mount is gone
     with living_in(lab.node), lab.resolver(lab.node, ON_LOOPBACK):
         joined = egress._set_up()
         try:

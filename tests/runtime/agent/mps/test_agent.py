@@ -200,7 +200,7 @@ def test_workers_and_their_daemon_outlive_an_agent(on_node: Any, machine: Machin
     on_node(run)
 
 
-def test_a_gpu_without_mps_is_told_as_a_start_that_failed(on_node: Any, machine: Machine) -> None:
+def test_a_gpu_without_mps_is_reported_as_a_failed_start(on_node: Any, machine: Machine) -> None:
     machine.set(broken=True)
 
     async def run(node: Any) -> None:

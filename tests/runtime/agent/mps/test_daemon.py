@@ -109,7 +109,7 @@ def test_without_nvidias_program_there_is_no_daemon(tmp_path: Path, monkeypatch:
     _on_daemon(tmp_path, work)
 
 
-def test_what_is_wrong_is_told_apart(machine: Machine, tmp_path: Path) -> None:
+def test_faults_hangs_and_deaths_of_a_daemon_are_different_conditions(machine: Machine, tmp_path: Path) -> None:
     async def work(daemon: Daemon) -> None:
         await daemon.start()
         machine.fault(daemon.pipe)
@@ -178,7 +178,7 @@ def test_a_compute_mode_that_cannot_be_set_is_no_daemon(machine: Machine, tmp_pa
     async def work(daemon: Daemon) -> None:
         with pytest.raises(DeviceFailed, match=r"GPU-1: .*compute mode: .*Insufficient Permis"):
             await daemon.start()
-        (daemon.folder / "daemon.json").unlink()  # nothing was changed, so nothing is restored
+        (daemon.folder / "daemon.json").unlink()  # the daemon changed no setting, so its end restores none
 
     _on_daemon(tmp_path, work, may_set_compute_mode=True)
 

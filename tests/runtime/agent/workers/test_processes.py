@@ -50,7 +50,7 @@ def test_a_process_is_killed(sleeper: subprocess.Popen[bytes]) -> None:
     processes.kill(found)  # already gone
 
 
-def test_whoever_has_the_pid_by_now_is_not_signalled(sleeper: subprocess.Popen[bytes]) -> None:
+def test_a_new_process_with_the_pid_is_not_signalled(sleeper: subprocess.Popen[bytes]) -> None:
     processes.kill(before(sleeper))
     processes.signal_group(before(sleeper), signal.SIGKILL)
     sleeper.send_signal(signal.SIGTERM)
@@ -88,7 +88,7 @@ def test_a_worker_is_killed_though_no_file_can_be_opened(sleeper: subprocess.Pop
     assert sleeper.wait() == -signal.SIGKILL
 
 
-def test_the_children_of_whoever_has_the_pid_of_a_container_by_now_are_let_live(
+def test_the_children_of_a_new_process_with_the_pid_of_a_container_are_not_killed(
     sleeper: subprocess.Popen[bytes], tmp_path: Path
 ) -> None:
     ours = processes.identify(os.getpid())
@@ -103,7 +103,7 @@ def test_the_children_of_whoever_has_the_pid_of_a_container_by_now_are_let_live(
     assert sleeper.wait() == -signal.SIGTERM
 
 
-def test_who_writes_to_a_fifo_is_told_with_its_start_time(tmp_path: Path) -> None:
+def test_the_writers_of_a_fifo_are_found_with_their_start_times(tmp_path: Path) -> None:
     fifo = tmp_path / "output"
     os.mkfifo(fifo)
     end = os.open(fifo, os.O_RDWR)

@@ -77,7 +77,7 @@ def test_a_call_is_charged_its_workers_part_of_its_gpus_while_it_runs(url: str, 
     on_node(url, tmp_path, test)
 
 
-def test_what_ends_with_the_last_worker_of_a_revision_is_told(url: str, tmp_path: Path) -> None:
+def test_figures_of_calls_that_end_with_the_last_worker_of_a_revision_are_reported(url: str, tmp_path: Path) -> None:
     async def test(node: Node) -> None:
         revision = await node.deploy("last")
         worker = await node.worker(revision)
@@ -160,7 +160,7 @@ def charged(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return seconds
 
 
-def test_members_of_a_batch_are_charged_their_parts_of_it_and_the_time_that_they_gathered_is_told(
+def test_members_of_a_batch_are_charged_their_parts_and_report_their_gathering_time(
     url: str, tmp_path: Path, charged: list[float]
 ) -> None:
     async def test(node: Node) -> None:

@@ -30,7 +30,7 @@ async def ended(node: Node, invocation: str) -> CallRecord:
     return (await call_records.wait(node.bus, invocation, 10))[0]
 
 
-def told(record: CallRecord) -> list[tuple[int, OutcomeKind, StartReason | None, str]]:
+def attempts_of(record: CallRecord) -> list[tuple[int, OutcomeKind, StartReason | None, str]]:
     return [(each.number, each.outcome, each.reason, each.node) for each in record.attempts]
 
 
@@ -84,7 +84,7 @@ def test_a_start_after_a_runner_that_died_has_a_number_of_its_own(url: str, tmp_
         worker.answer(run)
         record = await ended(node, call.id)
         assert (record.attempt, record.state) == (2, InvocationState.SUCCEEDED)
-        assert told(record) == [(2, OutcomeKind.SUCCEEDED, StartReason.RUNNER_LOST, NODE)]
+        assert attempts_of(record) == [(2, OutcomeKind.SUCCEEDED, StartReason.RUNNER_LOST, NODE)]
         await no_note_is_left(node)
 
     on_node(url, tmp_path, test)
@@ -104,7 +104,7 @@ def test_the_start_that_died_with_its_node_is_in_the_record(url: str, tmp_path: 
         run, _ = await worker.run()
         worker.answer(run)
         record = await ended(node, call.id)
-        assert told(record) == [
+        assert attempts_of(record) == [
             (1, OutcomeKind.LOST, StartReason.FIRST, "n9"),
             (2, OutcomeKind.SUCCEEDED, StartReason.RUNNER_LOST, NODE),
         ]
@@ -127,7 +127,7 @@ def test_a_start_that_lasts_is_noted_until_it_ends(url: str, tmp_path: Path, mon
             1, 1, StartReason.FIRST, NODE, "w-1"
         )  # fmt: skip
         worker.answer(run)
-        assert told(await ended(node, call.id)) == [(1, OutcomeKind.SUCCEEDED, StartReason.FIRST, NODE)]
+        assert attempts_of(await ended(node, call.id)) == [(1, OutcomeKind.SUCCEEDED, StartReason.FIRST, NODE)]
         await no_note_is_left(node)
 
     on_node(url, tmp_path, test)
@@ -142,7 +142,7 @@ def test_a_hand_over_that_started_nothing_is_no_attempt(url: str, tmp_path: Path
         again, _ = await worker.run()  # its message arrived too early and was handed back
         assert again.number == 2
         worker.answer(again)
-        assert told(await ended(node, call.id)) == [
+        assert attempts_of(await ended(node, call.id)) == [
             (1, OutcomeKind.RAISED, StartReason.FIRST, NODE),
             (2, OutcomeKind.SUCCEEDED, StartReason.RAISED, NODE),
         ]
@@ -185,7 +185,7 @@ def test_an_item_of_a_map_is_numbered_as_any_other_call(url: str, tmp_path: Path
     on_node(url, tmp_path, test)
 
 
-def test_a_caller_who_waits_hears_the_number_of_the_start_that_answered(url: str, tmp_path: Path) -> None:
+def test_a_waiting_caller_receives_the_number_of_the_attempt_that_answered(url: str, tmp_path: Path) -> None:
     async def test(node: Node) -> None:
         revision = await node.deploy("waits")
         call = node.invoke(revision)
@@ -221,7 +221,7 @@ def test_what_is_interrupted_runs_again_with_the_reason(
         assert run.number == 2
         second.answer(run)
         record = await ended(node, call.id)
-        assert told(record) == [
+        assert attempts_of(record) == [
             (1, OutcomeKind.LOST, StartReason.FIRST, NODE),
             (2, OutcomeKind.SUCCEEDED, reason, NODE),
         ]
@@ -263,7 +263,7 @@ def test_what_expires_after_an_interruption_names_it(url: str, tmp_path: Path) -
         await node.worker(revision, "w-2")
         record = await ended(node, call.id)
         assert (record.state, record.attempt) == (InvocationState.EXPIRED, 1)
-        assert told(record) == [(1, OutcomeKind.LOST, StartReason.FIRST, NODE)]
+        assert attempts_of(record) == [(1, OutcomeKind.LOST, StartReason.FIRST, NODE)]
         assert note.interrupted is StartReason.STOPPED
         await no_note_is_left(node)
 

@@ -21,11 +21,11 @@ class Scene:
     def __init__(self, bus: Bus, caller: Bus) -> None:
         self.bus = bus
         self.replies = UnacknowledgedReplies(bus)
-        self._heard: asyncio.Queue[Message] = asyncio.Queue()
-        caller.subscribe("reply.*", self._heard.put_nowait)
+        self._received: asyncio.Queue[Message] = asyncio.Queue()
+        caller.subscribe("reply.*", self._received.put_nowait)
 
-    async def heard(self, count: int) -> list[bytes]:
-        return [(await self._heard.get()).payload for _ in range(count)]
+    async def received(self, count: int) -> list[bytes]:
+        return [(await self._received.get()).payload for _ in range(count)]
 
     async def loses_its_connection(self) -> None:
         back = asyncio.Event()
@@ -58,7 +58,7 @@ def test_a_reply_that_was_on_its_way_when_the_connection_broke_is_sent_again(url
         it.replies.send("reply.2", b"2")
         await it.loses_its_connection()
         it.replies.send("reply.3", b"3")
-        assert await it.heard(3) == [b"1", b"2", b"3"]
+        assert await it.received(3) == [b"1", b"2", b"3"]
 
     on_bus(url, test)
 
@@ -71,10 +71,10 @@ def test_replies_are_kept_while_the_bus_is_away_but_not_without_end(url: str, mo
         it.bus._live().lose("a cable is pulled")
         for number in range(5):
             it.replies.send(f"reply.{number}", b"%d" % number)
-        assert await it.heard(3) == [b"2", b"3", b"4"]
+        assert await it.received(3) == [b"2", b"3", b"4"]
         it.bus._live().lose("and once more")
         it.replies.send("reply.5", b"of nine b")
-        assert await it.heard(2) == [b"4", b"of nine b"]
+        assert await it.received(2) == [b"4", b"of nine b"]
 
     on_bus(url, test)
 
@@ -90,7 +90,7 @@ def test_replies_that_the_bus_has_take_little_memory(url: str, monkeypatch: pyte
         for number in range(3):
             it.replies.repeat(str(number))
         it.replies.send("reply.end", b"that is all")
-        assert await it.heard(5) == [*[b"of six"] * 4, b"that is all"]
+        assert await it.received(5) == [*[b"of six"] * 4, b"that is all"]
 
     on_bus(url, test)
 
@@ -102,7 +102,7 @@ def test_a_reply_that_the_bus_had_no_room_for_is_sent_when_it_has(url: str) -> N
         it.replies.tick()
         it.bus._live().congested = False
         it.replies.tick()
-        assert await it.heard(1) == [b"1"]
+        assert await it.received(1) == [b"1"]
 
     on_bus(url, test)
 
@@ -118,18 +118,18 @@ def test_a_reply_that_the_bus_has_is_sent_again_to_who_asks_and_only_for_a_while
         await it.bus.flush()
         await it.loses_its_connection()
         it.replies.send("reply.2", b"2")
-        assert await it.heard(3) == [b"1", b"1", b"2"]
+        assert await it.received(3) == [b"1", b"1", b"2"]
         monkeypatch.setattr(replies, "_KEEP_S", -1.0)
         it.replies.tick()  # it is unknown whether the second one has arrived
         it.replies.repeat("1")
         it.replies.repeat("2")
-        assert await it.heard(1) == [b"2"]
+        assert await it.received(1) == [b"2"]
 
     on_bus(url, test)
 
 
 @pytest.mark.parametrize("is_ack_lost", [False, True], ids=["", "and whose ack was lost, too"])
-def test_who_lost_the_bus_hears_of_what_ended_meanwhile(
+def test_a_caller_that_lost_the_bus_receives_the_results_of_the_meantime(
     url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_ack_lost: bool
 ) -> None:
     if is_ack_lost:

@@ -1,4 +1,4 @@
-"""What a call with a slot waits for: its arguments, a turn on the GPU, a lookup. Time is passed in; nothing waits."""
+"""Waits of a call that has a slot: for its arguments, a turn on the GPU, or a lookup. Tests inject the time."""
 
 from __future__ import annotations
 

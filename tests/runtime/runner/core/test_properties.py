@@ -1,4 +1,4 @@
-"""What holds of the state machine whatever happens: events come late, twice, in any order, or never.
+"""Invariants of the state machine for any events: late, repeated, reordered or missing ones.
 
 `Node` plays the edge and all that is beyond it: queues, gateways, workers, the agent. It keeps the edge's guarantees:
 an event that an action causes is handled after the actions of the event before it, each lookup is answered once, and a
@@ -621,7 +621,7 @@ class Node(RuleBasedStateMachine):
                 worker.state = WorkerState.STOPPED
         self.dispatch(events.Closed())
 
-    # --- what holds after each step -----------------------------------------------------------------------------------
+    # --- invariants after each step -----------------------------------------------------------------------------------
 
     @invariant()
     def the_slots_in_use_are_those_of_the_attempts(self) -> None:
@@ -669,7 +669,7 @@ class Node(RuleBasedStateMachine):
 
     @invariant()
     def no_empty_worker_is_left(self) -> None:
-        """A worker that is to end, and has no attempt, was told so."""
+        """Check that the runner drains each worker that has to end and has no attempt."""
         for worker in self.live:
             if not worker.slots.in_use:
                 assert not worker.slots.poisoned
@@ -737,7 +737,7 @@ class Node(RuleBasedStateMachine):
         self.check_all_ended()
 
     def check_closed(self) -> None:
-        """Nothing begins any longer. Calls that run are left to the next runner, or to NATS."""
+        """Check that no attempt begins. Running calls remain for the next runner, or for redelivery by NATS."""
         while self.lookups:
             self.answer_lookup(self.lookups.pop(), 4)
         left = {attempt.delivery for attempt in self.attempts if attempt.state in (*IN_WORKER, S.LOST)}

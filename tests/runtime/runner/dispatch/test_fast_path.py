@@ -123,7 +123,7 @@ def test_a_call_on_the_lane_runs_at_once_and_is_answered_there(url: str, tmp_pat
     on_node(url, tmp_path, test)
 
 
-def test_a_gateway_that_comes_later_hears_of_the_room_there_is(url: str, tmp_path: Path) -> None:
+def test_a_later_gateway_receives_the_available_room(url: str, tmp_path: Path) -> None:
     async def test(node: Node) -> None:
         revision = await node.deploy("later")
         worker = await node.worker(revision)
@@ -206,7 +206,7 @@ def test_a_withdrawn_call_is_cancelled_whether_it_runs_or_stands_in_line(url: st
             assert frame == frames.Cancel(run.attempt)
             worker.send(frames.Result(run.attempt, OutcomeKind.CANCELLED, None, "", 0.0))
             after = gateway.offer(revision, b"3")
-            assert (await worker.run())[1] == b"3", "what was withdrawn in line never runs"
+            assert (await worker.run())[1] == b"3", "a call that is withdrawn from the backlog never runs"
             assert after
 
     on_node(url, tmp_path, test)

@@ -93,7 +93,7 @@ def test_callers_wait_for_higher_classes_and_go_before_all_calls_of_lower_ones(u
             await opened(node, revision, kind)
         while (await consumer(node, revision, QueueKind(NORMAL, is_sync=True)))["delivered"]["consumer_seq"] < 2:
             pass
-        await streams.depths(node.bus)  # by then the runner has handed it back, and knows of the others
+        await streams.depths(node.bus)  # by then the runner has returned the call, and knows the others
         worker.answer(run, b"0")
         order = await served(worker, 6)
         assert [set(order[at : at + 2]) for at in (0, 2, 4)] == [set(b"12"), set(b"34"), set(b"56")]

@@ -30,7 +30,7 @@ def test_which_queue_a_free_slot_is_offered_to(waiting: dict[QueueKind, float], 
     assert [choose(waiting, turn, NOW) for turn in range(8)] == chosen
 
 
-def test_what_is_known_of_a_queue_is_what_was_heard_last() -> None:
+def test_the_last_report_about_a_queue_counts() -> None:
     order = QueueOrder()
     assert order.next(NOW) is None
     order.mark_maybe_waiting(ASYNC, NOW)

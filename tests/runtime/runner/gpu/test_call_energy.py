@@ -102,7 +102,7 @@ def test_the_energy_of_a_call_is_unknown_unless_all_of_it_is_known() -> None:
     assert gpus.sample(A=None) == {}
 
 
-def test_a_sample_that_was_lost_is_made_up_for_by_the_next() -> None:
+def test_the_next_sample_includes_the_energy_of_a_lost_one() -> None:
     gpus = Gpus()
     bench = gpus.worker("A")
     gpus.sample()

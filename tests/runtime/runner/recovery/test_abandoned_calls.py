@@ -136,7 +136,7 @@ def test_a_call_that_comes_again_does_not_run_for_a_caller_that_is_gone(url: str
 
 
 def test_what_a_gateway_leaves_in_the_queue_when_it_dies_does_not_run(url: str, tmp_path: Path) -> None:
-    """Each of them held a slot until the next check showed that no caller waits."""
+    """Each call held a slot until the next check found that no caller waits."""
 
     async def test(node: Node) -> None:
         gateway = await Bus.connect(url, name="another")

@@ -1,4 +1,4 @@
-"""What a worker writes whose user's code has taken over the socket: each frame is handled, or breaks the protocol."""
+"""Frames of a worker whose user code controls the socket: the runner handles each frame, or ends the worker."""
 
 from __future__ import annotations
 

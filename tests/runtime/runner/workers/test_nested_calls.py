@@ -294,7 +294,7 @@ def test_a_stream_between_functions_waits_for_its_reader(url: str, tmp_path: Pat
             assert isinstance(frame, frames.AnswerItem)
             items.append(int(body))
         await node.bus.flush()
-        assert not writing.done(), "nobody has read: two windows are the most that may be under way"
+        assert not writing.done(), "without a reader, at most two windows of items may be on the way"
         reader.send(frames.CallCredit(1, STREAM_WINDOW))
         while True:
             frame, body = await reader.next()

@@ -89,7 +89,7 @@ def test_an_input_that_is_gone_ends_its_call(url: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("claim", ["../../../etc/passwd", "0" * 26, "not a name"])
-def test_a_result_that_a_worker_makes_up_is_told_to_its_caller(url: str, tmp_path: Path, claim: str) -> None:
+def test_a_result_that_a_worker_makes_up_fails_its_call(url: str, tmp_path: Path, claim: str) -> None:
     async def test(node: Node) -> None:
         revision = await node.deploy("liar")
         worker = await node.worker(revision)
@@ -132,7 +132,7 @@ def test_a_caller_on_another_host_gets_a_large_result(url: str, tmp_path: Path, 
     on_node(url, tmp_path, test)
 
 
-def test_a_result_that_its_worker_cuts_short_is_told_to_a_caller_on_another_host(url: str, tmp_path: Path) -> None:
+def test_a_result_that_its_worker_truncates_fails_a_call_from_another_host(url: str, tmp_path: Path) -> None:
     async def test(node: Node) -> None:
         revision = await node.deploy("cut")
         worker = await node.worker(revision)

@@ -134,7 +134,7 @@ def test_a_worker_is_ready_once(tmp_path: Path) -> None:
     owner.on_ready.assert_called_once()
 
 
-def test_a_worker_that_says_again_and_again_that_it_drains_is_heard_once(tmp_path: Path) -> None:
+def test_repeated_drain_messages_of_a_worker_count_once(tmp_path: Path) -> None:
     owner = Mock()
     link = new_link(tmp_path / "w-1", owner)
     owner.on_draining.side_effect = lambda _: link.drain()

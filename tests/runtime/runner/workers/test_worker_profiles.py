@@ -1,4 +1,4 @@
-"""Profiles that workers record: one at a time, answered by the worker that was asked, and ended with it."""
+"""Profiles that workers record: one at a time, from the requested worker only, and ended with that worker."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_a_profile_is_the_answer_to_its_own_trace() -> None:
             await profiles.profile(ProfileRequest("w-1", 1.0))
         (trace,) = link.frames
         other: Any = Link(peer=object())
-        profiles.on_traced(other, Traced(trace.number), b"other 1\n")  # nobody asked it
+        profiles.on_traced(other, Traced(trace.number), b"other 1\n")  # no request went to this worker
         profiles.on_traced(link, Traced(trace.number + 1), b"late 1\n")
         profiles.on_traced(link, Traced(trace.number), b"a:1 5\n")
         profiles.on_traced(link, Traced(trace.number), b"again 1\n")

@@ -24,7 +24,7 @@ from gpufn_runtime.runner.directory import Directory
 from tests.runtime.runner.node import RETRY_AT_ONCE, Node, on_node
 
 
-def test_a_dead_worker_is_told_with_its_signal_and_its_last_words(url: str, tmp_path: Path) -> None:
+def test_the_error_of_a_dead_worker_has_its_signal_and_last_output(url: str, tmp_path: Path) -> None:
     async def test(node: Node) -> None:
         revision = await node.deploy("dies")
         worker = await node.worker(revision)
@@ -68,7 +68,7 @@ def test_a_worker_that_never_came_leaves_no_folder(url: str, tmp_path: Path) -> 
     on_node(url, tmp_path, test)
 
 
-def test_a_call_is_still_had_here_until_the_agent_has_told_how_its_worker_ended(url: str, tmp_path: Path) -> None:
+def test_a_runner_keeps_a_call_until_the_agent_reports_the_end_of_its_worker(url: str, tmp_path: Path) -> None:
     async def test(node: Node) -> None:
         revision = await node.deploy("contained")
         worker = await node.worker(revision)
@@ -297,7 +297,7 @@ def test_a_drained_worker_finishes_what_runs_and_takes_nothing_new(url: str, tmp
         worker.die()
         await node.report_of("w-1", WorkerState.STOPPED)
         await node.unassign("w-1")
-        assert node.kills.empty(), "it ends as it was told to"
+        assert node.kills.empty(), "the worker ends as its Drain frame demands"
         fresh = await node.worker(revision, "w-2")
         await fresh.echo(1)
         assert (await waiting.future)[1] == b"2"
@@ -334,7 +334,7 @@ def test_a_worker_whose_calls_an_earlier_runner_counted_runs_no_further_call(url
     on_node(url, tmp_path, test)
 
 
-def test_a_worker_that_cannot_start_is_told_with_the_users_error(url: str, tmp_path: Path) -> None:
+def test_a_worker_that_cannot_start_is_reported_with_the_users_error(url: str, tmp_path: Path) -> None:
     async def test(node: Node) -> None:
         revision = await node.deploy("broken")
         events: asyncio.Queue[WorkerEvent] = asyncio.Queue()
@@ -557,7 +557,7 @@ def test_durations_that_cannot_be_are_not_believed(url: str, tmp_path: Path, cla
     on_node(url, tmp_path, test)
 
 
-def test_a_worker_that_somebody_told_to_end_gets_no_more_calls_and_loses_none(url: str, tmp_path: Path) -> None:
+def test_a_worker_that_reports_draining_gets_no_more_calls_and_loses_none(url: str, tmp_path: Path) -> None:
     async def test(node: Node) -> None:
         revision = await node.deploy("told", concurrency=2)
         worker = await node.worker(revision)

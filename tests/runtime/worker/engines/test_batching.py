@@ -73,7 +73,7 @@ def test_fitted_inputs_are_in_the_models_order() -> None:
         ((9, 2, 17), "x: the engine accepts [1, 2, 1] to [4, 2, 16], tuned for [2, 2, 8], not [9, 2, 17]"),
     ],
 )
-def test_a_shape_that_no_profile_accepts_is_told_with_the_profile(shape: tuple[int, ...], message: str) -> None:
+def test_the_error_of_a_shape_that_no_profile_accepts_has_the_profile(shape: tuple[int, ...], message: str) -> None:
     rules = Batching(
         manifest([tensor("x", "FP32", -1, 2, -1)], profiles=[profile(x=((1, 2, 1), (2, 2, 8), (4, 2, 16)))])
     )

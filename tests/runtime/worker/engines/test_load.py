@@ -66,7 +66,9 @@ def _broken(folder: Path, how: str) -> Path:
         ("other backend", "No module named 'tensorrt'"),
     ],
 )
-def test_one_that_fails_is_told_and_the_next_is_taken(how: str, reason: str, tmp_path: Path, capsys: Any) -> None:
+def test_an_engine_that_fails_is_reported_and_the_next_one_is_loaded(
+    how: str, reason: str, tmp_path: Path, capsys: Any
+) -> None:
     bad = _broken(tmp_path / "bad", how)
     session = _load(bad, write_negation(tmp_path / "good"))
     assert session(rows(1)).tolist() == [[-1, -1]]

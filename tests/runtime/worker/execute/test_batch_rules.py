@@ -251,9 +251,9 @@ def test_calls_of_a_failed_batch_run_without_what_it_held(start: Start) -> None:
         "class Odd(Exception):\n    def __str__(self): raise RuntimeError",
         "class Odd(Exception): ...\nimport sys\nsys.stderr = open('/dev/null', 'w')\nsys.stderr.close()",
     ],
-    ids=["it has no text", "there is nowhere to tell it"],
+    ids=["it has no text", "stderr is closed"],
 )
-def test_that_a_batch_failed_need_not_be_told(start: Start, odd: str) -> None:
+def test_a_batch_whose_error_cannot_be_logged_runs_its_calls_alone(start: Start, odd: str) -> None:
     source = textwrap.dedent(_HELD).replace("Exception(", "ValueError(").replace('ValueError("thirteen")', "Odd")
     worker = start(f"{odd}\n{source}", batch=Batch(max_size=8))
     found = _gather(worker, b'{"x": 1}', b'{"x": 13}')

@@ -84,9 +84,7 @@ _A_THING_AT = "class Thing: pass\ndef f(ok: bool = False): return 1 if ok else {
     ],
     ids=["input", "result", "result with half a surrogate pair", "type"],
 )  # fmt: skip
-def test_a_name_of_any_length_is_told_within_what_a_frame_takes(
-    start: Start, source: str, body: str, told: str
-) -> None:
+def test_an_error_with_a_name_of_any_length_fits_into_a_frame(start: Start, source: str, body: str, told: str) -> None:
     """Regression: the runner disconnected on a longer one, so any caller could end a worker under all the others."""
     worker = start(source)
     _, error = worker.failure(body.encode())
@@ -118,7 +116,7 @@ def test_whatever_checks_an_input_may_raise_anything(start: Start, raised: str) 
     assert worker.call() == b"1"
 
 
-def test_what_filled_the_memory_is_let_go_before_that_is_told(start: Start) -> None:
+def test_memory_of_a_failed_call_is_released_before_its_error_is_reported(start: Start) -> None:
     """Regression: there was no memory left to report it: the worker died, or the call never ended."""
     worker = start(
         """
@@ -326,7 +324,7 @@ def test_what_a_child_logs_as_its_parent_set_it_up_is_not_lost(start: Start) -> 
     assert "to a pool" in worker.printed()
 
 
-def test_a_child_that_the_code_forks_is_told_that_it_can_call_nobody(start: Start) -> None:
+def test_a_child_that_the_code_forks_gets_an_error_for_platform_calls(start: Start) -> None:
     """Regression: it waited forever for a response, and its parent waited for it."""
     worker = start(
         """
@@ -346,7 +344,7 @@ def test_a_child_that_the_code_forks_is_told_that_it_can_call_nobody(start: Star
 
 
 def test_when_no_thread_can_be_had_the_calls_run_in_those_that_are_there(start: Start) -> None:
-    """Regression: the worker went on without receiving anything."""
+    """Regression: the worker kept running without receiving anything."""
     worker = start(
         """
         import os, pathlib, threading, time
@@ -426,7 +424,7 @@ def test_a_signal_handler_that_raises_between_two_calls_ends_the_worker(start: S
     assert "RuntimeError: too late" in worker.printed()
 
 
-def test_a_worker_that_can_hear_nothing_more_hangs_up(start: Start) -> None:
+def test_a_worker_that_cannot_receive_any_more_closes_its_connection(start: Start) -> None:
     worker = start(
         """
         from gpufn_runtime.worker.execute.attempts import Attempts

@@ -78,7 +78,7 @@ def test_without_a_gpu_such_words_mean_nothing(start: MakePeer) -> None:
         ("it does not work", "function_start_failed", EXIT_START_FAILED),
     ],
 )
-def test_a_gpu_that_fails_at_the_start_is_told_as_such(
+def test_a_gpu_that_fails_at_the_start_is_reported_as_such(
     make_peer: MakePeer, error: str, code: str, exit_code: int
 ) -> None:
     worker = make_peer(f"raise RuntimeError({error!r})", gpu=("any",)).launch()

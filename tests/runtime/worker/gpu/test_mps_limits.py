@@ -23,7 +23,7 @@ CLIENT = {
 }
 
 
-def _told(cuda: FakeCuda, limits: MpsLimits = LIMITS) -> str:
+def _error(cuda: FakeCuda, limits: MpsLimits = LIMITS) -> str:
     with pytest.raises(DeviceFailed) as caught:
         verify(limits, Driver(cuda), sleep=lambda seconds: None)
     return caught.value.message
@@ -41,20 +41,20 @@ def test_a_client_within_its_limits_is_let_in(percent: int) -> None:
 
 
 def test_one_that_does_not_reach_its_daemon_is_not() -> None:
-    assert "not a client" in _told(FakeCuda(CLIENT, reaches=False))
+    assert "not a client" in _error(FakeCuda(CLIENT, reaches=False))
 
 
 def test_an_older_driver_does_not_tell_and_the_share_does() -> None:
     verify(LIMITS, Driver(FakeCuda(CLIENT, knows_mps=False)))
-    assert _numbers(_told(FakeCuda(CLIENT, knows_mps=False, reaches=False))) == [108, 108, 27]
+    assert _numbers(_error(FakeCuda(CLIENT, knows_mps=False, reaches=False))) == [108, 108, 27]
     unlimited = MpsLimits(6 << 30, 100, 108)
-    assert _numbers(_told(FakeCuda(CLIENT, knows_mps=False, reaches=False), unlimited)) == [80 << 30, 6 << 30]
+    assert _numbers(_error(FakeCuda(CLIENT, knows_mps=False, reaches=False), unlimited)) == [80 << 30, 6 << 30]
 
 
 @pytest.mark.parametrize("entry", ["6G", "0=6144M,1=1024M", "GPU-2=6144M", ""])
 def test_a_limit_that_the_driver_drops_is_noticed(entry: str) -> None:
     """With an entry for another device, or without a device, there is no limit."""
-    told = _told(FakeCuda(CLIENT | {"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": entry}))
+    told = _error(FakeCuda(CLIENT | {"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": entry}))
     assert _numbers(told) == [80 << 30, 6 << 30]
 
 
@@ -63,18 +63,18 @@ def test_a_limit_that_is_only_shown_is_noticed() -> None:
         def cuMemAlloc_v2(self, address: object, size: object) -> int:
             return 0
 
-    assert _numbers(_told(Shown(CLIENT))) == [6 << 30]
+    assert _numbers(_error(Shown(CLIENT))) == [6 << 30]
 
 
 def test_a_server_that_starts_is_waited_for_and_not_for_ever() -> None:
     pauses: list[float] = []
     verify(LIMITS, Driver(FakeCuda(CLIENT, not_ready=3)), sleep=pauses.append)
     assert pauses == [0.05, 0.1, 0.2]
-    assert "cuInit: CUDA error 807" in _told(FakeCuda(CLIENT, not_ready=99))
+    assert "cuInit: CUDA error 807" in _error(FakeCuda(CLIENT, not_ready=99))
 
 
 @pytest.mark.parametrize("code", [805, 808, 100])
-def test_what_the_driver_refuses_is_told(code: int) -> None:
+def test_an_error_of_the_driver_is_reported(code: int) -> None:
     cuda = FakeCuda(CLIENT, fails=code)
-    assert _told(cuda).endswith(f"cuInit: CUDA error {code}")
+    assert _error(cuda).endswith(f"cuInit: CUDA error {code}")
     assert cuda.tries == 1

@@ -106,7 +106,7 @@ def test_a_plain_function_without_anything_on_a_gpu_is_not_parked_and_goes_on(st
     assert worker.call() == b"1"
 
 
-def test_a_hook_that_raises_is_told_with_its_traceback(start: Start) -> None:
+def test_a_hook_that_raises_is_reported_with_its_traceback(start: Start) -> None:
     worker = start(SOURCE.replace('print("parks")', "1 / 0"), "F", methods={"call": "sync"})
     worker.send(Park(ROOM))
     answer, _ = worker.next()
@@ -125,7 +125,7 @@ def test_a_worker_that_cannot_be_resumed_says_why_and_ends(start: Start) -> None
     assert worker.wait() == 3
 
 
-def test_hooks_that_take_more_of_the_host_than_there_is_are_told_so_when_they_have(start: Start) -> None:
+def test_hooks_that_use_more_host_memory_than_available_fail_the_park(start: Start) -> None:
     grows = SOURCE.replace('print("parks")', "self.grown = b'1' * (20 << 20)")
     worker = start(grows, "F", methods={"call": "sync"})
     worker.send(Park(1 << 20))

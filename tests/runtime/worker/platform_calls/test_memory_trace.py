@@ -1,4 +1,4 @@
-"""What a worker reports about the memory that its code allocates."""
+"""A worker's reports about the memory that its code allocates."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def test_a_script_may_ask_for_utf8(start: Start) -> None:
     assert worker.logs == [(1, "stdout", "größer")]
 
 
-def test_lines_of_async_calls_at_the_same_time_are_told_apart(start: Start) -> None:
+def test_lines_of_concurrent_async_calls_belong_to_their_calls(start: Start) -> None:
     worker = start(
         """
         import asyncio
@@ -94,7 +94,7 @@ def test_logging_that_a_call_sets_up_itself_is_set_up_as_it_says(start: Start) -
     assert worker.logs == [(1, "stderr", "INFO: this one")]
 
 
-def test_a_record_that_a_handler_of_the_codes_own_takes_is_told_once(start: Start) -> None:
+def test_a_record_that_the_codes_own_handler_writes_is_logged_once(start: Start) -> None:
     worker = start(
         """
         import logging, sys

@@ -14,7 +14,7 @@ IMAGE = (
 )
 
 
-def _told() -> dict[str, Any]:
+def _environment() -> dict[str, Any]:
     return {
         "environ": {name: value for name, value in os.environ.items() if name.startswith(("CUDA", "NVIDIA"))},
         "uid": os.getuid(),
@@ -26,9 +26,9 @@ def _told() -> dict[str, Any]:
 
 @gpu_function(image=IMAGE, gpu="any", share="mps", vram="10Gi", sm=25, max_workers=1, env={"WHO": "part"})
 def part() -> dict[str, Any]:
-    return _told()
+    return _environment()
 
 
 @gpu_function(image=IMAGE, gpu="any", share="mps", vram="10Gi", max_workers=1, env={"WHO": "neighbour"})
 def neighbour() -> dict[str, Any]:
-    return _told()
+    return _environment()

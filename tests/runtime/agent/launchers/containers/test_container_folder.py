@@ -117,7 +117,7 @@ def test_what_is_shared_is_in_memory_once_and_for_all_to_read(tmp_path: Path) ->
     assert oct(mounted.stat().st_mode & 0o777) == "0o700"
 
 
-def test_a_bundle_that_is_gone_is_told(tmp_path: Path) -> None:
+def test_a_missing_bundle_is_reported(tmp_path: Path) -> None:
     container_folder.make(tmp_path / "c-1", UID)
     with pytest.raises(PlatformError, match="files of c-1"):
         container_folder.add_files(tmp_path / "c-1", UID, "", {"net": (os.fspath(tmp_path / "k1" / "x"),)})

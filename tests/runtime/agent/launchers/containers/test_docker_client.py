@@ -80,6 +80,6 @@ def test_an_exit_code_above_128_may_be_a_signal_s_where_there_is_one(code: int, 
     assert ContainerEnd.of(code) == end
 
 
-def test_what_was_exceeded_is_told_with_either() -> None:
+def test_an_exit_has_the_exceeded_memory_with_and_without_a_signal() -> None:
     assert ContainerEnd.of(1, exceeded_bytes=5) == ContainerEnd(code=1, exceeded_bytes=5)
     assert ContainerEnd.of(137, exceeded_bytes=5) == ContainerEnd(code=137, signal=9, exceeded_bytes=5)

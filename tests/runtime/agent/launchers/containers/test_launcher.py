@@ -259,7 +259,7 @@ def test_a_worker_that_ends_as_soon_as_it_is_asked_for_is_launched_all_the_same(
         launched = await launcher.launch(_order(tmp_path))
         assert ended == [launched.pid]
         assert launched.handle is not None
-        assert select.select([launched.handle.pidfd], [], [], 0)[0], "it is of the process that has ended"
+        assert select.select([launched.handle.pidfd], [], [], 0)[0], "it belongs to the process that has ended"
         os.close(launched.handle.pidfd)
         await daemon.remove(launched.container)
 

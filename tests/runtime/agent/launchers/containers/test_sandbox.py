@@ -141,7 +141,7 @@ def test_it_imports_what_its_worker_will_need() -> None:
     assert config["user"] == "1900000001:1900000001"
 
 
-def test_a_worker_is_told_where_things_are_inside() -> None:
+def test_a_worker_receives_the_paths_inside_its_container() -> None:
     config = WorkerConfig(
         worker="w-1",
         function="f",
