@@ -40,7 +40,7 @@ async def stopped(calls: Calls, grace_s: float, requests_timeout_s: float = 0.0)
     assert request.cancelled()
 
 
-async def test_calls_that_do_not_finish_are_told_to_come_again() -> None:
+async def test_callers_of_unfinished_calls_receive_a_retryable_error() -> None:
     calls = Calls(2)
     async with asyncio.timeout(30):
         await stopped(calls, 600.0)

@@ -287,7 +287,7 @@ async def test_submitted_calls_that_run_outlive_their_function(nats: Any, make: 
         assert (status["state"], status["error"]["message"]) == ("failed", "boom")
 
 
-async def test_a_queued_call_that_somebody_waits_for_is_told_why_it_ends(nats: Any, make: Any, problem: Any) -> None:
+async def test_the_caller_of_a_queued_call_receives_the_reason_of_its_end(nats: Any, make: Any, problem: Any) -> None:
     async with gateway_on(nats) as gateway:
         await gateway.deploys.deploy(make.spec("told"), DIGEST)
         waiting = asyncio.create_task(gateway.http.post("/v1/functions/told/invoke", content=GOOD))

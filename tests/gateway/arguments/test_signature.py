@@ -133,7 +133,7 @@ def test_an_enum_tells_its_values_wherever_it_stands(schema: Any, bad: str, path
     assert caught.value.field == path
 
 
-def test_of_a_long_enum_the_first_values_are_told() -> None:
+def test_the_error_of_a_long_enum_lists_its_first_values() -> None:
     with pytest.raises(InvalidInput) as caught:
         of({"enum": [f"v{number}" for number in range(1000)]}).check(b'{"a":"z"}')
     assert caught.value.message.endswith('; it takes "v0", "v1", "v2", "v3", "v4", "v5", "v6", "v7", "v8", "v9", ...')

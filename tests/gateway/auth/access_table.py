@@ -1,4 +1,4 @@
-"""Who may do what: the table that the access test checks and docs/access.md shows. Data only.
+"""The rights of each principal: the table that the access test checks and docs/access.md shows. Data only.
 
 P is a pattern, `prod/search/*`. A function that it names is the key's own, any other is foreign. The cells are the
 responses to each principal:

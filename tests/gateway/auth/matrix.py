@@ -268,7 +268,7 @@ class Matrix:
             url += f"?scope={env}/{app_}/*"
         assert is_model or "{" not in url
         if path.endswith("/runsync"):
-            url += "?wait=0"  # nothing runs the job
+            url += "?wait=0"  # no worker runs the job
         content, headers = _body(route, side)
         return await self.gateway.http.request(
             method, url, content=content, headers=headers | self._headers.get(principal, {})

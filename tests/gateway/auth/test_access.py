@@ -29,7 +29,7 @@ async def test_with_keys_every_route_needs_one(gateway: Any, problem: Any) -> No
         assert (await gateway.get(path)).status_code == 200
 
 
-async def test_a_wrong_key_is_told_nothing(gateway: Any, problem: Any) -> None:
+async def test_the_response_to_a_wrong_key_reveals_nothing(gateway: Any, problem: Any) -> None:
     good = give_key(gateway, "admin")
     wrong = [
         "Bearer",

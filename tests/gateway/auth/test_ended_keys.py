@@ -1,4 +1,4 @@
-"""What goes on, and what ends, when a key or a token ends during a call."""
+"""Calls whose key or token ends while they run: which of them continue, and which of them end."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def key_of(gateway: Any) -> tuple[str, str]:
 async def test_an_accepted_call_returns_its_result_after_its_key_ended(
     gateway: Any, connection: Any, settle: Any, end: Callable[[Any, str], None]
 ) -> None:
-    """A limit that docs/trust.md names: the call was accepted, and its connection is that of then."""
+    """A limit that docs/trust.md names: an accepted call keeps the rights that its connection had at the start."""
     id_, secret = key_of(gateway)
     gateway.queue.answer = lambda call: None
     client = connection("/v1/functions/embed/invoke", GOOD, authorization=f"Bearer {secret}")

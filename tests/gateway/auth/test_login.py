@@ -289,7 +289,7 @@ async def test_tokens_end_when_their_user_is_signed_out(
 async def test_a_token_of_the_provider_from_before_the_sign_out_is_not_exchanged(
     nats: Any, issuer: StandInIssuer, settings: GatewaySettings, problem: Any
 ) -> None:
-    """Regression: it has the groups of then, so who had lost them got a new token of the gateway with their scopes."""
+    """Regression: the old token has the old groups, so a user who had lost a group got a new token with its scopes."""
     async with protected(nats, settings) as gateway:
         replayed = issuer.token(iat=int(time.time()) - 5)
         assert (await exchange(gateway, replayed)).status_code == 201

@@ -1,4 +1,4 @@
-"""What a key of one team tries on the functions of another, beyond the matrix."""
+"""Attempts of one team's key on the functions of another team, beyond the matrix."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ async def test_other_spellings_of_foreign_names_and_ids_find_nothing(nats: Any, 
 async def test_a_foreign_id_takes_the_work_of_an_unknown_one(
     nats: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Regression: it was answered after one read instead of three, so the time told that it exists."""
+    """Regression: the response needed one read instead of three, so its time revealed that the call exists."""
     reads: list[str] = []
     request = Bus.request_server
 
@@ -259,7 +259,7 @@ async def test_a_team_uses_its_own_secret_and_reaches_no_wider_one_through_it(na
         assert (await team.deploy()).status_code == 201
         await team.move_calls()
         assert (await outsider.send("DELETE", own)).status_code == 204
-        # The revisions with the secret can get that of the app only.
+        # The revisions with the secret can only receive the secret of the app.
         revisions = team.gateway.registry.revisions[team.name]
         assert [revisions[number].secret_scopes for number in (1, 2)] == [{"MY_TOKEN": "prod/search/*"}] * 2
         assert (await team.deploy("MY_TOKEN")).status_code == 422
@@ -319,7 +319,7 @@ async def test_foreign_secrets_do_not_exist(nats: Any, tmp_path: Path) -> None:
         assert {each["scope"] for each in listed} == {"prod/search/*"}
         record = await team.gateway.buckets.secrets.get("prod/ads/A_SECRET")
         assert record is not None
-        assert decode_secret(record.value).version == 1, "nobody has set it again"
+        assert decode_secret(record.value).version == 1, "no client has set it again"
         await team.gateway.buckets.secrets.delete("prod/ads/A_SECRET")
 
 

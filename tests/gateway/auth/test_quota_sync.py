@@ -51,7 +51,7 @@ async def test_a_rate_is_held_and_each_answer_says_how_much_is_left(gateway: Any
     assert (await gateway.post(INVOKE, GOOD, **key)).status_code == 200
 
 
-async def test_a_key_without_limits_hears_of_none_and_takes_nothing_of_others(gateway: Any, make: Any) -> None:
+async def test_a_key_without_limits_has_no_limit_headers_and_uses_no_quota_of_others(gateway: Any, make: Any) -> None:
     gateway.deploy(make.spec("embed"))
     limited, free = key_with(gateway, rate=1), key_with(gateway)
     assert (await gateway.post(INVOKE, GOOD, **limited)).status_code == 200
@@ -218,7 +218,7 @@ async def test_the_limits_of_a_key_are_changed_at_once(nats: Any, make: Any, pro
         assert (await gateway.http.delete(f"/v1/keys/{made['id']}")).status_code == 204
 
 
-async def test_a_key_that_is_told_of_once_more_has_what_it_had_left(gateway: Any, make: Any) -> None:
+async def test_a_key_that_the_watch_sends_again_keeps_its_used_quota(gateway: Any, make: Any) -> None:
     """The watch of the keys sends all keys again after a reconnect."""
     gateway.deploy(make.spec("embed"))
     key, secret = new_key("", ("admin",), 0.0, KeyLimits(rate=0.001, burst=2))

@@ -44,7 +44,7 @@ def test_limits_that_do_are_not() -> None:
     check(KeyLimits(rate=0.01, burst=1, concurrency=1, queued=1_000_000))
 
 
-def test_the_least_rate_that_is_taken_is_told_and_held() -> None:
+def test_the_least_accepted_rate_is_shown_and_enforced() -> None:
     limits = KeyLimits(rate=1e-6, burst=1_000_000)
     check(limits)
     quota = KeyQuota("k", limits, 0.0)
@@ -74,7 +74,7 @@ def test_a_bucket_lets_pass_its_burst_and_its_rate_and_no_more(rate: float, burs
     assert passed >= min(burst, 1) + math.floor(min(rate * now, burst - 1))
 
 
-def test_a_refused_call_hears_when_there_is_one_again() -> None:
+def test_the_refusal_of_a_call_has_the_time_of_the_next_one() -> None:
     quota = KeyQuota("k", KeyLimits(rate=0.5), 10.0)
     assert quota.admit(10.0) is None
     refusal = quota.admit(11.0)

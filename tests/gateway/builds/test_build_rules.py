@@ -100,7 +100,7 @@ def test_one_build_that_failed_fails_its_revision_at_once(ended: Build, message:
     assert (after.error.stage, after.error.node) == (("verify", "y") if ended.error else (None, None))
 
 
-def test_a_build_that_is_not_heard_of_is_waited_for_and_then_missed() -> None:
+def test_a_deploy_waits_for_the_record_of_a_build_and_then_fails() -> None:
     builds = {"1": build("1", OK, engines=("k1",))}
     assert after_builds(REVISION, builds, {}, 100.0 + RECORDED_WITHIN_S - 1) is None
     after = after_builds(REVISION, builds, {}, 100.0 + RECORDED_WITHIN_S)

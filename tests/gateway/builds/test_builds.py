@@ -353,7 +353,7 @@ async def begun(gateway: Whole) -> str:
     return str((await gateway.http.post("/v1/builds", content=body)).json()["id"])
 
 
-async def test_who_waits_for_a_build_hears_of_its_next_change(nats: Any) -> None:
+async def test_a_wait_for_a_build_ends_with_its_next_change(nats: Any) -> None:
     async with gateway_on(nats) as gateway:
         build_id = await begun(gateway)
         url = f"/v1/builds/{build_id}?wait=30"
@@ -442,7 +442,7 @@ async def collected(gateway: Whole) -> list[str]:
     return [each["key"] for each in answer.json()["engines"]]
 
 
-async def test_which_engines_are_used_is_read_from_the_records_and_not_from_what_was_heard_of_them(nats: Any) -> None:
+async def test_used_engines_are_read_from_the_stored_records_and_not_from_watches(nats: Any) -> None:
     """The watches are silent from before the deploy."""
     async with gateway_on(nats) as gateway:
         build_id = (await deploy(gateway, model("unheard"))).json()["builds"][0]

@@ -169,7 +169,7 @@ async def test_what_was_under_way_is_queued_when_the_runner_is_gone(nats: Embedd
         it.runner.disconnect()
         await it.is_queued()
         assert not call.future.done()
-        assert (await it.queued()).expires_at(2.0) == message.deadline, "it has begun, for all that is known"
+        assert (await it.queued()).expires_at(2.0) == message.deadline, "the gateway has to assume that it has begun"
         assert call.start_deadline == math.inf
         assert it.invoke().offered is None
 
@@ -221,7 +221,7 @@ async def test_a_revision_of_another_platform_is_not_ours(nats: EmbeddedServer, 
         it.runner.send(fast_path.Limit("f", 1, REVISION.created_at, 1))
         await until_async(lambda: len(it.lane._capacity) == 2)
         call, _ = await it.call_on_the_lane()
-        assert call.offered is not None, "it is told apart by when it was made"
+        assert call.offered is not None, "its creation time distinguishes it"
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,7 @@ class Client:
 
 
 @pytest.mark.parametrize("reaches_all", [True, False])
-async def test_a_body_of_unknown_length_that_is_too_large_is_told_how_it_could_come(
+async def test_the_error_of_a_large_body_of_unknown_length_names_a_way_to_send_it(
     tmp_path: Path, reaches_all: bool
 ) -> None:
     bodies = bodies_of(shared_bodies_in(tmp_path, reaches_all=reaches_all))
@@ -145,7 +145,7 @@ def answering(clock: Any, make: Any, tmp_path: Path) -> Any:
 
     gateway.queue.answer = answer
     yield gateway
-    assert files_in(tmp_path / shared_bodies.folder) == set(), "who takes a result removes it"
+    assert files_in(tmp_path / shared_bodies.folder) == set(), "the reader of a result removes it"
 
 
 @pytest.mark.parametrize("size", [0, 1, 3 * MIN_SHARED_BYTES, 5 << 20])
@@ -194,7 +194,7 @@ async def test_a_result_that_its_worker_cuts_short_while_it_is_sent_breaks_off(t
 
     with pytest.raises(ArtifactUnavailable, match="truncated"):
         await send_result(send, GPUFN_FORMAT, "image/png", shared_bodies.open_result(ours), [])
-    assert sent[-1]["more_body"], "who waits for the rest sees that it does not come"
+    assert sent[-1]["more_body"], "a reader that waits for the rest learns that it does not arrive"
 
 
 def test_what_a_dead_gateway_left_is_removed_and_a_living_ones_is_not(tmp_path: Path) -> None:

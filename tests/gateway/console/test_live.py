@@ -55,7 +55,7 @@ def test_rates_are_the_calls_of_the_last_minute_on_all_nodes() -> None:
     counters.report("a", 100)
     counters.report("b", 50)
     window.sample(0.0)
-    assert window.of("f") == IDLE, "what was before the gateway started is not in the window"
+    assert window.of("f") == IDLE, "the window excludes the time before the gateway started"
     counters.report("a", 106)
     counters.report("b", 54, failed=5)
     counters.report("c", 900)  # a runner that was not seen before
@@ -192,7 +192,7 @@ async def test_a_stream_sends_a_snapshot_and_then_changes(monkeypatch: pytest.Mo
         assert await anext(events) == b'event: snapshot\ndata: {"calls":1,"name":"f"}\n\n'
         page["calls"] = 2
         assert await anext(events) == b'event: delta\ndata: [[["calls"],2]]\n\n'
-        assert await anext(events) == b"event: delta\ndata: []\n\n", "a sign of life"
+        assert await anext(events) == b"event: delta\ndata: []\n\n", "a keep-alive"
         assert streams.open.total() == 1
     assert streams.open == {}
 

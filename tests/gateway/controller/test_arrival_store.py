@@ -23,7 +23,7 @@ def play(nats: EmbeddedServer, scene: Callable[[KeyValue], Awaitable[None]]) -> 
         bus = await Bus.connect(nats.url, name="test")
         try:
             bucket = await KeyValue.open(bus, subjects.ARRIVALS)
-            for key in await bucket.keys():  # of an earlier test
+            for key in await bucket.keys():  # left by an earlier test
                 await bucket.delete(key)
             await scene(bucket)
         finally:

@@ -270,7 +270,7 @@ def test_a_worker_whose_record_was_stored_is_known_though_the_answer_is_lost(
 
 
 @pytest.mark.parametrize("bucket", ["leases", "assignments"])
-def test_calls_wait_for_the_bus_to_store_again_and_are_told_so(
+def test_calls_wait_for_the_bus_to_store_again_with_that_reason(
     bucket: str, nats: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def scene(stage: Stage) -> None:
@@ -332,7 +332,7 @@ def test_a_new_leader_starts_a_worker_for_a_call_that_the_stored_arrivals_predic
         slot = slot_of(time.time())
         history = ArrivalHistory()
         for earlier in range(slot - 32, slot):
-            # In this quarter hour and the next: the test may run at the end of one.
+            # Calls in this quarter hour and the next one, because the test may run at the end of a quarter.
             history = history.record(earlier, is_call=(slot - earlier) % 4 in (0, 3))
         await stage.buckets.arrivals.put("f", history.encode())
         await stage.deploy(scaling=ScalingPolicy(prewarm=True))

@@ -216,7 +216,7 @@ def test_calls_of_a_function_that_cannot_start_end_at_the_second_opening() -> No
     assert sim.count(Start) == starts  # no calls any more
 
 
-def test_calls_stay_with_the_old_revision_while_the_new_one_fails_to_start_and_its_error_is_told() -> None:
+def test_calls_stay_with_the_old_revision_while_the_new_one_fails_to_start_with_an_error() -> None:
     sim = Sim(fails=lambda key: key == ("f", 2))
     sim.deploy(revision(scaling=ScalingPolicy(min_workers=1)))
     sim.run(3)
@@ -268,7 +268,7 @@ def test_on_a_single_gpu_a_new_revision_that_cannot_start_gives_the_place_back_a
 
     sim.run(400, one_call_a_second)
     assert sim.done["f"] >= 399
-    assert sim.count(Start) <= 4, "a revision that is called is not taken away for another try of the new one"
+    assert sim.count(Start) <= 4, "a revision with calls keeps its GPU; the new one is not tried again"
     assert sim.statuses["f"].serving == 1
 
 

@@ -52,7 +52,7 @@ def test_a_call_waits_for_the_store_unless_a_worker_is_starting_that_was_stored(
     ("workers", "calls", "expected"),
     [(0, 1, WaitReason.STORE), (0, 0, None), (1, 1, None), (0, None, WaitReason.STORE)],
 )
-def test_while_nobody_can_lead_every_function_is_told_of_and_those_without_a_worker_wait(
+def test_without_a_possible_leader_functions_have_a_status_and_wait_if_they_have_no_worker(
     workers: int, calls: int | None, expected: WaitReason | None
 ) -> None:
     made = called(workers)

@@ -1,6 +1,6 @@
 """The CSV of costs against the rules of FOCUS 1.2.
 
-The rules are those of the columns' pages in the specification, version 1.2. The validator of FOCUS 1.0 was run by hand.
+The rules come from the columns' pages in the specification, version 1.2. The validator of FOCUS 1.0 was run by hand.
 """
 
 from __future__ import annotations

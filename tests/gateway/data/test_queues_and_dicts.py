@@ -236,7 +236,7 @@ async def test_dicts_have_a_limit_of_bytes_and_a_full_bucket_can_be_emptied(http
 
 
 async def test_queues_dicts_and_values_count_as_storage_of_the_team(http: Any) -> None:
-    """Bug: one team could use up the platform's limits of them."""
+    """Bug: one team could use up the platform's limits of queues, dicts and values."""
     item, limit = bytes(400_000), 1_000_000
     async with http() as gateway:
         limited = {"owns": ["prod/own/*"], "limits": {"stored_bytes": limit}}

@@ -77,7 +77,7 @@ async def test_only_what_is_not_renewed_is_deleted(nats: Any, make: Any) -> None
         leader.leads = False
         await leader.after(MINUTE + 1)
         leader.leads = True
-        await leader.after(0)  # the client could not renew while nobody led
+        await leader.after(0)  # the client could not renew while no gateway led
         assert "temporary" in gateway.registry.functions
         await leader.after(MINUTE + 1)
         await until_async(lambda: "temporary" not in gateway.registry.functions)

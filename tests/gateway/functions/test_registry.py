@@ -40,7 +40,7 @@ def test_a_function_may_be_known_before_its_revision(gateway: Any) -> None:
     assert caught.value.retryable
 
 
-def test_a_revision_that_never_comes_is_lost_and_who_calls_is_told_what_to_do(gateway: Any, make: Any) -> None:
+def test_a_revision_that_never_arrives_is_lost_and_its_callers_receive_the_next_step(gateway: Any, make: Any) -> None:
     gateway.registry.on_function("two", Entry("two", record("two", 1), 60))
     gateway.clock.now += ARRIVES_WITHIN_S + 1
     with pytest.raises(RevisionNotFound, match=r"two@1.* deploy two again") as caught:
@@ -50,7 +50,7 @@ def test_a_revision_that_never_comes_is_lost_and_who_calls_is_told_what_to_do(ga
     assert gateway.registry.resolve("two").number == 2
 
 
-def test_a_deleted_function_is_gone_and_told(gateway: Any) -> None:
+def test_a_deleted_function_is_gone_and_reported_once(gateway: Any) -> None:
     told: list[str] = []
     gateway.registry.on_deleted.append(told.append)
     gateway.registry.resolve("embed")
@@ -68,7 +68,7 @@ def test_spellings_do_not_fill_the_memory(gateway: Any, monkeypatch: pytest.Monk
     assert len(gateway.registry._targets) <= 2
 
 
-def test_a_controller_is_heard_whose_bus_has_begun_anew_and_counts_from_one(gateway: Any, make: Any) -> None:
+def test_reports_of_a_controller_count_after_its_bus_started_anew(gateway: Any, make: Any) -> None:
     gateway.report(make.status("a", ready=2), epoch=70_000)
     gateway.clock.now += CONTROLLER_FRESH_S + 1
     gateway.report(make.status("a", ready=0), epoch=3)
@@ -85,7 +85,7 @@ def test_reports_replace_or_add(gateway: Any, make: Any) -> None:
     assert gateway.registry.statuses.get("a") is None
 
 
-def test_a_controller_that_leads_no_more_is_not_heard(gateway: Any, make: Any) -> None:
+def test_reports_of_a_former_leader_are_ignored(gateway: Any, make: Any) -> None:
     gateway.report(make.status("a", ready=2), epoch=7)
     gateway.report(make.status("a", ready=0), epoch=6)
     assert gateway.registry.statuses.get("a").workers.ready == 2

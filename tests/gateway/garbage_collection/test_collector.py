@@ -202,7 +202,7 @@ async def test_nothing_is_collected_while_it_is_not_known_what_runs(nats: Any, m
         assert await stored_numbers(gateway, "runs") == [1, 2]
 
 
-async def test_what_the_records_say_counts_and_not_what_was_heard_of_them(nats: Any, make: Any) -> None:
+async def test_the_stored_records_count_and_not_the_state_from_watches(nats: Any, make: Any) -> None:
     """The watches are silent from before the deploy."""
     async with gateway_on(nats) as gateway:
         collected = Collected(gateway)

@@ -1,4 +1,4 @@
-"""What is collected in ten seconds, and which events are seen."""
+"""The figures that a gateway collects in ten seconds, and the events that it records."""
 
 from __future__ import annotations
 

@@ -117,7 +117,7 @@ async def test_a_new_leader_leaves_no_gap_and_counts_no_call_twice(nats: Any, tm
         second = Gateway(bus, clock, tmp_path / "b", "gw-2", leads=False)
         async with closing(first, second):
             await pass_seconds(clock, 35, first, second, calls=1)
-            first.is_leader = False  # killed: nothing of it is heard
+            first.is_leader = False  # killed: it sends no more messages
             await pass_seconds(clock, 5, second, calls=1)  # until the lease expires
             second.is_leader = True
             await pass_seconds(clock, 45, second, calls=1)

@@ -100,7 +100,7 @@ def test_requests_that_come_at_once_each_get_their_own(run: Callable[[Awaitable[
     run(scene())
 
 
-def test_a_client_that_waits_for_100_continue_is_told(run: Callable[[Awaitable[None]], None]) -> None:
+def test_a_client_that_waits_for_100_continue_receives_it(run: Callable[[Awaitable[None]], None]) -> None:
     async def scene() -> None:
         async with serving(App()) as (_, port), Client.to(port) as client:
             client.head(len(BODY), b"expect: 100-continue")

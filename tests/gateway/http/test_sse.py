@@ -315,7 +315,7 @@ async def test_what_all_streams_keep_is_bounded(
     await again.ids()
     again.items(range(4))
     assert await again.ids() == [0, 1, 2, 3]
-    assert await again.ids(last_event_id="0") == [1, 2, 3], "what was forgotten counts no more"
+    assert await again.ids(last_event_id="0") == [1, 2, 3], "forgotten streams do not count"
 
 
 async def test_only_a_generators_stream_can_be_taken_up_again(gateway: Any, connection: Any) -> None:

@@ -1,4 +1,4 @@
-"""What the senders of requests share: turns, memory for bodies, resumable streams."""
+"""Resources that the senders of requests share: turns, memory for bodies, resumable streams."""
 
 from __future__ import annotations
 

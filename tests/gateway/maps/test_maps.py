@@ -418,7 +418,7 @@ async def test_a_map_whose_results_are_forgotten_ends_though_others_wait_behind_
         assert [await is_noted(gateway, map_id) for map_id in (first, second)] == [True, False]
 
 
-async def test_who_reads_an_open_map_hears_that_it_was_closed(nats: Any, make: Any) -> None:
+async def test_a_reader_of_an_open_map_receives_its_end(nats: Any, make: Any) -> None:
     async with gateway_on(nats) as gateway:
         await gateway.deploys.deploy(make.spec("closing"), DIGEST)
         map_id = new_map_id()

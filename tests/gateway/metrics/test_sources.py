@@ -220,7 +220,7 @@ def test_the_used_part_of_a_limit_is_shown_as_far_as_it_is_known() -> None:
     quota.begin(1.0)
     quota.set_queued(9, 0, 2.0)
     assert quota.used(3.0) == {"concurrency": 0.25, "queued": 0.9}
-    assert quota.used(100.0) == {"concurrency": 0.25}  # nobody has counted them for a while
+    assert quota.used(100.0) == {"concurrency": 0.25}  # the last count is too old
 
 
 async def test_the_sizes_and_the_oldest_wait_come_from_the_bus(nats: Any) -> None:

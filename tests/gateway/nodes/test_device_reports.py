@@ -25,7 +25,7 @@ METRICS = DeviceMetrics(
 )  # fmt: skip
 
 
-def _told(gateway: Any) -> None:
+def _report(gateway: Any) -> None:
     gateway.registry.receive_node_report(REPORT)
     gateway.registry.device_reports.receive(DeviceReport("n1", 1.0, (METRICS,)))
 
@@ -35,8 +35,8 @@ async def _samples(gateway: Any) -> dict[str, float]:
     return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines if line[0] != "#")}
 
 
-async def test_nodes_are_told_with_how_their_gpus_are(gateway: Any) -> None:
-    _told(gateway)
+async def test_reports_of_nodes_have_the_health_of_their_gpus(gateway: Any) -> None:
+    _report(gateway)
     (node,) = (await gateway.get("/v1/nodes")).json()["nodes"]
     assert node["devices"][1] == {
         "uuid": "GPU-2", "type": "gpu", "kind": "NVIDIA L4", "memory_bytes": 24 << 30, "health": "degraded",
@@ -50,7 +50,7 @@ async def test_nodes_are_told_with_how_their_gpus_are(gateway: Any) -> None:
     assert (await gateway.get("/v1/nodes")).json()["nodes"][0]["metrics"] == []
 
 
-async def test_how_busy_the_workers_of_a_function_kept_its_gpus_is_told_where_the_driver_tells_it(gateway: Any) -> None:
+async def test_gpu_utilization_of_a_functions_workers_is_reported_if_the_driver_has_it(gateway: Any) -> None:
     processes = tuple(
         ProcessReport(worker, function, 2, 7, 0.0, gpus_busy=measured)
         for worker, function, measured in (
@@ -74,8 +74,8 @@ async def test_what_the_workers_of_a_function_hold_of_each_gpu_is_added_up(gatew
     assert told == {'gpufn_function_gpu_memory_bytes{function="f",gpu="GPU-1",node="n1"}': 18}
 
 
-async def test_gpus_are_told_to_prometheus(gateway: Any) -> None:
-    _told(gateway)
+async def test_gpus_are_exposed_to_prometheus(gateway: Any) -> None:
+    _report(gateway)
     samples = await _samples(gateway)
     labels = 'gpu="GPU-1",kind="NVIDIA L4",node="n1"'
     told = {

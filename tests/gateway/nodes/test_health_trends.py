@@ -37,7 +37,7 @@ def test_each_sign_lowers_the_score_of_a_gpu(trend: GpuTrend, value: float, drai
     ("trend", "gpus", "value"),
     [
         (NodeTrend(), [], 1.0),
-        (NodeTrend(starts=0, failed_starts=4, failing=4), [], 1.0),  # too few to tell
+        (NodeTrend(starts=0, failed_starts=4, failing=4), [], 1.0),  # too few for a trend
         (NodeTrend(starts=5, failed_starts=5, failing=3), [], 0.5),
         (NodeTrend(starts=0, failed_starts=50, failing=2), [], 1.0),  # the fault of their code
         (NodeTrend(attempts=100, retries=9, retrying=5), [], 1.0),

@@ -183,7 +183,7 @@ async def test_a_model_that_is_being_built_is_not_ready_yet(models: Any) -> None
     ]
 
 
-# --- what it tells ---------------------------------------------------------------------------------------------------
+# --- metadata and statistics ------------------------------------------------------------------------------------------
 
 
 async def test_the_server_says_what_it_can(models: Any) -> None:
@@ -231,7 +231,7 @@ async def test_the_configuration_is_in_tritons_terms(models: Any) -> None:
     assert (view["max_batch_size"], view["input"][0]["dims"], "dynamic_batching" in view) == (0, [-1, 2], False)
 
 
-async def test_an_engine_that_is_not_heard_of_yet_is_a_wait(models: Any) -> None:
+async def test_a_model_whose_engine_is_not_known_yet_is_temporarily_unavailable(models: Any) -> None:
     models.registry.on_engine("k", None)
     assert error(await models.get("/v2/models/same"))[0] == 503
     assert (await models.get("/v2/models/same/ready")).status_code == 200

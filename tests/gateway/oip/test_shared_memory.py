@@ -257,7 +257,7 @@ async def test_a_large_tensor_goes_through_a_shared_body(make: Any, clock: Any, 
     bodies.close()
 
 
-# --- who may use it --------------------------------------------------------------------------------------------------
+# --- access -----------------------------------------------------------------------------------------------------------
 
 
 def request(shape: Any, size: Any, *, output: tuple[Any, Any] | None = None, **given: Any) -> bytes:
@@ -391,7 +391,7 @@ def test_links_and_other_kinds_of_files_are_refused(folder: Folder, tmp_path: Pa
         with pytest.raises(InvalidInput) as caught:
             folder.register(f"t-{name}")
         messages.add(caught.value.message)
-    assert len(messages) == 1  # they do not tell which files exist
+    assert len(messages) == 1  # the messages do not reveal which files exist
 
 
 def test_files_of_another_user_are_refused(tmp_path: Path) -> None:

@@ -1,5 +1,5 @@
-"""Hooks of schemathesis that give requests what no schema can state: they name what is stored, their times are after
-now, and of two numbers the smaller one comes first. A value that its schema refuses stays as it is."""
+"""Hooks of schemathesis that make requests meet rules that no schema can state: they name stored objects, their times
+are in the future, and the smaller of two numbers comes first. A value that its schema refuses stays as it is."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def _name_what_is_stored(operation: str, path: dict[str, Any]) -> None:
     elif operation.startswith("put ") and _matches(_ULID, found):
         path["id"] = f"{next(_numbers):026}"  # a new call
     if operation == "put /v1/signing/required/{env}" and _matches(GROUP, path.get("env")):
-        path["env"] = "none-is-deployed-here"  # unsigned deploys to another one go on
+        path["env"] = "none-is-deployed-here"  # unsigned deploys to other environments stay possible
     if str(path.get("first")).isdecimal():
         path["first"] = int(path["first"])  # keep it valid for its schema: an edited case is validated again
 
@@ -239,7 +239,7 @@ def _mend_spec(spec: dict[str, Any]) -> None:
 
 
 def _is_signature(value: Any) -> bool:
-    """Whether the schema accepts it; no trusted key made it."""
+    """Return whether the schema accepts the value as a signature. No trusted key made it."""
     return (
         isinstance(value, dict)
         and value.keys() == {"payload", "key", "value"}

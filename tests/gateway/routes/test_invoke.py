@@ -276,7 +276,9 @@ async def test_without_a_bus_calls_fail_at_once_and_name_nothing(gateway: Any, p
         (NoResponders("nobody listens on gpufn.v1.x"), "does not respond right now"),
     ],
 )
-def test_a_bus_that_stores_nothing_is_told_from_one_that_is_away(error: BusUnavailable, words: str) -> None:
+def test_a_bus_that_stores_nothing_and_an_unreachable_bus_have_different_errors(
+    error: BusUnavailable, words: str
+) -> None:
     told = problem_of(error)
     assert (told.status, told.code) == (503, "bus_unavailable")
     assert words in told.info.message
@@ -356,7 +358,7 @@ async def test_a_slow_call_whose_client_stays_is_answered(gateway: Any, connecti
     assert [task.get_name() for task in asyncio.all_tasks() if "slow" in task.get_name()] == []
 
 
-async def test_a_call_that_is_broken_off_as_the_gateway_stops_is_cancelled_and_its_caller_told(
+async def test_a_call_that_a_stopping_gateway_breaks_off_is_cancelled_and_its_caller_gets_an_error(
     gateway: Any, connection: Any, settle: Any
 ) -> None:
     gateway.queue.answer = lambda call: None
@@ -376,14 +378,14 @@ async def test_too_many_headers_and_other_methods_are_refused(gateway: Any, prob
     async with gateway.client() as client:
         for verb in ("TRACE", "OPTIONS", "PATCH"):
             assert problem(answer := await client.request(verb, "/v1/functions")) == (405, "bad_request")
-            assert answer.headers["allow"] == "GET, HEAD, POST", "what is there, and no more"
+            assert answer.headers["allow"] == "GET, HEAD, POST", "only the fields that exist"
         assert problem(await client.request("PATCH", "/v3")) == (405, "bad_request")
         answer = await client.get(URL)
         assert problem(answer) == (405, "bad_request")
         assert (answer.headers["allow"], "POST" in answer.json()["detail"]) == ("POST", True)
         assert problem(await client.get("/v3")) == (404, "bad_request")
         assert problem(answer := await client.delete("/v1/functions")) == (405, "bad_request")
-        assert answer.headers["allow"] == "GET, HEAD, POST", "those of all routes at this path"
+        assert answer.headers["allow"] == "GET, HEAD, POST", "the methods of all routes at this path"
 
 
 async def test_calls_are_counted(gateway: Any, problem: Any) -> None:

@@ -1,4 +1,4 @@
-"""The drain of a node over HTTP, and who learns of it."""
+"""The drain of a node over HTTP, and its events."""
 
 from __future__ import annotations
 

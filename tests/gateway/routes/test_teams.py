@@ -158,7 +158,7 @@ async def test_a_team_sees_its_own_use_and_limits_only(nats: Any, make: Any) -> 
 
 
 async def test_a_deploy_beyond_the_storage_of_its_team_is_refused(nats: Any, make: Any, problem: Any) -> None:
-    """A file that the team has already counts once, and the size is that of the upload, not the declared one."""
+    """A file that the team already has counts once, with the size of the upload, not the declared size."""
     async with gateway_on(nats) as gateway:
         big = b"weights of a team" * 100
         digest = digest_of(big)

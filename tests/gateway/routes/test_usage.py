@@ -48,7 +48,7 @@ async def test_usage_is_added_up_over_nodes_for_the_days_that_are_asked_for(
     ] == told
 
 
-async def test_usage_is_found_under_either_spelling_and_that_there_is_no_such_function_is_told(
+async def test_usage_is_found_under_either_spelling_and_an_unknown_function_is_an_error(
     nats: Any, make: Any, problem: Any
 ) -> None:
     async with gateway_on(nats) as gateway:

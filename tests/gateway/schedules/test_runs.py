@@ -117,7 +117,7 @@ async def test_one_that_runs_once_runs_and_is_gone(nats: Any, make: Any) -> None
             assert (len(await queued(gateway, "later")), len(leader.of("later"))) == (calls, left)
 
 
-async def test_what_would_have_run_in_a_pause_is_not_made_up_for(nats: Any, make: Any) -> None:
+async def test_runs_that_a_pause_skipped_are_not_repeated(nats: Any, make: Any) -> None:
     async with empty(nats) as gateway:
         await gateway.deploys.deploy(make.spec("paused", schedule=MINUTELY), DIGEST)
         leader = await Led.from_now(gateway, NOON)
@@ -182,7 +182,7 @@ async def test_a_class_without_a_method_and_a_method_that_is_not_there_cannot_be
             assert problem(refused) == (404, "function_not_found")
 
 
-async def test_what_is_paused_at_another_gateway_does_not_run_though_the_leader_has_not_heard(
+async def test_a_schedule_paused_at_another_gateway_does_not_run_before_the_leader_learns_of_it(
     nats: Any, make: Any
 ) -> None:
     async with empty(nats) as gateway:
@@ -195,7 +195,7 @@ async def test_what_is_paused_at_another_gateway_does_not_run_though_the_leader_
         assert await queued(gateway, "deaf-leader") == []
 
 
-async def test_a_pause_that_a_leader_has_not_heard_of_outlives_another_line(nats: Any, make: Any) -> None:
+async def test_a_pause_unknown_to_the_leader_survives_a_changed_schedule(nats: Any, make: Any) -> None:
     async with empty(nats) as gateway:
         await gateway.deploys.deploy(make.spec("line", schedule=MINUTELY), DIGEST)
         leader = await Led.from_now(gateway, NOON)

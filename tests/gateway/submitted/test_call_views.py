@@ -50,7 +50,7 @@ def record(**fields: Any) -> CallRecord:
         (3, None, None),
     ],
 )
-def test_when_a_call_starts_is_told_when_it_is_known(
+def test_the_estimated_start_of_a_call_is_shown_if_it_is_known(
     make: Any, place: int | None, status: dict[str, Any] | None, eta_s: float | None
 ) -> None:
     known = None if status is None else make.status("f", **status)

@@ -213,15 +213,15 @@ async def test_a_queued_call_tells_its_place_and_when_it_starts(nats: Any, make:
             await submit(gateway, "aside")
         gateway.report(make.status("line", ready=1, service_s=2.0))
 
-        async def told(number: int) -> Any:
+        async def waiting(number: int) -> Any:
             view = (await gateway.http.get(f"/v1/invocations/{made[number]}")).json()
             return view["state"], view["place"], view["eta_s"], view["waiting"]["reason"], view["waiting"]["detail"]
 
-        assert (await told(0))[:4] == ("queued", 1, 2.0, "others")
-        assert (await told(2))[:4] == ("queued", 3, 6.0, "others")
-        assert "2 calls" in (await told(2))[4]
+        assert (await waiting(0))[:4] == ("queued", 1, 2.0, "others")
+        assert (await waiting(2))[:4] == ("queued", 3, 6.0, "others")
+        assert "2 calls" in (await waiting(2))[4]
         await gateway.http.delete(f"/v1/invocations/{made[1]}")
-        assert (await told(2))[1] == 2
+        assert (await waiting(2))[1] == 2
 
 
 async def test_a_cancelled_call_tells_that_it_ran(nats: Any, make: Any) -> None:
@@ -238,7 +238,7 @@ async def test_a_cancelled_call_tells_that_it_ran(nats: Any, make: Any) -> None:
         ]
 
 
-async def test_a_cancel_that_may_not_have_been_heard_is_refused_and_said_again(
+async def test_a_cancel_that_may_be_lost_is_refused_and_sent_again(
     nats: Any, make: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with gateway_on(nats) as gateway:
@@ -392,7 +392,7 @@ class Events:
         return int(self._connection.sent[0]["status"])
 
     @property
-    def told(self) -> list[tuple[str, str, Any]]:
+    def received(self) -> list[tuple[str, str, Any]]:
         found = []
         for block in self._connection.body.split(b"\n\n")[:-1]:
             fields = dict(line.split(": ", 1) for line in block.decode().splitlines() if not line.startswith(":"))
@@ -404,9 +404,7 @@ class Events:
         self._connection.left.set()
 
 
-async def test_the_head_of_what_would_be_followed_is_told_and_that_is_all(
-    nats: Any, make: Any, connection: Any
-) -> None:
+async def test_a_head_request_for_a_stream_returns_only_its_headers(nats: Any, make: Any, connection: Any) -> None:
     async with gateway_on(nats) as gateway:
         await gateway.deploys.deploy(make.spec("headed"), DIGEST)
         invocation, map_id = await submit(gateway, "headed"), new_map_id()
@@ -432,16 +430,16 @@ async def test_events_tell_each_change_of_a_call(nats: Any, make: Any, connectio
         invocation = await submit(gateway, "told")
         holder = Holder(gateway.bus)
         events = Events(connection, gateway, invocation)
-        await until_async(lambda: events.told == [("state", "10", "queued")])
+        await until_async(lambda: events.received == [("state", "10", "queued")])
         await take(gateway.bus, "told")
         holder.start(invocation)
-        await until_async(lambda: events.told[1:] == [("state", "11", "running")])
+        await until_async(lambda: events.received[1:] == [("state", "11", "running")])
         holder.progress(invocation, Progress(0.5, "half"))
-        await until_async(lambda: events.told[2:] == [("progress", "", 0.5)])
+        await until_async(lambda: events.received[2:] == [("progress", "", 0.5)])
         holder.held.clear()
         await end(gateway, invocation)
         await events.task
-        assert events.told[3:] == [("state", "12", "succeeded")]
+        assert events.received[3:] == [("state", "12", "succeeded")]
 
 
 async def test_a_runner_that_is_slow_to_say_how_far_a_call_is_takes_nothing_back(nats: Any) -> None:
@@ -466,12 +464,12 @@ async def test_events_go_on_after_what_was_seen(nats: Any, make: Any, connection
         holder.start(invocation)
         again = Events(connection, gateway, invocation, last_event_id="11")
         missed = Events(connection, gateway, invocation, last_event_id="10")
-        await until_async(lambda: missed.told == [("state", "11", "running")])
-        assert again.told == []
+        await until_async(lambda: missed.received == [("state", "11", "running")])
+        assert again.received == []
         holder.held.clear()
         await end(gateway, invocation)
         await asyncio.gather(again.task, missed.task)
-        assert again.told == missed.told[1:] == [("state", "12", "succeeded")]
+        assert again.received == missed.received[1:] == [("state", "12", "succeeded")]
         over = Events(connection, gateway, invocation, last_event_id="12")
         await over.task
         assert over.status == 204
@@ -537,9 +535,7 @@ async def test_a_dead_letter_is_shown_replayed_and_gone(nats: Any, make: Any, pr
             assert problem(await request) == (404, "dead_letter_not_found")
 
 
-async def test_what_is_replayed_is_told_where_the_call_wanted_it_or_where_its_function_wants_it_now(
-    nats: Any, make: Any
-) -> None:
+async def test_a_replayed_call_uses_its_own_webhook_or_its_functions_current_one(nats: Any, make: Any) -> None:
     async with gateway_on(nats) as gateway:
         await gateway.deploys.deploy(make.spec("tells-again", webhook="https://example.org/old"), DIGEST)
         own, functions = (
@@ -576,9 +572,7 @@ async def test_all_dead_letters_of_a_function_are_replayed_or_dropped(nats: Any,
         assert (await gateway.http.get("/v1/dlq/spared")).json() == {"letters": []}
 
 
-async def test_of_the_dead_letters_of_a_function_that_does_not_exist_is_told_that_it_does_not(
-    nats: Any, make: Any, problem: Any
-) -> None:
+async def test_a_list_of_dead_letters_of_an_unknown_function_is_not_found(nats: Any, make: Any, problem: Any) -> None:
     async with gateway_on(nats) as gateway:
         await gateway.deploys.deploy(make.spec("lives-on"), DIGEST)
         assert (await gateway.http.get("/v1/dlq/lives_on")).json() == {"letters": []}
@@ -628,7 +622,7 @@ async def test_who_replays_all_dead_letters_is_not_stopped_by_one_that_somebody_
 async def test_who_replays_all_dead_letters_leaves_those_of_a_method_that_is_gone(
     nats: Any, make: Any, problem: Any
 ) -> None:
-    """Bug: the oldest of them stopped the replay of all others."""
+    """Bug: the oldest letter stopped the replay of all others."""
     async with gateway_on(nats) as gateway:
         old, new = (MethodSpec(name=name, parameters={"type": "object"}) for name in ("old", "new"))
         await gateway.deploys.deploy(make.spec("changed", old, new, is_class=True), DIGEST)

@@ -1,4 +1,4 @@
-"""What teams hold, as node and runner reports show it."""
+"""The resources that teams hold, from the reports of nodes and runners."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ ENDED = b'\x03{"exit_code":7}'
 
 
 class Pending:
-    """A session whose worker sends what a test puts into `events`; None ends it."""
+    """A session whose worker sends the events that a test puts into `events`; None ends the session."""
 
     id = "a-session"
 
@@ -131,7 +131,7 @@ async def test_an_idle_terminal_is_closed(quick: pytest.MonkeyPatch) -> None:
     assert isinstance(pending.sent[-1][0], Disconnect)
 
 
-async def test_a_worker_hears_that_its_gateway_is_alive(quick: pytest.MonkeyPatch) -> None:
+async def test_a_worker_receives_signs_of_life_of_its_gateway(quick: pytest.MonkeyPatch) -> None:
     quick.setattr(terminal, "ALIVE_EVERY_S", 0.0)
     connection, pending, client = connected()
     pending.output(STARTED)

@@ -1,4 +1,4 @@
-"""Who may open a terminal, and its record: a variant that nobody can call."""
+"""The right to open a terminal, and the record of a terminal: a variant that accepts no calls."""
 
 from __future__ import annotations
 

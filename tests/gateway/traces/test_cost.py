@@ -1,4 +1,4 @@
-"""What tracing costs a call that is not recorded, in function calls: those do not depend on the machine."""
+"""The cost of tracing for a call that is not recorded, in function calls, which do not depend on the machine."""
 
 from __future__ import annotations
 

@@ -259,7 +259,7 @@ def test_a_cookie_keeps_its_other_attributes() -> None:
 
 
 async def test_a_websocket_ends_with_the_key_that_opened_it(gateway: Any, deploy: Any) -> None:
-    """Bug: who had lost the key went on to use the application, for as long as the timeout of the session."""
+    """Bug: a client whose key had ended could use the application until the timeout of the session."""
     deploy("site", WebKind.ASGI)
     key, secret = new_key("test", ("invoke:*",), 0.0)
     gateway.access.put(key)

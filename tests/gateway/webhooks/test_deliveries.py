@@ -73,7 +73,7 @@ async def waiting(gateway: Whole) -> int:
     return int(info["state"]["messages"])
 
 
-async def test_the_end_of_a_call_is_told_signed_with_its_result(nats: Any, make: Any) -> None:
+async def test_the_webhook_receives_the_signed_end_of_a_call_with_its_result(nats: Any, make: Any) -> None:
     async with whole(nats) as gateway, receiving() as receiver, delivering(gateway):
         await gateway.deploys.deploy(make.spec("told"), DIGEST)
         record = await submit(gateway, "told", receiver.url())
@@ -109,7 +109,7 @@ async def test_a_function_tells_the_ends_of_all_its_calls_and_a_call_can_choose_
             assert b"secret paths" not in request.body
 
 
-async def test_a_call_that_is_cancelled_in_the_queue_is_told_as_well(nats: Any, make: Any) -> None:
+async def test_the_webhook_receives_the_end_of_a_call_cancelled_in_the_queue(nats: Any, make: Any) -> None:
     async with whole(nats) as gateway, receiving() as receiver, delivering(gateway):
         await gateway.deploys.deploy(make.spec("leaves"), DIGEST)
         record = await submit(gateway, "leaves", receiver.url())
@@ -117,7 +117,7 @@ async def test_a_call_that_is_cancelled_in_the_queue_is_told_as_well(nats: Any, 
         assert json.loads((await receiver.requests.get()).body)["type"] == "invocation.cancelled"
 
 
-async def test_a_receiver_that_is_busy_hears_of_it_again_under_the_same_id(
+async def test_a_delivery_to_a_busy_receiver_is_repeated_with_the_same_id(
     nats: Any, make: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(retry_policy, "delay_after", lambda age_s: 0.0)
@@ -237,7 +237,7 @@ async def test_a_webhook_that_the_gateway_fails_at_is_not_given_up_in_silence(
         assert b"what?" not in line.payload
 
 
-async def test_what_was_told_and_what_was_given_up_is_counted(nats: Any, make: Any) -> None:
+async def test_delivered_and_abandoned_webhooks_are_counted(nats: Any, make: Any) -> None:
     async with whole(nats) as gateway, receiving() as receiver, delivering(gateway):
         await gateway.deploys.deploy(make.spec("counted"), DIGEST)
         answers = [OK, OK, b"HTTP/1.1 410 Gone\r\ncontent-length: 0\r\n\r\n"]
@@ -374,7 +374,7 @@ async def test_a_key_sees_its_own_secret_and_no_others(nats: Any, problem: Any) 
 async def test_a_team_with_many_receivers_that_hang_leaves_deliveries_to_others(
     nats: Any, make: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Bug: 64 receivers of one team that hang, each another host, held all deliveries of a gateway."""
+    """Bug: 64 receivers of one team that hang, each on its own host, blocked all deliveries of a gateway."""
     teams = {"hostile": "b", "quiet": "a"}
     async with whole(nats) as gateway:
         hanging, sent = asyncio.Event(), asyncio.Event()
@@ -389,7 +389,7 @@ async def test_a_team_with_many_receivers_that_hang_leaves_deliveries_to_others(
             return 200
 
         monkeypatch.setattr(gateway.post, "send", send)
-        monkeypatch.setattr(concurrency, "SLOW_S", 0.0)  # each delivery that was started counts as one that hangs
+        monkeypatch.setattr(concurrency, "SLOW_S", 0.0)  # every started delivery counts as hanging
         delivering_all = Deliveries(
             gateway.bus, gateway.webhook_secrets, gateway.post, gateway.clock, gateway.telemetry,
             team_of=teams.__getitem__,

@@ -1,4 +1,4 @@
-"""Whatever dies, no half gang stays, and no two ranks of a gang share a node."""
+"""No incomplete gang survives any death, and no two ranks of a gang share a node."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from tests.gateway.controller.decide.test_gangs import joinable
 from tests.gateway.controller.simulation import GIB, function, revision
 
 NODES = tuple("abcde")
-MOST_GANGS = {1: 10, 2: 5, 3: 2, 4: 2}  # of a number of nodes, with two ranks per node: the tightest fit comes first
+MOST_GANGS = {1: 10, 2: 5, 3: 2, 4: 2}  # by number of nodes, with two ranks per node; the tightest fit comes first
 QUIET_S = 60  # enough to lose a node, drain, and start again
 
 
 class Cluster:
-    """Nodes that follow the plan. The processes of a gang end with each other, a second later. Those of a gang that was
-    never complete wait for the others until they are drained."""
+    """Nodes that follow the plan. When a process of a gang ends, the others end a second later. The processes of a gang
+    that was never complete wait for the other ranks until they are drained."""
 
     def __init__(self, nodes: int, gangs: int, seed: int) -> None:
         self.now = 100.0
@@ -141,7 +141,7 @@ def test_no_half_gang_stays(nodes: int, gangs: int, seed: int, events: list[str]
     for _ in range(QUIET_S):
         cluster.step()
     ready = [each for each in cluster.running.values() if not each.rank]
-    assert len(ready) >= min(gangs, MOST_GANGS[nodes]), "what ended was started again"
+    assert len(ready) >= min(gangs, MOST_GANGS[nodes]), "ended processes start again"
     for gang, processes in cluster.world.gangs():
         assert len(processes) == len(gang.ranks) == nodes
         assert all(rank.worker in cluster.running for rank in gang.ranks)

@@ -42,7 +42,7 @@ def test_one_that_was_once_used_often_goes_when_others_have_come_and_gone() -> N
     assert number == 5
 
 
-def test_what_is_told_again_keeps_its_worth_and_has_its_new_size() -> None:
+def test_a_repeated_report_keeps_the_value_of_a_parked_worker_and_changes_its_size() -> None:
     held = memory(Parked("a", 100, saved_s=1), Parked("b", 100, saved_s=2))
     held.evict("b")
     held.add(Parked("a", 70, saved_s=1))

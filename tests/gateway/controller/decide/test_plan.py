@@ -185,7 +185,7 @@ _T5000 = Device("t", DeviceType.GPU, "T5000", 8 * GIB)
     ],
 )
 def test_why_names_the_missing_gpu_after_the_only_call_expired(at: float, report: NodeReport, told: str) -> None:
-    """The demand was 0 by then, and the reason did not say more than that."""
+    """Regression: the demand was 0 by then, and the reason named only the demand."""
     empty = world()
     empty.on_revision(("f", 1), revision("f", resources=Resources(gpu=("T5000",))))
     empty.on_depths({("f", 1): 1}, 100.0, 100.0)
@@ -295,7 +295,7 @@ def test_a_revision_with_an_image_waits_for_a_node_that_starts_containers() -> N
         (9 * GIB, ""),  # more than any node has
     ],
 )
-def test_who_waits_for_room_is_told_who_has_it(memory_bytes: int, told: str) -> None:
+def test_the_reason_to_wait_for_room_names_the_functions_that_use_it(memory_bytes: int, told: str) -> None:
     """Workers that min_workers protects are not drained for others, whose calls waited without a reason."""
     full = world(4, ScalingPolicy(min_workers=4, max_workers=4))
     full.on_revision(("g", 1), revision("g"))
@@ -346,7 +346,7 @@ def test_above_max_workers_those_go_first_that_have_not_started(max_workers: int
     assert drains == going  # at most half of all at a time
 
 
-def test_why_calls_of_a_retired_revision_wait_is_told_apart() -> None:
+def test_calls_of_a_retired_revision_have_their_own_reason_to_wait() -> None:
     """They had the reason of the serving revision, or none if that one did not wait."""
     moved = world()
     moved.on_revision(("f", 1), revision("f", resources=Resources(memory_bytes=9 * GIB)))
@@ -369,7 +369,7 @@ def test_a_limit_is_a_reason_to_wait() -> None:
 
 @pytest.mark.parametrize(("in_use", "waits_for_own"), [(0, 0), (1, 0), (1, 1)])
 @pytest.mark.parametrize("calls", [2, 9])
-def test_calls_that_wait_for_those_that_run_to_make_room_are_told_when_these_wait_for_them(
+def test_the_reason_to_wait_shows_that_running_calls_wait_for_queued_ones(
     in_use: int, waits_for_own: int, calls: int
 ) -> None:
     """A function that calls itself was reported as having reached max_workers, like a busy one, or without a reason."""
@@ -417,7 +417,7 @@ def test_calls_move_at_once_when_the_old_revision_fails_to_start() -> None:
 
 
 def test_a_revision_that_no_longer_serves_keeps_its_workers_while_gateways_learn_of_it() -> None:
-    """A gateway that had not heard of the move sent one more call, which found no worker and waited for a new one."""
+    """Regression: a gateway sent one more call before it learned of the move. The call had to wait for a new worker."""
     moved = world(1, ScalingPolicy(min_workers=1))
     moved.on_revision(("f", 2), revision("f", 2))
     plan(moved, 100.0)
@@ -466,7 +466,7 @@ def test_submitted_calls_end_for_failing_starts_only_while_nobody_serves_them(re
     assert sum(isinstance(action, EndQueued) for action in plan(failing, 100.0).actions) == ends
 
 
-def test_who_waits_for_a_function_that_cannot_start_is_told_which_and_the_type_of_its_exception() -> None:
+def test_the_reason_to_wait_for_a_failing_function_has_its_revision_and_type_of_exception() -> None:
     failing = world(0, ScalingPolicy(max_workers=4))
     circuit = failing.view(("f", 1)).circuit
     for at in (0.0, 1.0, 2.0, 50.0):
@@ -483,7 +483,7 @@ def test_who_waits_for_a_function_that_cannot_start_is_told_which_and_the_type_o
     assert all(fact in ended.error.message for fact in ("KeyError: 'WEIGHTS'", "`gpufn logs f`"))
 
 
-def test_that_its_last_workers_did_not_start_is_told_while_nobody_tries_again() -> None:
+def test_the_status_has_the_error_of_failed_starts_until_a_worker_is_ready() -> None:
     failing = world(0, ScalingPolicy(max_workers=4))
     circuit = failing.view(("f", 1)).circuit
     for at in (0.0, 1.0, 2.0):
@@ -496,7 +496,7 @@ def test_that_its_last_workers_did_not_start_is_told_while_nobody_tries_again() 
     assert "WEIGHTS" not in plan(failing, 100.0).statuses["f"].reason
 
 
-def test_a_new_revision_that_does_not_start_is_told_with_the_type_of_its_exception() -> None:
+def test_a_new_revision_that_does_not_start_is_reported_with_the_type_of_its_exception() -> None:
     two = world(1, ScalingPolicy(min_workers=1, max_workers=4))
     two.on_revision(("f", 2), revision("f"))
     two.on_function("f", msgspec.structs.replace(function("f"), active=2, latest=2))

@@ -44,7 +44,7 @@ def test_missing_data_changes_nothing() -> None:
     assert decide(POLICY, None, Workers(ready=2, idle=2), last=ScaleDecision(1, "", want=1)).count == 2
 
 
-def test_a_term_that_is_unknown_asks_for_nothing_and_is_not_told() -> None:
+def test_an_unknown_term_has_no_effect_and_is_not_shown() -> None:
     terms = decide(POLICY, Demand(queued=8, running=0), Workers()).terms
     assert (terms["want"], "service_s" in terms) == (1, False)
 

@@ -1,4 +1,4 @@
-"""What the history of arrivals predicts, as tables."""
+"""Tables of predictions from the history of arrivals."""
 
 from __future__ import annotations
 

@@ -88,7 +88,9 @@ def test_a_team_that_used_less_goes_first() -> None:
 
 
 @pytest.mark.parametrize(("limits", "resources"), [({"workers": 2}, Resources(cpu=0.1)), ({"gpus": 2}, ONE_GPU)])
-def test_a_team_holds_no_more_than_its_limit_and_why_is_told(limits: dict[str, float], resources: Resources) -> None:
+def test_a_team_holds_no_more_than_its_limit_which_is_the_reason_to_wait(
+    limits: dict[str, float], resources: Resources
+) -> None:
     sim = cluster(team("a", **limits))
     deploy(sim, "prod/a/x", "prod/a/y", resources=resources)
     most = 0
@@ -106,7 +108,7 @@ def test_a_team_holds_no_more_than_its_limit_and_why_is_told(limits: dict[str, f
     assert waiting is not None
     assert waiting.reason is WaitReason.LIMIT
     assert "team a" in waiting.detail
-    sim.run(20, step)  # a function of the team that has several gives one up
+    sim.run(20, step)  # a function of the team with several workers ends one
     assert sim.done["prod/a/y"] == 1
 
 

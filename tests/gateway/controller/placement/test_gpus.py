@@ -46,7 +46,7 @@ def held(
     return Lease(worker, "a", DeviceShare("cpu", 0.1, 1, (uuid,), mode, int(vram * GIB), sm, domain))
 
 
-def told(resources: Resources, node: NodeReport, *leases: Lease, limits: Limits = _LIMITS) -> object:
+def placed(resources: Resources, node: NodeReport, *leases: Lease, limits: Limits = _LIMITS) -> object:
     found = place(resources, [node], LeaseBook(leases), limits)
     return (
         found.share.gpus if isinstance(found, Placement) else why_no_room(resources, [node], LeaseBook(leases), limits)
@@ -77,7 +77,7 @@ def test_a_part_of_a_gpu_is_granted_with_its_limits() -> None:
     ],
 )
 def test_the_fullest_gpu_that_has_room_is_shared(wants: Resources, leases: list[Lease], outcome: object) -> None:
-    found = told(wants, mps_node(gpu("g1"), gpu("g2")), *leases)
+    found = placed(wants, mps_node(gpu("g1"), gpu("g2")), *leases)
     assert found == outcome if isinstance(outcome, tuple) else str(outcome) in str(found)
 
 
@@ -96,7 +96,7 @@ def test_who_shares_by_time_goes_where_a_turn_is_free_or_the_fewest_wait_for_one
 ) -> None:
     node = mps_node(*(gpu(f"g{n}") for n in (1, 2, 3)))
     leases = [held(f"w{n}-{m}", f"g{n}", Share.TIME) for n, count in enumerate(workers, 1) for m in range(count)]
-    assert told(Resources(gpu=("any",), share=Share.TIME), node, *leases) == (goes_to,)
+    assert placed(Resources(gpu=("any",), share=Share.TIME), node, *leases) == (goes_to,)
 
 
 def test_nodes_are_compared_by_the_turns_that_are_free() -> None:
@@ -109,10 +109,10 @@ def test_nodes_are_compared_by_the_turns_that_are_free() -> None:
 
 def test_who_names_another_trust_domain_shares_nothing_unless_the_operator_says_so() -> None:
     node, tenant = mps_node(gpu("g")), held("w", "g", vram=1, domain="team-a")
-    assert "another trust domain" in str(told(part(2, domain="team-b"), node, tenant))
-    assert told(part(2, domain="team-b"), node, tenant, limits=Limits(share_across_domains=True)) == ("g",)
+    assert "another trust domain" in str(placed(part(2, domain="team-b"), node, tenant))
+    assert placed(part(2, domain="team-b"), node, tenant, limits=Limits(share_across_domains=True)) == ("g",)
     timed = Resources(gpu=("any",), share=Share.TIME)
-    assert "another trust domain" in str(told(timed, node, held("w", "g", Share.TIME, domain="team-a")))
+    assert "another trust domain" in str(placed(timed, node, held("w", "g", Share.TIME, domain="team-a")))
 
 
 SICK = Device("g3", DeviceType.GPU, "NVIDIA L4", 24 * GIB, health=Health.DEGRADED, health_reason="rows to remap")
@@ -148,21 +148,21 @@ FULL = [held("u", "g1", Share.EXCLUSIVE), held("v", "g2", Share.EXCLUSIVE), held
 )
 def test_no_capacity_says_what_was_missing_of_each_device(wants: Resources, leases: list[Lease], text: str) -> None:
     node = mps_node(gpu("g1"), gpu("g2"), SICK, gpu("g4")) if leases is FULL else mps_node(gpu("g"))
-    assert told(wants, node, *leases) == text
+    assert placed(wants, node, *leases) == text
 
 
 def test_memory_that_processes_of_others_hold_is_not_placed() -> None:
     used = msgspec.structs.replace(gpu("g"), foreign_bytes=10 * GIB)
     a_little = msgspec.structs.replace(gpu("g"), foreign_bytes=GIB)
     whole_gpu = Resources(gpu=("L4",))
-    assert told(part(14), mps_node(used)) == ("g",)
-    assert "processes of others hold 10 GiB" in str(told(part(15), mps_node(used)))
-    assert "processes of others" in str(told(whole_gpu, mps_node(used)))
-    assert told(whole_gpu, mps_node(a_little)) == ("g",)
+    assert placed(part(14), mps_node(used)) == ("g",)
+    assert "processes of others hold 10 GiB" in str(placed(part(15), mps_node(used)))
+    assert "processes of others" in str(placed(whole_gpu, mps_node(used)))
+    assert placed(whole_gpu, mps_node(a_little)) == ("g",)
 
 
 def test_what_is_shared_by_mps_goes_where_mps_is() -> None:
-    assert "nvidia-cuda-mps-control" in str(told(part(2), mps_node(gpu("g"), facts=NodeFacts())))
+    assert "nvidia-cuda-mps-control" in str(placed(part(2), mps_node(gpu("g"), facts=NodeFacts())))
 
 
 @pytest.mark.parametrize(
@@ -191,9 +191,9 @@ def test_workers_in_containers_and_others_share_no_gpu_by_mps() -> None:
     third = why_no_room(part(2), [node], LeaseBook([contained, held("w", "g1", Share.EXCLUSIVE)]))
     assert all(fact in third for fact in ("1 is in use", "workers in containers"))
     all_contained = NodeReport("a", 0.0, node.devices, facts=MPS, contains_all=True)
-    assert told(part(2), all_contained, contained) == ("g2",)
+    assert placed(part(2), all_contained, contained) == ("g2",)
     timed = Resources(gpu=("any",), share=Share.TIME)
-    assert told(timed, all_contained, held("w", "g1", Share.TIME)) == ("g1",)
+    assert placed(timed, all_contained, held("w", "g1", Share.TIME)) == ("g1",)
 
 
 INSTANCE = Device("MIG-1", DeviceType.GPU, "NVIDIA A100-SXM4-40GB MIG 1g.5gb", 5 * GIB, parent="GPU-0")
@@ -208,10 +208,10 @@ def test_an_instance_is_not_taken_for_the_gpu_that_it_is_a_part_of(wanted: str, 
 
 def test_an_instance_is_had_whole_and_alone() -> None:
     node = mps_node(INSTANCE, gpu("g"))
-    assert told(Resources(gpu=("any",)), node) == ("MIG-1",)
-    assert told(part(2), node) == ("g",)
-    assert all(fact in str(told(part(2), mps_node(INSTANCE))) for fact in ("MIG instance", "no MPS shares"))
-    assert told(Resources(gpu=("any",), gpu_count=2), node) == "a: needs 2 GPUs, it has 1"
+    assert placed(Resources(gpu=("any",)), node) == ("MIG-1",)
+    assert placed(part(2), node) == ("g",)
+    assert all(fact in str(placed(part(2), mps_node(INSTANCE))) for fact in ("MIG instance", "no MPS shares"))
+    assert placed(Resources(gpu=("any",), gpu_count=2), node) == "a: needs 2 GPUs, it has 1"
 
 
 def _linked(*pairs: tuple[str, str, LinkKind]) -> tuple[DeviceLink, ...]:
@@ -241,13 +241,13 @@ def test_several_gpus_are_close_to_each_other_and_pairs_stay_whole(
     count: int, in_use: list[str], chosen: tuple[str, ...]
 ) -> None:
     leases = [held(f"w{uuid}", uuid, Share.EXCLUSIVE) for uuid in in_use]
-    assert told(Resources(gpu=("H100",), gpu_count=count), mps_node(*FOUR, links=CROSSED), *leases) == chosen
+    assert placed(Resources(gpu=("H100",), gpu_count=count), mps_node(*FOUR, links=CROSSED), *leases) == chosen
 
 
 def test_several_gpus_are_of_one_model() -> None:
     node = mps_node(gpu("g0", "NVIDIA L4"), gpu("g1", "NVIDIA A10"), gpu("g2", "NVIDIA A10"))
-    assert told(Resources(gpu=("any",), gpu_count=2), node) == ("g1", "g2")
-    refusal = str(told(Resources(gpu=("any",), gpu_count=3), node))
+    assert placed(Resources(gpu=("any",), gpu_count=2), node) == ("g1", "g2")
+    refusal = str(placed(Resources(gpu=("any",), gpu_count=3), node))
     assert all(fact in refusal for fact in ("one model", "3 of its 3"))
 
 

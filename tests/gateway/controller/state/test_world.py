@@ -106,7 +106,7 @@ def test_a_worker_that_ends_before_it_is_ready_is_a_failed_start_once() -> None:
 
 
 @pytest.mark.parametrize("is_forgotten", [False, True])
-def test_a_failed_start_is_told_with_the_users_error_though_its_exit_arrives_first(is_forgotten: bool) -> None:
+def test_a_failed_start_is_reported_with_the_users_error_though_its_exit_arrives_first(is_forgotten: bool) -> None:
     starting = world()
     view = starting.view(("f", 1))
     for name in ("w0", "w1"):
@@ -228,7 +228,7 @@ def test_a_node_whose_clock_is_ahead_does_not_make_starts_look_long(event_is_los
     assert begun.view(("f", 1)).cold_start_s == pytest.approx(0.8)
 
 
-def test_equal_records_told_twice_are_one_worker() -> None:
+def test_equal_repeated_records_are_one_worker() -> None:
     told = world()
     one: Assignment = assignment("w0")
     told.on_assignment("w0", one, 100.0)
