@@ -51,7 +51,7 @@ async def test_a_request_that_nobody_can_answer_fails_at_once_and_an_unanswered_
         await bus.request("t.silent", timeout_s=0.05)
 
 
-async def test_who_is_not_told_that_something_is_stored_thinks_of_the_disk(connect: Any, nats: Any) -> None:
+async def test_the_error_of_a_missing_acknowledgement_suggests_a_full_disk(connect: Any, nats: Any) -> None:
     """A stream whose server once found the disk full no longer acknowledges."""
     bus = await connect(nats)
     bus.subscribe("t.full", lambda message: None)
@@ -62,7 +62,9 @@ async def test_who_is_not_told_that_something_is_stored_thinks_of_the_disk(conne
         await bus.publish_batch([("t.full", b"")], expected_last=0, timeout_s=0.05)
 
 
-async def test_unsubscribed_is_silent_and_drained_hears_what_was_sent(connect: Any, nats: Any) -> None:
+async def test_an_ended_subscription_receives_nothing_and_a_drained_one_all_sent_messages(
+    connect: Any, nats: Any
+) -> None:
     bus = await connect(nats)
     seen: list[str] = []
     gone = bus.subscribe("t.end", lambda message: seen.append("gone"))
@@ -154,7 +156,7 @@ async def test_storing_tells_the_sequence_duplicates_conflicts_and_full_queues(c
     assert caught.value.err_code == 10059
 
 
-async def test_roles_hear_only_themselves_and_nodes_decide_nothing(connect: Any, nats: Any) -> None:
+async def test_roles_receive_only_their_own_messages_and_nodes_decide_nothing(connect: Any, nats: Any) -> None:
     gateway, runner = await connect(nats, "gateway"), await connect(nats, "runner")
     overheard: list[Message] = []
     runner.subscribe("_INBOX.gateway.>", overheard.append)

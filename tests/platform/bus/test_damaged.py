@@ -16,7 +16,7 @@ _DAMAGED = b"the record that is damaged"
 
 
 @pytest.mark.parametrize("which", ["a", "b", "c"])
-async def test_a_record_that_is_damaged_on_the_disk_is_missing_and_told_and_keeps_no_other_from_being_read(
+async def test_a_damaged_record_is_missing_and_reported_and_blocks_no_other(
     which: str,
     *,
     connect: Any,

@@ -51,8 +51,8 @@ FILTERS = {
     "GPUFN_SYNC": "gpufn.v1.inv.s.>",
     "GPUFN_WEBHOOKS": "gpufn.v1.hook.>",
 }
-# One letter per request that a role may make about a stream. The requests that appear in no row are for nobody but the
-# gateway and the administrator: to create, change, delete, purge, snapshot, restore, seal, move a stream ...
+# One letter per request that a role may make about a stream. Only the gateway and the administrator may make the
+# requests that appear in no row: to create, change, delete, purge, snapshot, restore, seal, move a stream ...
 LETTERS = {
     "i": "STREAM.INFO.{stream}",
     "g": "STREAM.MSG.GET.{stream}",

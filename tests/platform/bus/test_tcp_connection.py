@@ -80,7 +80,7 @@ async def test_garbage_loses_the_link_once(garbage: bytes) -> None:
         (b"NATS/1.0 503\r\n\r\n", (None, 503, "")),
     ],
 )
-def test_headers_and_status_are_told_apart(block: bytes, expected: object) -> None:
+def test_headers_and_status_are_separate(block: bytes, expected: object) -> None:
     assert nats_protocol.parse_headers(block) == expected
 
 

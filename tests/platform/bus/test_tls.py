@@ -117,7 +117,7 @@ async def test_a_certificate_near_its_end_is_logged(tmp_path: Path, caplog: pyte
 
 
 async def test_no_password_is_sent_to_a_server_without_tls(secure: tuple[EmbeddedServer, BusTls]) -> None:
-    """Someone on the way answers for the server, and asks for no TLS."""
+    """An attacker between client and server responds instead of the server, and does not offer TLS."""
     received: asyncio.Queue[bytes] = asyncio.Queue()
 
     async def on_client(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -43,7 +43,7 @@ sys.exit(node_process.run("worker bee", read, serve))
         ("setting", 78, "GPUFN_X is wrong"),
     ],
 )
-def test_it_ends_when_it_is_told_to_and_says_why_it_cannot_go_on(
+def test_a_process_ends_on_request_and_reports_why_it_cannot_continue(
     tmp_path: Path, how: str, code: int, said: str
 ) -> None:
     environ = {**os.environ, "GPUFN_HOME": str(tmp_path / "h")}

@@ -1,4 +1,4 @@
-"""What other processes can read of a process that hides its environment."""
+"""A process that hides its environment from other processes."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from gpufn_platform.process.settings import InvalidSetting, bus_url, node_name, 
 def test_a_node_is_named_after_its_host(host: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "gethostname", lambda: host)
     assert node_name({}) == name
-    assert node_name({"GPUFN_NODE": name}) == name, "one process tells it another"
+    assert node_name({"GPUFN_NODE": name}) == name, "one process passes it to another"
 
 
 @pytest.mark.parametrize("name", ["A node", "gpu.box", "x" * 41, "*"])

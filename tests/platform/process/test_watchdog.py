@@ -14,13 +14,13 @@ from gpufn_local.watchdog_listener import HeartbeatMonitor, Watchdog
 from gpufn_platform.process.watchdog import ALIVE, notify_watchdog
 
 
-def test_who_was_never_heard_is_not_silent() -> None:
+def test_a_process_without_a_first_message_is_not_silent() -> None:
     """It is still connecting to its bus."""
     silence = HeartbeatMonitor(limit_s=60)
     assert [silence.over(now) for now in (0, 30, 60, 90)] == [[], [], [], []]
 
 
-def test_each_silence_is_told_once() -> None:
+def test_each_silence_is_reported_once() -> None:
     silence = HeartbeatMonitor(limit_s=60)
     for pid in (1, 2):
         silence.received(pid, now=0)
@@ -61,7 +61,7 @@ async def _tell(environ: dict[str, str]) -> None:
     notify_watchdog(environ)
 
 
-def test_only_what_was_started_is_heard(watchdog: Watchdog) -> None:
+def test_only_messages_of_started_processes_count(watchdog: Watchdog) -> None:
     _said(watchdog)
     assert [watchdog.look(now) for now in (0, 30, 60)] == [[], [], []]
     watchdog.watch(os.getpid())
@@ -80,7 +80,7 @@ def test_other_words_say_nothing(watchdog: Watchdog) -> None:
     assert [watchdog.look(now) for now in (0, 30, 60)] == [[], [], []]
 
 
-def test_a_nats_server_is_heard_when_it_greets(watchdog: Watchdog) -> None:
+def test_the_greeting_of_a_nats_server_counts_as_a_message(watchdog: Watchdog) -> None:
     """A stopped process still accepts connections, because the kernel does."""
     with socket.create_server(("127.0.0.1", 0)) as nats:
         watchdog.watch_nats(7, nats.getsockname()[1], now=0)
@@ -121,7 +121,7 @@ def test_a_nats_server_that_never_greets_is_silent_from_its_start(watchdog: Watc
         ({}, False),
     ],
 )
-def test_systemd_is_told_as_it_wants_it(tmp_path: Path, settings: dict[str, str], is_told: bool) -> None:
+def test_systemd_receives_messages_in_its_format(tmp_path: Path, settings: dict[str, str], is_told: bool) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
         systemd.setblocking(False)
         systemd.bind(str(tmp_path / "notify"))

@@ -221,7 +221,7 @@ async def test_a_call_that_waits_for_its_next_attempt_is_not_ended_by_its_queue_
     call.cancel()
 
 
-async def test_a_call_that_is_told_to_stop_at_its_deadline_may_take_its_time_to_say_so(connect: Any, nats: Any) -> None:
+async def test_a_call_stopped_at_its_deadline_has_time_to_report_its_end(connect: Any, nats: Any) -> None:
     bus = await connect(nats)
     await streams.ensure_streams(bus)
     caller = Caller(bus, name="gw-late", clock=SystemClock())
@@ -229,7 +229,7 @@ async def test_a_call_that_is_told_to_stop_at_its_deadline_may_take_its_time_to_
     patient = msgspec.structs.replace(REVISION, spec=msgspec.structs.replace(SPEC, queue_timeout_s=None))
     call = caller.invoke(request()._replace(revision=patient))
     caller.tick(call.expires_at + STOPS_WITHIN_S + 0.5)
-    assert not call.future.done(), "its runner has looked, told the worker, waited for it, and is about to say so"
+    assert not call.future.done(), "its runner has stopped it and is about to report its end"
     caller.tick(call.expires_at + STOPS_WITHIN_S + 1.1)
     with pytest.raises(InvocationExpired, match="before its deadline"):
         await call.future
@@ -311,9 +311,7 @@ async def test_a_stream_that_was_read_from_is_not_waited_for_by_who_would_begin_
     stream.cancel()
 
 
-async def test_a_large_result_that_is_told_twice_at_once_is_taken_before_the_second_is_dropped(
-    connect: Any, nats: Any
-) -> None:
+async def test_a_large_result_that_arrives_twice_is_read_before_the_second_is_dropped(connect: Any, nats: Any) -> None:
     bus = await connect(nats)
     await streams.ensure_streams(bus)
     caller, seen = Caller(bus, name="gw-twice", clock=SystemClock()), asyncio.Queue[str]()

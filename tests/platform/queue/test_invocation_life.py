@@ -1,7 +1,7 @@
 """The life of submitted calls as a state machine: submit, attempts, ends, cancels, and a crash after any write.
 
-The machine keeps a model of what callers were told; the bus has to agree with it after every step, and after everybody
-who died was made up for.
+The machine keeps a model of all results that callers received. The bus has to agree with the model after every step,
+and after the recovery from every crash.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ SPEC = FunctionSpec(name=FUNCTION, entry=EntryPoint("m", "f"), methods=(MethodSp
 REVISION = Revision(function=FUNCTION, number=1, spec=SPEC, bundle=digest_of(b""), created_at=0.0)
 
 
-class Told(msgspec.Struct):
+class Known(msgspec.Struct):
     """The caller's knowledge of a call."""
 
     body: bytes
@@ -69,7 +69,7 @@ class Life(RuleBasedStateMachine):
         self._runner = asyncio.Runner()
         self._bus = self._do(Bus.connect(url, name="life"))
         self._do(self._begin())
-        self._told: dict[str, Told] = {}
+        self._known: dict[str, Known] = {}
 
     def _do(self, work: Coroutine[Any, Any, Any]) -> Any:
         return self._runner.run(work)
@@ -84,7 +84,7 @@ class Life(RuleBasedStateMachine):
         self._do(self._bus.close())
         self._runner.close()
 
-    # --- what clients do ----------------------------------------------------------------------------------------------
+    # --- clients ------------------------------------------------------------------------------------------------------
 
     async def _submit(self, invocation: str | None, body: bytes) -> CallRecord:
         return await submit(self._bus, invocation, body)
@@ -93,35 +93,35 @@ class Life(RuleBasedStateMachine):
     def submit(self, body: bytes, own_id: bool) -> str:
         record: CallRecord = self._do(self._submit(new_invocation_id() if own_id else None, body))
         assert record.state is InvocationState.QUEUED
-        self._told[record.id] = Told(body)
+        self._known[record.id] = Known(body)
         return record.id
 
     @rule(invocation=calls)
     def submit_again(self, invocation: str) -> None:
-        record = self._do(self._submit(invocation, self._told[invocation].body))
-        assert record.state is (self._told[invocation].end or InvocationState.QUEUED)
+        record = self._do(self._submit(invocation, self._known[invocation].body))
+        assert record.state is (self._known[invocation].end or InvocationState.QUEUED)
 
     @rule(invocation=calls)
     def submit_something_else(self, invocation: str) -> None:
         try:
-            self._do(self._submit(invocation, self._told[invocation].body + b"else"))
+            self._do(self._submit(invocation, self._known[invocation].body + b"else"))
         except IdempotencyMismatch:
             return
         raise AssertionError("another body was taken")
 
     @rule(invocation=calls, twice=st.booleans())
     def cancel(self, invocation: str, twice: bool) -> None:
-        told = self._told[invocation]
+        known = self._known[invocation]
         record = self._do(call_records.read(self._bus, invocation))[0]
         for _ in range(2 if twice else 1):
-            assert self._do(call_records.cancel(self._bus, record, 2.0)) is (told.end is None)
-            told.end = told.end or InvocationState.CANCELLED
+            assert self._do(call_records.cancel(self._bus, record, 2.0)) is (known.end is None)
+            known.end = known.end or InvocationState.CANCELLED
 
-    # --- what runners do ----------------------------------------------------------------------------------------------
+    # --- runners ------------------------------------------------------------------------------------------------------
 
     @rule(target=held, which=st.integers(0, 9))
     def take(self, which: int) -> Any:
-        """Any message of the queue: after a crash, one that another runner had before."""
+        """Take any message of the queue; after a crash, another runner may have had it before."""
         found = self._do(queue_position.queued(self._bus, subjects.ASYNC, QUEUE, 1))
         if not found:
             return multiple()
@@ -134,13 +134,13 @@ class Life(RuleBasedStateMachine):
         message, body = self._do(self._message(seq)) or (None, b"")
         if message is None:
             return  # cancelled, or another runner has settled it
-        told = self._told[invocation]
+        known = self._known[invocation]
         record = CallRecord(
             id=invocation, function=FUNCTION, revision=1, state=state, submitted_at=1.0, ended_at=3.0,
             attempt=message.attempt, digest=message.digest, queue_seq=seq,
         )  # fmt: skip
-        assert self._do(call_records.end(self._bus, record)) is (told.end is None)
-        told.end = told.end or state
+        assert self._do(call_records.end(self._bus, record)) is (known.end is None)
+        known.end = known.end or state
         if dies_after == "record":
             return
         ended = self._do(call_records.read(self._bus, invocation))[0]
@@ -152,8 +152,8 @@ class Life(RuleBasedStateMachine):
     def retry(self, delivery: tuple[str, int], dies_after: str) -> None:
         invocation, seq = delivery
         message, body = self._do(self._message(seq)) or (None, b"")
-        told = self._told[invocation]
-        if message is None or (message.attempt > 1 and told.end is not None):
+        known = self._known[invocation]
+        if message is None or (message.attempt > 1 and known.end is not None):
             return  # a runner reads the record before a second attempt
         again = msgspec.structs.replace(message, attempt=message.attempt + 1)
         msg_id = f"{invocation}.{again.attempt}"
@@ -161,7 +161,7 @@ class Life(RuleBasedStateMachine):
         if dies_after == "message":
             return
         self._do(call_records.retry(self._bus, again, body, stored.seq))
-        assert told.end is None or self._do(self._message(stored.seq)) is None
+        assert known.end is None or self._do(self._message(stored.seq)) is None
         if dies_after == "ack":
             self._do(streams.delete_message(self._bus, subjects.ASYNC, seq))
 
@@ -169,33 +169,33 @@ class Life(RuleBasedStateMachine):
         stored = await streams.next_message(self._bus, subjects.ASYNC, QUEUE, seq)
         return None if stored is None or stored.seq != seq else queued_calls.unpack(stored.payload, seq)
 
-    # --- what has to hold ---------------------------------------------------------------------------------------------
+    # --- invariants ---------------------------------------------------------------------------------------------------
 
     @invariant()
     def the_first_end_stays(self) -> None:
-        for invocation, told in self._told.items():
+        for invocation, known in self._known.items():
             record = self._do(call_records.read(self._bus, invocation))[0]
-            assert record.state is (told.end or InvocationState.QUEUED)
-            assert record.digest == call_records.request_digest(FUNCTION, "", told.body)
+            assert record.state is (known.end or InvocationState.QUEUED)
+            assert record.digest == call_records.request_digest(FUNCTION, "", known.body)
 
     @invariant()
     def nothing_that_has_not_ended_is_lost(self) -> None:
         stored = self._do(queue_position.queued(self._bus, subjects.ASYNC, QUEUE, 1, 1000))
-        waiting = {invocation for invocation, told in self._told.items() if told.end is None}
+        waiting = {invocation for invocation, known in self._known.items() if known.end is None}
         assert waiting <= {message.id for _, message in stored}
 
     async def _made_up_for(self) -> None:
         """By the reaper, or by the redelivery."""
         for seq, message in await queue_position.queued(self._bus, subjects.ASYNC, QUEUE, 1, 1000):
             assert await queue_position.remove_ended_call(self._bus, seq, message) is (
-                self._told[message.id].end is not None
+                self._known[message.id].end is not None
             )
         stored = await queue_position.queued(self._bus, subjects.ASYNC, QUEUE, 1, 1000)
-        waiting = {invocation for invocation, told in self._told.items() if told.end is None}
+        waiting = {invocation for invocation, known in self._known.items() if known.end is None}
         assert {message.id for _, message in stored} == waiting
         letters = {letter.id for letter in await dead_letters.recent(self._bus, FUNCTION, 1000)}
         assert letters == {
-            invocation for invocation, told in self._told.items() if told.end and told.end.leaves_dead_letter
+            invocation for invocation, known in self._known.items() if known.end and known.end.leaves_dead_letter
         }
 
 

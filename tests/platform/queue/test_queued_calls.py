@@ -85,7 +85,7 @@ async def state_of(bus: Bus, stream: str) -> dict[str, Any]:
     return state
 
 
-def test_what_earlier_attempts_are_charged_is_told_while_the_next_one_waits_and_when_none_comes() -> None:
+def test_the_charge_of_earlier_attempts_is_in_the_records_of_waiting_and_ended_calls() -> None:
     """Regression: a call that was cancelled, or expired, between two attempts had cost no GPU seconds."""
     message = InvocationMessage(new_invocation_id(), "f", 1, "", "", "", "", 1.0, attempt=3, gpu_s=1.0)
     ended = call_records.ended(message, Outcome(OutcomeKind.EXPIRED), 9.0)

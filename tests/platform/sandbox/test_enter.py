@@ -22,7 +22,7 @@ PR_SET_DUMPABLE = 4
 
 
 def in_child(work: Callable[[], None]) -> str:
-    """What `work` raises in a child process that belongs to a plain user; "" if nothing."""
+    """Run `work` in a child process of a plain user. Return the exception that it raises; "" for none."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:

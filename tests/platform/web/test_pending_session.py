@@ -26,7 +26,7 @@ PART = bytes(UP_WINDOW_BYTES // 2)
 
 
 class Caller:
-    """Notes what the session does."""
+    """A caller that records the actions of the session."""
 
     def __init__(self) -> None:
         self.inputs: list[tuple[str, int, int]] = []

@@ -28,7 +28,7 @@ LONG = "x" * (1 << 20)
         {"accept": LONG, "method": LONG, "content_type": LONG, "error": ErrorInfo(LONG, LONG, traceback=LONG)},
     ],
 )
-def test_of_many_words_the_first_ones_are_listed_whoever_wrote_them(fields: dict[str, Any]) -> None:
+def test_a_summary_cuts_long_texts_in_any_field(fields: dict[str, Any]) -> None:
     given: dict[str, Any] = {"id": "1" * 26, "function": "f", "revision": 1, "method": "m", "content_type": "a/b"}
     given |= {"accept": "a/b", "state": InvocationState.FAILED, "submitted_at": 1.0, "died_at": 2.0}
     headers = summary(DeadLetter(**given | fields))

@@ -142,7 +142,7 @@ async def test_a_watch_of_an_empty_bucket_starts(connect: Any, nats: Any) -> Non
     watch.stop()
 
 
-async def test_what_is_written_here_is_told_as_soon_as_it_is_stored_and_once(connect: Any, nats: Any) -> None:
+async def test_a_watch_sends_own_writes_once_and_as_soon_as_they_are_stored(connect: Any, nats: Any) -> None:
     bus = await connect(nats)
     kv, elsewhere = await KeyValue.open(bus, "own"), await KeyValue.open(bus, "own")
     told: list[tuple[str, bytes | None]] = []
@@ -242,7 +242,7 @@ async def test_a_record_that_is_written_while_a_watch_is_opened_again_has_not_va
         if entry is None:
             gone.append(key)
 
-    def all_are_told() -> bool:
+    def all_are_repeated() -> bool:
         return min(told.values()) > 1
 
     async def write(key: str) -> None:
@@ -255,7 +255,7 @@ async def test_a_record_that_is_written_while_a_watch_is_opened_again_has_not_va
         assert watch._feed is not None
         watch._feed._lost("the test")
         told |= dict.fromkeys(keys, 0)
-        await until_async(all_are_told)
+        await until_async(all_are_repeated)
     for task in writing:
         task.cancel()
     watch.stop()

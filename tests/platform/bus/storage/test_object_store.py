@@ -302,7 +302,7 @@ async def test_a_blob_that_lost_a_chunk_is_absent_and_whole_again_once_it_is_put
     ],
     ids=["empty", "half", "a list", "of another client", "a number in words", "all uploads", "of other bytes"],
 )
-async def test_a_description_that_cannot_be_read_is_told_and_replaced(
+async def test_an_unreadable_description_is_reported_and_replaced(
     connect: Any, nats: Any, change: Callable[[bytes], bytes]
 ) -> None:
     bus = await connect(nats)
@@ -347,13 +347,13 @@ async def test_an_upload_that_breaks_off_at_its_end_leaves_a_whole_blob_or_none(
     await object_store.ensure_bucket(bus, bucket)
     publish = bus.publish_stored
 
-    async def unheard(subject: str, payload: bytes, **more: Any) -> Any:
+    async def unacknowledged(subject: str, payload: bytes, **more: Any) -> Any:
         stored = await publish(subject, payload, **more)
         if ".M." in subject:
             raise broken
         return stored
 
-    monkeypatch.setattr(bus, "publish_stored", unheard)
+    monkeypatch.setattr(bus, "publish_stored", unacknowledged)
     with pytest.raises(type(broken)):
         await object_store.put(bus, bucket, b"bytes")
     digest = digest_of(b"bytes")

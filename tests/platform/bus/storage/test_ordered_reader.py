@@ -131,9 +131,7 @@ async def test_a_consumer_that_is_found_a_moment_later_is_asked_again(
     assert len(misled) == 3
 
 
-async def test_a_consumer_that_is_not_found_at_all_is_told(
-    nats: Any, connect: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_missing_consumer_is_reported(nats: Any, connect: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ordered_reader, "_ROUTE_TIMEOUT_S", 0.1)
     bus = await connect(nats)
     await streams.ensure_streams(bus)

@@ -19,7 +19,7 @@ from tests.platform.conftest import lead_astray
 from tests.waiting import until_async
 
 
-async def test_streams_are_made_once_by_whoever_comes_first_and_brought_up_to_date(
+async def test_the_first_process_creates_the_streams_and_later_ones_update_them(
     connect: Any, nats: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     buses = [await connect(nats, "gateway") for _ in range(3)]
