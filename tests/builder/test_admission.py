@@ -1,4 +1,4 @@
-"""Whether a build may run beside others: tables of needs and free memory."""
+"""The decision whether a build may run beside others: tables of needs and free memory."""
 
 from __future__ import annotations
 

@@ -464,7 +464,7 @@ async def test_a_build_gives_up_on_a_bus_that_stays_away(
     assert (ended.error.stage, ended.engines) == ("publish", ())
 
 
-async def test_a_file_that_is_gone_is_told_by_its_name(connect: Any, nats: Any, tmp_path: Path) -> None:
+async def test_the_error_of_a_missing_file_has_its_name(connect: Any, nats: Any, tmp_path: Path) -> None:
     bus = await connect(nats)
     executor, _ = await bench.open_executor(await connect(nats, "builder"), tmp_path)
     spec = await bench.upload(bus, bench.scaled(5))
@@ -534,7 +534,7 @@ async def test_a_gpu_build_without_a_gpu_engine_fails_with_the_reason_of_each_ca
     assert [row["backend"] for row in (await _report(bus, ended))["candidates"]] == ["tensorrt", "onnxruntime-cuda"]
 
 
-async def test_candidates_that_are_not_installed_are_told_and_the_next_is_built(
+async def test_candidates_that_are_not_installed_are_reported_and_the_next_is_built(
     connect: Any, nats: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here = {Backend.ORT_CPU: identity.installed()[Backend.ORT_CPU]}

@@ -1,4 +1,4 @@
-"""Slots of builds: reservations, and what is remembered of earlier builds."""
+"""Slots of builds: reservations, and estimates from earlier builds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a build process that a hostile model has taken over cannot reach. docs/trust.md lists these attacks."""
+"""Attacks by a build process that a hostile model has taken over. docs/trust.md lists these attacks."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ async def test_a_hostile_build_reaches_nothing_of_the_platform(
     attacks, beyond, outcomes, escaped = await attacked(
         connect, nats, tmp_path, lambda home: sandboxes(home, namespaces=namespaces)
     )
-    with pytest.raises(ProcessLookupError):  # what it has started has ended with it
+    with pytest.raises(ProcessLookupError):  # the processes that it started have ended with it
         os.kill(escaped, 0)
     assert {name: outcomes[name] for name in attacks if outcomes[name] not in REFUSED} == {}
     reached = {name for name in beyond if outcomes[name] is True}

@@ -114,7 +114,7 @@ def test_the_device_makes_another_engine_and_its_driver_does_not() -> None:
     assert here != _key(_spec(), L4, Backend.ORT_CUDA)
 
 
-def test_tf32_is_told_to_the_compilers_of_a_gpu() -> None:
+def test_tf32_is_a_flag_of_gpu_compilers() -> None:
     tf32 = {
         precision: identity.flags(_spec(precision=precision, samples=SAMPLES), Backend.TENSORRT)["tf32"]
         for precision in Precision
@@ -150,7 +150,7 @@ def test_a_cpu_is_known_by_its_vector_instructions() -> None:
     assert identity.vector_instructions("") == ""
 
 
-def test_what_is_installed_is_told_with_its_distribution(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_installed_packages_have_the_name_of_their_distribution(monkeypatch: pytest.MonkeyPatch) -> None:
     versions = {
         "onnxruntime-gpu": "1.23.0",
         "tensorrt-cu13-bindings": "11.4.0",

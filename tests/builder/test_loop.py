@@ -219,7 +219,7 @@ async def test_of_an_error_that_is_longer_than_any_message_the_record_has_the_be
     await scene.stop()
 
 
-async def test_whoever_sets_cancel_ends_a_build(connect: Any, nats: Any, tmp_path: Path) -> None:
+async def test_setting_cancel_ends_a_build(connect: Any, nats: Any, tmp_path: Path) -> None:
     scene = await Scene.open(
         await connect(nats), await connect(nats, "builder"), tmp_path, process="tests.builder.hanging"
     )
@@ -435,7 +435,7 @@ async def test_the_gpus_of_its_node_get_queues_of_their_own(connect: Any, nats: 
     await scene.stop()
 
 
-async def test_the_service_is_small_and_stops_when_told(connect: Any, nats: Any, tmp_path: Path) -> None:
+async def test_the_service_is_small_and_stops_on_a_signal(connect: Any, nats: Any, tmp_path: Path) -> None:
     bus = await connect(nats)
     scene = await Scene.open(bus, await connect(nats, "builder"), tmp_path)
     root = str(Path(__file__).parents[2])

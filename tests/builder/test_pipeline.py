@@ -39,8 +39,8 @@ L4 = Target("NVIDIA L4", "8.9", "GPU-1")
 
 
 class Kernels:
-    """A compiler for a GPU whose half-precision kernels of some products are wrong, by their output. With `fuses`, only
-    the kernels of fused nodes are: those of an engine without values as outputs."""
+    """A compiler for a GPU with wrong half-precision kernels of the products with these outputs. With `fuses`, only the
+    kernels of fused nodes are wrong, so an engine that returns intermediate values is right."""
 
     def __init__(self, *wrong: str, fuses: bool = False) -> None:
         self.wrong = wrong

@@ -1,4 +1,4 @@
-"""Of a build process's engines only the requested ones, with files in the build's folder, are published."""
+"""The builder publishes only requested engines of a build process, with files in the folder of the build."""
 
 from __future__ import annotations
 

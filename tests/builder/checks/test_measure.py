@@ -40,7 +40,7 @@ def test_a_slow_start_is_measured_until_it_settles_and_counts_no_more() -> None:
     assert (found.latency.p50_s, found.latency.p99_s) == (0.25, 0.25)
 
 
-def test_runs_that_never_agree_are_told_as_unsettled() -> None:
+def test_runs_that_never_agree_are_reported_as_unsettled() -> None:
     time = Time(1.1**index for index in itertools.count())
     found = time.measure(MeasurePlan(warm_up_s=0.0, least_s=0.3, most_s=20.0))
     assert not found.latency.settled

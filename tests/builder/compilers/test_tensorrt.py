@@ -60,7 +60,7 @@ class Script:
         self.logs: list[tuple[str, str]] = []
         self.loads = True
         self.output_shape: tuple[int, ...] = (4, 3)
-        self.data_shape: tuple[int, ...] | None = None  # of an output whose shape depends on the data
+        self.data_shape: tuple[int, ...] | None = None  # shape of an output that depends on the data
         self.allocator: Any = None
         self.accepts_allocators = True
         self.given = 0  # the address of that output
@@ -261,7 +261,7 @@ def test_timings_that_are_of_no_use_fail_no_build(
     assert list(kept.parent.iterdir()) == [kept]
 
 
-def test_what_the_parser_does_not_take_is_told_with_its_node(module: Any, script: Script, tmp_path: Path) -> None:
+def test_an_error_of_the_parser_names_the_node(module: Any, script: Script, tmp_path: Path) -> None:
     script.parses = False
     script.errors = [ParserError("UNSUPPORTED_NODE", "mask", "NonZero", "no plugin"), ParserError("X", "n", "", "d")]
     with pytest.raises(BuildFailed) as failure:
@@ -271,13 +271,13 @@ def test_what_the_parser_does_not_take_is_told_with_its_node(module: Any, script
     assert failure.value.log.splitlines() == ["UNSUPPORTED_NODE mask: no plugin", "X n: d"]
 
 
-def test_a_profile_that_is_refused_is_told(module: Any, script: Script, tmp_path: Path) -> None:
+def test_a_refused_profile_is_reported(module: Any, script: Script, tmp_path: Path) -> None:
     script.profile = -1
     with pytest.raises(BuildFailed, match=r" x: \[1, 3\] to \[8, 3\], tuned for \[4, 3\]$"):
         _compile(module, tmp_path)
 
 
-def test_a_build_without_a_plan_is_told_in_the_words_of_the_log(module: Any, script: Script, tmp_path: Path) -> None:
+def test_the_error_of_a_build_without_a_plan_comes_from_the_log(module: Any, script: Script, tmp_path: Path) -> None:
     script.plan = None
     script.logs = [(INFO, "started"), (ERROR, "node [name: conv1] has no tactic"), (ERROR, "gave up")]
     with pytest.raises(BuildFailed) as failure:
@@ -335,7 +335,7 @@ def test_an_engine_runs_between_copies_both_ways(module: Any, script: Script, tm
 @pytest.mark.parametrize(
     "fails", [("has_context",), ("selects_profiles",), ("selects_profiles", "raises"), ("takes_addresses",)]
 )
-def test_an_engine_that_cannot_be_run_is_told(
+def test_an_engine_that_cannot_run_is_reported(
     module: Any, script: Script, tmp_path: Path, fails: tuple[str, ...]
 ) -> None:
     compiled = _compile(module, tmp_path)

@@ -1,5 +1,4 @@
-"""The TensorRT compiler against a real parser and builder, without a GPU: those of TensorRT-RTX, which parse and build
-on the CPU, behind the real bindings.
+"""The TensorRT compiler with the real bindings and the parser and builder of TensorRT-RTX, which need no GPU.
 
 The combination is unsupported, so it is used only in tests, if its parts are installed:
 `pip install --no-deps tensorrt-cu13-bindings==11.4.0.106 onnxruntime-ep-nv-tensorrt-rtx-cu13==0.5.0`. Such an engine
@@ -78,25 +77,25 @@ def test_a_model_becomes_a_plan_with_progress_and_timings(environ: dict[str, str
     assert next(tmp_path.glob("*.timing")).stat().st_size > 0
 
 
-def test_what_it_cannot_do_is_told(environ: dict[str, str], tmp_path: Path) -> None:
+def test_an_unsupported_node_is_reported(environ: dict[str, str], tmp_path: Path) -> None:
     found = _compiled(tmp_path, environ, models.texts())
     assert found["message"].split(": ")[1] == "UNSUPPORTED_NODE"
 
 
-def test_an_operator_that_nobody_has_is_told_with_its_node(environ: dict[str, str], tmp_path: Path) -> None:
+def test_an_unknown_operator_is_reported_with_its_node(environ: dict[str, str], tmp_path: Path) -> None:
     unknown = models.model([models.node("NoSuch", "x", "y")], [models.value("x", ["N", 8])], [models.value("y", None)])
     found = _compiled(tmp_path, environ, unknown, _PROFILE)
     assert "INVALID_NODE (NoSuch): " in found["message"]
     assert found["node"] == "y_node"
 
 
-def test_dynamic_shapes_without_a_profile_are_told(environ: dict[str, str], tmp_path: Path) -> None:
+def test_dynamic_shapes_without_a_profile_are_reported(environ: dict[str, str], tmp_path: Path) -> None:
     found = _compiled(tmp_path, environ, models.mlp())
     assert "no optimization profile" in found["message"]
     assert not (tmp_path / "engine.plan").exists()
 
 
-def test_a_profile_that_contradicts_the_model_is_told(environ: dict[str, str], tmp_path: Path) -> None:
+def test_a_profile_that_contradicts_the_model_is_reported(environ: dict[str, str], tmp_path: Path) -> None:
     wrong = ShapeProfile({"x": ShapeRange((1, 9), (4, 9), (8, 9))})
     found = _compiled(tmp_path, environ, models.mlp(), wrong)
     assert "could not build" in found["message"].partition(": ")[0]

@@ -381,7 +381,7 @@ def test_a_sequence_is_refused_by_name(tmp_path: Path) -> None:
     assert refusal(tmp_path).message.startswith("input x is a sequence")
 
 
-def test_of_probabilities_by_class_in_maps_it_is_told_how_to_have_them_in_a_tensor(tmp_path: Path) -> None:
+def test_the_error_of_a_zip_map_names_the_option_that_avoids_it(tmp_path: Path) -> None:
     """A model as tools for scikit-learn write it by default."""
     maps = helper.make_map_type_proto(TensorProto.INT64, helper.make_tensor_type_proto(TensorProto.FLOAT, []))
     output = helper.make_value_info("p", helper.make_sequence_type_proto(maps))

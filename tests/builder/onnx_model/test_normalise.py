@@ -43,7 +43,7 @@ def normal(proto: ModelProto, tmp_path: Path) -> NormalModel:
     return normalise(ingest(tmp_path / "upload", spec_of(tmp_path / "upload"), IngestLimits()), into)
 
 
-def test_inputs_and_outputs_are_told_as_the_protocol_names_them(tmp_path: Path) -> None:
+def test_inputs_and_outputs_have_the_datatypes_of_the_protocol(tmp_path: Path) -> None:
     found = normal(models.several_outputs(), tmp_path)
     assert found.inputs == (TensorSpec("x", "FP32", (-1, 4)),)
     assert found.outputs == (
@@ -95,7 +95,7 @@ def test_shapes_of_the_values_between_are_inferred(tmp_path: Path) -> None:
     }
 
 
-def test_a_file_format_that_is_too_new_is_told_as_an_older_one(tmp_path: Path) -> None:
+def test_the_version_of_a_file_format_that_is_too_new_is_lowered(tmp_path: Path) -> None:
     proto = mlp()
     proto.ir_version = onnx.IR_VERSION
     onnxruntime.InferenceSession(normal(proto, tmp_path).path, providers=["CPUExecutionProvider"])

@@ -106,7 +106,7 @@ def test_the_statistics_of_a_normalisation_stay_in_float32(tmp_path: Path) -> No
     assert found[start - 1 : start + 6] == ["Cast", "Pow", "ReduceMean", "Add", "Sqrt", "Cast", "Div"]
 
 
-def test_a_constant_that_fp16_cannot_hold_is_not_clipped_but_told(tmp_path: Path) -> None:
+def test_a_constant_that_fp16_cannot_hold_is_reported_and_not_clipped(tmp_path: Path) -> None:
     proto = model(
         [node("MatMul", "x w", "h"), node("Min", "h ceiling", "y")],
         [value("x", [1, 4])],

@@ -71,7 +71,7 @@ def test_what_it_made_comes_back_infinities_included(tmp_path: Path) -> None:
     assert _run(tmp_path, "end well") == misbehaving.RESULT
 
 
-def test_what_it_refuses_is_told_with_its_node(tmp_path: Path) -> None:
+def test_a_refusal_names_the_node(tmp_path: Path) -> None:
     with pytest.raises(BuildFailed, match=r"^the shape") as failure:
         _run(tmp_path, "refuse")
     assert (failure.value.stage, failure.value.node) == ("compile", "conv1")
@@ -102,7 +102,9 @@ def test_an_output_that_is_too_far_from_the_reference_comes_back_with_its_case(t
         ("leave somebody behind", "compile", "onnxruntime-cpu ended without a result"),
     ],
 )
-def test_however_it_ends_the_build_is_told_where_and_how(tmp_path: Path, do: str, stage: str, message: str) -> None:
+def test_the_build_reports_how_and_at_which_stage_a_candidate_ended(
+    tmp_path: Path, do: str, stage: str, message: str
+) -> None:
     with pytest.raises(BuildFailed) as failure:
         run_candidate(
             _request(tmp_path, do),
@@ -133,7 +135,7 @@ def test_the_last_that_it_said_is_kept(tmp_path: Path) -> None:
     assert failure.value.log.endswith("ValueError: not so")
 
 
-def test_one_that_needs_more_memory_than_allowed_is_told_so(tmp_path: Path) -> None:
+def test_a_candidate_beyond_its_memory_limit_ends_with_that_reason(tmp_path: Path) -> None:
     with pytest.raises(BuildFailed, match=r"onnxruntime-cpu .*memory.* 1 GiB"):
         _run(tmp_path, "eat memory", memory_limit_bytes=1 << 30)
 
@@ -150,7 +152,7 @@ def test_what_its_processes_use_together_is_limited(tmp_path: Path, do: str, wor
         work.wait(lambda update: None, CandidateResult, 60)
 
 
-def test_a_disk_that_is_full_is_told_though_nothing_can_be_printed(tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_though_output_cannot_be_written(tmp_path: Path) -> None:
     with small_disk(tmp_path, mebibytes=1) as disk, pytest.raises(BuildFailed) as failure:
         _run(disk, "fill the disk")
     message = "the builder's disk is full: free some space and build again"
@@ -240,7 +242,7 @@ def test_one_that_is_cancelled_ends_at_once(tmp_path: Path) -> None:
     assert begun.wait(30)
     work.end()
     thread.join(30)
-    work.end()  # it has ended: nothing happens
+    work.end()  # no effect after the end
     assert [failure.message.rpartition(" ")[2] for failure in ended] == ["SIGKILL"]
 
 

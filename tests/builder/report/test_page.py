@@ -133,7 +133,7 @@ def test_a_plot_of_runs_of_which_few_took_long_is_in_powers_of_ten() -> None:
     assert "01 ms2 ms" not in read.text
 
 
-def test_the_shapes_of_every_profile_are_told() -> None:
+def test_a_page_shows_the_shapes_of_every_profile() -> None:
     profiles = tuple(ShapeProfile({"images": ShapeRange((1, 3), (rows, 3), (rows, 3))}) for rows in (4, 16))
     page_ = page.render(msgspec.structs.replace(REPORT, profiles=profiles))
     assert "[1, 3] to [4, 3], tuned for [4, 3]; [1, 3] to [16, 3], tuned for [16, 3]" in page_
@@ -170,7 +170,7 @@ def test_every_text_of_a_report_is_escaped() -> None:
 
 
 def _marked(value: Any, mark: str) -> Any:
-    """Return `value` with every text replaced, except those of our own enums."""
+    """Return `value` with every text replaced, except the values of our own enums."""
     if isinstance(value, msgspec.Struct):
         fields = {name: _marked(getattr(value, name), mark) for name in value.__struct_fields__}
         return msgspec.structs.replace(value, **fields) if not isinstance(value, ModelFile) else value
