@@ -1,4 +1,4 @@
-"""Folded stacks: what is kept, what is shown, and the file for speedscope."""
+"""Folded stacks: limits, the printed table, and the file for speedscope."""
 
 from __future__ import annotations
 

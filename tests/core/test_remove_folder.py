@@ -54,7 +54,7 @@ def test_what_is_not_there_is_removed_and_what_is_no_folder_is_not(tmp_path: Pat
         assert path.exists()
 
 
-def test_what_cannot_be_removed_is_told_and_does_not_keep_the_rest(
+def test_a_file_that_cannot_be_removed_is_reported_and_the_rest_is_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "w"

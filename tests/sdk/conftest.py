@@ -31,7 +31,7 @@ class Request:
 
 @dataclass
 class StubGateway:
-    """Answers each request with what `answers` has for "METHOD /path": (status, headers, body), or several in turn."""
+    """A gateway that returns the responses of `answers` for "METHOD /path" in turn, and repeats the last one."""
 
     url: str = ""
     requests: list[Request] = field(default_factory=list)

@@ -191,7 +191,7 @@ def test_who_comes_back_has_nothing_saved_up() -> None:
     assert turns(order, count=6, turn_s={"a": 1.0, "b": 1.0}, now=11.0).count("b") <= 4  # but not all of them
 
 
-def test_a_turn_that_takes_longer_than_expected_is_made_up_for() -> None:
+def test_a_flow_pays_for_a_turn_that_takes_longer_than_expected() -> None:
     order = FairQueueing[str](overrun_s=0.0)
     backlog(order, "ab")
     assert turns(order, count=4, turn_s={"a": 1.0, "b": 1.0}) == "abba"

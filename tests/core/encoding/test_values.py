@@ -129,7 +129,7 @@ def test_what_has_no_form_of_its_own_is_refused_where_it_is_made(value: Any) -> 
         values.encode_result({"f": value}, NATIVE)
 
 
-def test_a_refused_value_is_told_with_its_remedy() -> None:
+def test_the_error_of_a_refused_value_has_a_remedy() -> None:
     with pytest.raises(InvalidInput, match=r"; send .* @gpu_function\(pickle=True\)"):
         values.encode_call((object(),), {})
     with pytest.raises(ResultNotEncodable, match=r"; return .* @gpu_function\(pickle=True\)"):
@@ -356,7 +356,7 @@ async def _no_items() -> AsyncIterator[int]:
     yield 1
 
 
-def test_what_is_still_to_be_run_or_read_is_told_with_what_makes_a_value_of_it() -> None:
+def test_the_error_of_a_coroutine_or_an_iterator_names_the_way_to_a_value() -> None:
     coroutine = _nothing()
     for value, remedy in (
         (iter_nothing(), "; make a list of it"),

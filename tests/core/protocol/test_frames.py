@@ -19,7 +19,7 @@ from gpufn_core.protocol.frames import MAX_HEADER_BYTES, FrameReader, Item, Work
 from gpufn_core.protocol.limits import MESSAGE_BYTES
 from gpufn_core.spec.priority import Priority
 
-# What the ends of a socket read. A worker is hostile: its user's code may write to the socket.
+# The frames that each end of a socket reads. A worker may be hostile, because its user code can write to the socket.
 KINDS = (WorkerFrame, frames.RunnerFrame, fast_path.GatewayFrame, fast_path.RunnerFrame)
 _DEEP = 100_000
 _SIZES = st.sampled_from([0, 1, 100, 5000, 70_000])

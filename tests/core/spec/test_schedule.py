@@ -107,7 +107,7 @@ def test_the_next_time_is_never_one_that_has_passed_though_the_clock_shows_its_h
         ("30 2 * * *", -10, 50, []),
     ],
 )
-def test_what_was_missed_before_the_clock_was_set_back_is_made_up_for_after_it(
+def test_runs_missed_before_the_clock_was_set_back_happen_after_it(
     cron: str, since: int, now: int, times: list[str]
 ) -> None:
     schedule = Schedule(cron, "Europe/Berlin", missed=Missed.ALL)
@@ -196,7 +196,7 @@ def test_a_function_declares_its_schedule_and_gives_it_what_it_needs() -> None:
         gpu_function(schedule=Schedule(at=5.0, arguments={"day": "today"}))(report).spec()
 
 
-def test_where_there_are_no_time_zones_utc_is_known_and_how_to_have_others_is_told(
+def test_without_time_zone_data_utc_works_and_others_fail_with_a_remedy(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def knows_none(name: str) -> datetime.tzinfo:

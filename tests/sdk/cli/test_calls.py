@@ -130,7 +130,7 @@ def test_a_call_is_submitted_and_its_result_fetched_later(
 
 
 @pytest.mark.parametrize(("out", "why"), [("no/out.png", "No such file or directory"), (".", "Is a directory")])
-def test_a_file_that_cannot_be_written_is_told_before_the_call_whose_result_it_would_lose(
+def test_an_output_file_that_cannot_be_written_fails_before_the_call(
     gateway: StubGateway, tmp_path: Path, out: str, why: str
 ) -> None:
     result = command("invoke", "f", "-o", str(tmp_path / out))
@@ -160,7 +160,7 @@ def test_invoke_shows_the_traceback_of_the_users_code(gateway: StubGateway) -> N
     assert (result.exit_code, result.stderr) == (7, "Traceback ...\nValueError: no\ngpufn: ValueError: no\n")
 
 
-def test_a_result_that_cannot_be_sent_is_told_as_no_exception_of_the_function(gateway: StubGateway) -> None:
+def test_a_result_that_cannot_be_sent_is_not_shown_as_an_exception_of_the_function(gateway: StubGateway) -> None:
     gateway.on("GET /v1/functions/f", VIEW)
     problem = {"code": "result_not_encodable", "detail": "a lock"}
     gateway.on("POST /v1/functions/f/invoke", problem, status=500)

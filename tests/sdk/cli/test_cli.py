@@ -85,7 +85,7 @@ def test_no_gateway_is_exit_code_3(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "`gpufn up`" in result.stderr
 
 
-def test_a_key_that_cannot_be_sent_is_exit_code_5_and_not_told(
+def test_a_key_that_cannot_be_sent_is_exit_code_5_and_not_printed(
     gateway: StubGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GPUFN_API_KEY", "abcsecret\r")
@@ -287,7 +287,7 @@ def test_the_version_is_an_option_too() -> None:
         (["deploy", "app.py", "f"], "gpufn deploy app.py --name f"),
     ],
 )
-def test_a_usual_mistake_is_told_what_it_was_meant_as(typed: list[str], hint: str) -> None:
+def test_a_usual_mistake_gets_a_hint(typed: list[str], hint: str) -> None:
     result = command(*typed)
     assert (result.exit_code, " ".join(result.stderr.split())[-len(hint) :]) == (2, hint)
 

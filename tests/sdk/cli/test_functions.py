@@ -161,7 +161,7 @@ def test_rollback_returns_when_calls_go_there(gateway: StubGateway) -> None:
     assert command("rollback", "f", "--no-wait").stdout == "f@3 is active\n"
 
 
-def test_rm_asks_unless_told_not_to(gateway: StubGateway) -> None:
+def test_rm_asks_for_confirmation_unless_an_option_says_yes(gateway: StubGateway) -> None:
     gateway.on("GET /v1/functions/f", VIEW)
     gateway.on("DELETE /v1/functions/f", status=204)
     assert command("rm", "f", input="n\n").exit_code == 1

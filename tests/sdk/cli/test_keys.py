@@ -26,7 +26,7 @@ def test_a_new_key_is_on_standard_output_alone(gateway: StubGateway) -> None:
 
 
 @pytest.mark.parametrize("own", ["", "gpufn_k0"])
-def test_who_makes_the_first_key_is_told_that_all_need_one_now(
+def test_creating_the_first_key_warns_that_all_clients_need_a_key(
     gateway: StubGateway, monkeypatch: pytest.MonkeyPatch, own: str
 ) -> None:
     monkeypatch.setenv("GPUFN_API_KEY", own)

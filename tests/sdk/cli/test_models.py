@@ -254,7 +254,7 @@ def test_a_build_shows_its_candidates_and_writes_its_report(platform: StubGatewa
         (("--report", "report.html", "--no-wait"), "--report needs the end of the build: omit --no-wait"),
     ],
 )
-def test_a_report_that_cannot_be_written_is_told_before_anything_is_built(
+def test_a_report_file_that_cannot_be_written_fails_before_the_build(
     platform: StubGateway, arguments: tuple[str, ...], message: str
 ) -> None:
     result = _gpufn("build", "net.onnx", *arguments)
@@ -442,7 +442,7 @@ def test_at_a_terminal_builds_have_bars(monkeypatch: pytest.MonkeyPatch, capsys:
         ({"state": BuildState.CANCELLED}, "cancelled"),
     ],
 )
-def test_a_build_is_told_in_words(fields: dict[str, Any], text: str) -> None:
+def test_the_progress_of_a_build_is_described_in_words(fields: dict[str, Any], text: str) -> None:
     assert describe_progress(BuildView(id="b", device="cpu", **fields)) == text
 
 
@@ -496,9 +496,7 @@ nn = type("nn", (), {"Module": Module})
         ("raise RuntimeError('see above') from KeyError('linear')", "KeyError: 'linear'"),
     ],
 )
-def test_an_export_that_fails_is_told_in_one_line_with_its_first_cause(
-    project: Project, raises: str, message: str
-) -> None:
+def test_a_failed_export_is_one_line_with_its_first_cause(project: Project, raises: str, message: str) -> None:
     project({"torch.py": _TORCH, "app.py": f"import torch\n\ndef make_model():\n    {raises}\n"})
     result = _gpufn("build", "app.py:make_model")
     assert (result.exit_code, result.stderr.count("\n")) == (1, 1)

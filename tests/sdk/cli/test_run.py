@@ -1,4 +1,4 @@
-"""`gpufn run`: the function of a file, its parameters as options, and what is left on errors."""
+"""`gpufn run`: the function of a file, its parameters as options, and the files that remain after errors."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def test_failed_items_of_maps_are_listed_with_failed_calls(gateway: StubGateway)
     gateway.on("GET /v1/dlq", {"letters": [LETTER, item, item | {"id": f"{ID}-18", "state": "expired"}]})
     lines = _gpufn("calls", "--state", "failed").stdout.splitlines()[1:]
     assert [line.split()[:3] for line in lines] == [[f"{ID}-17", "f", "failed"], [ID, "f", "failed"]]
-    gone = _gpufn("calls", "--function", "gone", "--state", "failed")  # the stub has no letters of it: 404
+    gone = _gpufn("calls", "--function", "gone", "--state", "failed")  # the stub has no letters of this function: 404
     assert (gone.exit_code, gone.stdout.count(ID)) == (0, 1)
 
 
@@ -94,7 +94,7 @@ def test_the_joules_per_call_are_those_of_calls_whose_energy_is_known(gateway: S
     assert _gpufn("usage", "--by", "function").stdout.split()[-2:] == ["1,800.0", "600.0"]
 
 
-def test_where_there_is_no_usage_it_is_told_since_when_and_that_the_last_seconds_are_missing(
+def test_a_list_without_usage_shows_its_start_and_that_the_last_seconds_are_missing(
     gateway: StubGateway,
 ) -> None:
     gateway.on("GET /v1/usage", {"usage": []})

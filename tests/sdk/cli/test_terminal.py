@@ -187,7 +187,7 @@ def test_what_a_locale_has_no_letters_for_is_escaped_and_json_stays_json(
     assert arrow == ("→" if encoding == "utf-8" else r"\u2192")
 
 
-def test_an_interrupt_while_the_command_line_is_being_imported_is_told_by_the_exit_code_alone(tmp_path: Path) -> None:
+def test_an_interrupt_during_the_import_of_the_command_line_only_sets_the_exit_code(tmp_path: Path) -> None:
     (tmp_path / "click.py").write_text("raise KeyboardInterrupt")
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
     command = [sys.executable, "-m", "gpufn", "version"]

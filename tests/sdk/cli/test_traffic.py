@@ -1,4 +1,4 @@
-"""`gpufn traffic`: what it sends, and what it shows."""
+"""Requests and output of `gpufn traffic`."""
 
 from __future__ import annotations
 

@@ -173,7 +173,7 @@ def test_what_a_function_raised_reads_as_python_tells_it() -> None:
         ("s3cret ", "a space or a control character"),
     ],
 )
-def test_a_key_that_cannot_be_sent_is_refused_and_not_told(
+def test_a_key_that_cannot_be_sent_is_refused_and_not_in_the_error(
     gateway: StubGateway, monkeypatch: pytest.MonkeyPatch, key: str, wrong: str
 ) -> None:
     message = f"is not a key: it contains {wrong}; copy it exactly as `gpufn keys create` printed it"
@@ -223,7 +223,7 @@ def test_an_address_that_leads_nowhere_is_refused_at_once(url: str, monkeypatch:
     assert caught.value.__cause__ is None
 
 
-def test_an_address_of_the_environment_that_leads_nowhere_is_told_with_its_variable(
+def test_the_error_of_an_unreachable_address_names_its_variable(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("GPUFN_URL", "ftp://x")
@@ -425,7 +425,7 @@ def test_a_page_is_not_what_a_gateway_answers(gateway: StubGateway, status: int)
     ],
 )
 @pytest.mark.parametrize("content_type", ["text/html", "text/plain; charset=utf-8"])
-def test_a_page_of_a_proxy_in_between_is_told_as_that(
+def test_a_page_of_a_proxy_is_reported_as_such(
     gateway: StubGateway, status: int, message: str, content_type: str
 ) -> None:
     gateway.on("POST /v1/functions/f/invoke", b"<html>", status, content_type=content_type)

@@ -168,7 +168,7 @@ def test_a_file_that_cannot_be_imported_shows_the_line(project: Project, files: 
 
 
 @pytest.mark.parametrize("wraps", ["@functools.wraps(f)", ""])
-def test_a_function_that_another_decorator_hides_is_told_rather_than_left_out(project: Project, wraps: str) -> None:
+def test_a_function_hidden_by_another_decorator_is_an_error(project: Project, wraps: str) -> None:
     timed = f"import functools\ndef timed(f):\n    {wraps}\n    def inner(*a): return f(*a)\n    return inner\n"
     app = "from gpufn import gpu_function\nfrom timed import timed\n@gpu_function\ndef seen(): ...\n"
     root = project({"timed.py": timed, "app.py": f"{app}@timed\n@gpu_function\ndef hidden(): ..."})
@@ -236,7 +236,7 @@ def test_a_file_that_is_called_like_one_of_pythons_modules_is_not_imported_for_i
     assert (process.stdout, process.stderr) == ("app.py tabular.py\n", "")
 
 
-def test_a_file_that_is_imported_by_the_name_of_one_of_pythons_modules_is_told(tmp_path: Path) -> None:
+def test_a_file_with_the_name_of_a_module_of_python_is_reported(tmp_path: Path) -> None:
     (tmp_path / "colorsys.py").write_text("def mine(): ...")
     (tmp_path / "app.py").write_text("from colorsys import mine")
     process = _python(

@@ -515,8 +515,8 @@ def test_a_reader_of_an_open_map_ends_when_the_map_is_closed(platform: FakeTrans
 def test_an_outcome_that_arrives_for_a_cancelled_reader_is_not_taken(
     platform: FakeTransport, monkeypatch: pytest.MonkeyPatch, arrives: bool
 ) -> None:
-    """Regression: the waiting thread took the outcome, so the cursor was after it. Or, when no more outcomes came, the
-    thread marked the map as over, so that leaving it did not cancel it."""
+    """Regression: the waiting thread took the outcome, so the cursor was after it. Without
+    further outcomes, the thread marked the map as over, so leaving the map did not cancel it."""
 
     async def source() -> AsyncIterator[tuple[int]]:
         yield (2,)
