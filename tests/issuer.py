@@ -59,7 +59,7 @@ class StandInIssuer:
     subject: str = "alice"
     groups: tuple[str, ...] = ("devs",)
     codes: dict[str, dict[str, str]] = field(default_factory=dict)  # code → request for it
-    claims: dict[str, Any] = field(default_factory=dict)  # replace those of tokens for codes
+    claims: dict[str, Any] = field(default_factory=dict)  # override the claims of tokens for codes
 
     def token(self, key: Key | None = None, headers: dict[str, Any] | None = None, **claims: Any) -> str:
         """Sign a token. A claim of None is left out."""
@@ -147,7 +147,7 @@ def serving() -> Iterator[StandInIssuer]:
             self.send_header("content-type", "application/json")
             self.send_header("content-length", str(len(reply)))
             self.end_headers()
-            with contextlib.suppress(OSError):  # a client that reads no more
+            with contextlib.suppress(OSError):  # the client may have disconnected
                 self.wfile.write(reply)
 
         do_GET = do_POST = _serve  # noqa: N815

@@ -87,7 +87,7 @@ class Lab:
             *(f"address add {NODE}/24 dev uplink", "link set lo up", "link set uplink up"),
             f"route add default via {GATEWAY}",
         )
-        for namespace in (self.node, self.outside):  # `outside` then says at once that it has no route
+        for namespace in (self.node, self.outside):  # so that `outside` reports at once that it has no route
             within(namespace, lambda: Path("/proc/sys/net/ipv4/ip_forward").write_text("1"))
         stack.enter_context(self.server(self.outside))
         stack.enter_context(self.resolver(self.outside, RESOLVER))

@@ -30,7 +30,7 @@ class Collector(http.server.ThreadingHTTPServer):
         self.hangs: threading.Event | None = None
         self.requests = 0
 
-    def handle_error(self, *_: object) -> None: ...  # of a client that no longer waits
+    def handle_error(self, *_: object) -> None: ...  # the client may have disconnected
 
     @property
     def url(self) -> str:

@@ -15,7 +15,7 @@ from gpufn_platform.queue.puller import Pull
 async def take(
     bus: Bus, function: str, calls: int = 1, *, is_sync: bool = False, priority: Priority = Priority.NORMAL
 ) -> list[Delivery]:
-    """The next ones of its first revision, of one class; they are not settled."""
+    """Take the next deliveries of the first revision in one priority class, without settling them."""
     stream, consumer, subject = queue_position.address(function, 1, QueueKind(priority, is_sync=is_sync))
     await streams.ensure_consumer(bus, stream, consumer, subject, ack_wait_s=60, max_ack_pending=-1)
     taken: asyncio.Queue[Delivery] = asyncio.Queue()

@@ -32,7 +32,7 @@ class Origins:
 
     def __init__(self, files: dict[str, bytes]) -> None:
         self.files = files
-        self.served = dict(files)  # what downloads get: by default, what the lists say
+        self.served = dict(files)  # contents of downloads; equal to the listed files by default
         self.token = ""
         self.keys = ""
         self.with_sha256 = False

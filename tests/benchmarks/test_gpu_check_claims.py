@@ -14,7 +14,7 @@ from gpu_check.findings import Report, Result, State
 from tests.conftest import ROOT
 
 CLAIM = Claim("docs/gpu.md", "it works", ("one", "two"))
-# They record or measure, and the documentation claims nothing that they would prove.
+# These steps record or measure; they prove no claim of the documentation.
 _CLAIMS_NOTHING = {"programs", "cuda", "copies", "copies-10gb", "overlap"}
 # Pages that mention GPUs and claim nothing that only a GPU proves: they name fields, limits and prices, or link.
 _WITHOUT_CLAIMS = {

@@ -13,7 +13,7 @@ from gpu_check.load import Caller, all_at_once
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
-    """Answers calls of `good`, refuses those of `bad`, and breaks the connection of `ugly`."""
+    """A gateway that answers calls of `good`, refuses calls of `bad`, and breaks the connection of calls of `ugly`."""
 
     protocol_version = "HTTP/1.1"
 
@@ -53,7 +53,7 @@ def test_each_caller_sees_its_own_function(url: str) -> None:
     assert all("RemoteDisconnected" in why for why in ugly.failures)
 
 
-def test_a_caller_stops_when_it_is_told(url: str) -> None:
+def test_a_caller_can_be_stopped(url: str) -> None:
     stop = threading.Event()
     stop.set()
     assert not Caller(url, "good", {"times": 3}).for_seconds(600, stop).calls_s

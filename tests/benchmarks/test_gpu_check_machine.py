@@ -189,7 +189,7 @@ def test_a_gpu_is_kept_awake_by_having_it_open(tmp_path: Path) -> None:
     assert opened() == set()
 
 
-def test_a_program_is_heard_whatever_becomes_of_it() -> None:
+def test_the_output_of_a_program_is_kept_however_it_ends() -> None:
     assert output_of(["cat"], "yes").startswith("yes\n[exit code 0, ")
     assert output_of(["not-there"]).endswith(f": {os.strerror(2)}")
     assert output_of(["sh", "-c", "echo begun; exec sleep 60"], timeout_s=1.0).endswith("[not finished after 1 s]")

@@ -87,7 +87,7 @@ def test_plots_with_other_labels_are_joined_with_gaps() -> None:
     assert plot.series == {"park": [40.0, 400.0], "pin": [None, 9.0]}
 
 
-def test_the_page_needs_nothing_else_and_escapes_what_it_is_told() -> None:
+def test_the_page_has_no_external_files_and_escapes_texts() -> None:
     told = whole(found("time", 1.0, 2.0), found("MPS", 3.0, None), FAILED)
     html = page.render(told, {}, report.merged(told.results))
     assert html.count("<rect ") == 3  # a value that was not measured has no bar
@@ -118,7 +118,7 @@ def test_only_failures_end_it_with_an_error(states: list[State], code: int) -> N
     assert report.exit_code(Result(step="x", state=state) for state in states) == code
 
 
-def test_a_pretended_gpu_is_told_wherever_figures_are() -> None:
+def test_reports_with_figures_of_a_pretended_gpu_say_so() -> None:
     told = whole(found("time", 1.0, 2.0))
     told.pretended = True
     assert "no figure counts" in report.markdown(told, {})

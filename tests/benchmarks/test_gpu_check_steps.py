@@ -119,7 +119,7 @@ def test_what_does_not_end_is_killed_with_all_that_it_started(tmp_path: Path) ->
     assert not is_running(pid)
 
 
-def test_a_step_knows_no_settings_of_whoever_started_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_does_not_inherit_settings_of_its_caller(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GPUFN_HOME", "somebodys")
 
     def check(_: Machine) -> Finding:
@@ -155,7 +155,7 @@ def test_a_pretended_gpu_is_none_for_steps_that_need_a_real_one() -> None:
         machine.real_gpu()
 
 
-def test_what_fewer_functions_did_on_the_gpu_is_told_though_more_found_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_figures_of_fewer_functions_are_reported_when_more_find_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
     def measured(_platform: Any, count: int, _times: int) -> CallStats:
         if count == 8:
             raise sharing._Refused("no room")
@@ -229,7 +229,7 @@ def test_tests_that_run_out_of_time_tell_which_was_the_last(tmp_path: Path, monk
     assert "test_hangs.py::test_it" in result.detail
 
 
-def test_the_tests_platforms_are_told_of_memory_that_the_kernel_does_not_tell_of_yet(
+def test_platforms_of_tests_get_a_memory_setting_where_the_kernel_reports_too_little(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told = "import os, pytest\n\n@pytest.mark.gpu\ndef test_it(): assert os.environ['GPUFN_MEMORY'] == '64Gi'\n"

@@ -31,7 +31,7 @@ def pictures(folder: Path) -> Iterator[Any]:
         yield module
 
 
-def test_a_picture_is_told_by_its_shape(platform: Platform, pictures: Any) -> None:
+def test_a_picture_is_classified_by_its_shape(platform: Platform, pictures: Any) -> None:
     import numpy as np
     from PIL import Image
 

@@ -22,7 +22,7 @@ def test_what_a_node_reports_is_what_nvidia_smi_says(nvml: Any, platform: Platfo
     seen = [(gpu["uuid"], gpu["kind"], gpu["compute_capability"]) for gpu in gpus]
     assert seen == [(uuid, name, capability) for uuid, name, capability, _ in expected]
     for gpu, (*_, mib) in zip(gpus, expected, strict=True):
-        # What processes can have may be less than the card's memory: the driver keeps some.
+        # Processes can use less than the card's memory, because the driver reserves some.
         assert int(mib) * 0.97 <= gpu["memory_bytes"] / 2**20 <= int(mib) + 1
 
 

@@ -6,7 +6,7 @@ from tests.conftest import Platform
 
 pytestmark = [pytest.mark.gpu, pytest.mark.e2e]
 
-_ROUNDED_BY = 4  # multiprocessors: MPS gives them out in small groups
+_ROUNDED_BY = 4  # multiprocessors: MPS assigns them in small groups
 
 
 @pytest.mark.parametrize(("function", "percent"), [("quarter", 25), ("half", 50)])

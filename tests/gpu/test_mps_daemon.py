@@ -23,9 +23,9 @@ from gpufn_runtime.agent.mps.daemon import Daemon
 
 pytestmark = pytest.mark.gpu
 
-_ROUNDED_BY = 4  # multiprocessors: MPS gives them out in small groups
+_ROUNDED_BY = 4  # multiprocessors: MPS assigns them in small groups
 _START_TIMEOUT_S = 60.0
-# Tells what it sees, in a line, and stays until its input ends.
+# Prints its view of the GPU in one line, and runs until its input ends.
 _CLIENT = """
 import json, sys, torch
 def refused(gib):
@@ -56,7 +56,9 @@ def folder() -> Iterator[Path]:
         yield Path(name) / "gpu"
 
 
-def test_it_gets_active_ends_when_told_and_changes_nothing_of_the_gpu(nvml: Any, gpu: str, folder: Path) -> None:
+def test_the_daemon_becomes_active_ends_on_request_and_changes_no_setting_of_the_gpu(
+    nvml: Any, gpu: str, folder: Path
+) -> None:
     handle = nvml.nvmlDeviceGetHandleByUUID(gpu)
     before = nvml.nvmlDeviceGetComputeMode(handle)
 

@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.e2e]
 
 
 def _until_parked(platform: Platform, function: str) -> dict[str, Any]:
-    """What its agent has proven that it holds."""
+    """Wait until the worker is parked. Return the process as the agent reports it."""
 
     def parked() -> dict[str, Any] | None:
         nodes = platform.client.get("/v1/nodes").json()["nodes"]

@@ -1,4 +1,4 @@
-"""What must not be in the repository, and what may be in one place only."""
+"""Text and code that the repository must not contain, or may contain in one place only."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ import pytest
 from tests.conftest import ROOT, missing
 
 _TEXT = {".py", ".md", ".toml", ".yaml", ".yml", ".json", ".lua", ".txt", ".sh", ""}
-# A home directory or a work directory of whoever wrote it. `~` and GPUFN_HOME are how to say it.
+# A home or work directory of the author's machine. Use `~` and GPUFN_HOME instead.
 _MACHINE_PATH = re.compile(r"(?<![\w.~$}])/(?:home|root|Users|work|workspace|mnt|opt/(?:wheels|pypi))/[\w.-]+")
 _UNPICKLES = {  # a pickle runs code where it is read (docs/decisions/0030-pickle-is-opt-in.md)
-    "cloudpickle.loads": {"sdk/gpufn_core/encoding/native.py"},  # of those who said so
+    "cloudpickle.loads": {"sdk/gpufn_core/encoding/native.py"},  # values of callers who allow pickles
     "joblib.load": {"sdk/gpufn/deploy/convert/sklearn_files.py"},  # on the machine of the deployer, with --trust-model
     "cloudpickle.load": {"runtime/gpufn_runtime/worker/arguments/loader.py"},  # a function that was deployed by value
 }
-# Packages that read pickles, or what else is a program, and where they may be imported.
+# Packages that read pickles or other formats that run code, and the files that may import them.
 _PICKLES = {"_pickle", "cloudpickle", "dill", "joblib", "marshal", "pickle", "shelve"}
 _IMPORT_PICKLES = {
     "cloudpickle": {
@@ -29,7 +29,7 @@ _IMPORT_PICKLES = {
         "runtime/gpufn_runtime/worker/arguments/loader.py",
     },
 }
-# Who may say that pickles are read: the worker where the function's option says so, the caller where he trusts results.
+# Code that may allow pickles: the worker if the function's option allows them, the caller if it trusts the results.
 _ALLOW_PICKLES = {
     "sdk/gpufn/call/context.py",
     "sdk/gpufn/call/result_decoding.py",

@@ -18,7 +18,7 @@ def _loaded() -> dict[str, object]:
 
 
 def _for_itself() -> set[str]:
-    """What the module's own code imports without `as`: `Any`, `annotations`."""
+    """Return the names that the module imports for itself, without `as`: `Any`, `annotations`."""
     imports = (node for node in ast.walk(_TREE) if isinstance(node, ast.ImportFrom))
     return {alias.name for node in imports for alias in node.names if alias.asname is None}
 

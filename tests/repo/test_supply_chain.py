@@ -1,4 +1,4 @@
-"""What CI and the images install."""
+"""Packages that CI and the images install."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a worker sees of a GPU that it has in turn with others."""
+"""Functions that report the view of a worker that takes turns on a GPU."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def whole() -> int:
 
 @gpu_function(gpu="any", share="time", max_workers=1, idle_timeout=5, retries=0)
 def spoil(broken: bool) -> float:
-    """A device-side assertion leaves a CUDA context that nothing works in any more."""
+    """Fail with a device-side assertion, which makes the CUDA context unusable."""
     a = torch.ones(8, 8, device="cuda")
     if broken:
         a = a[torch.tensor([1 << 40], device="cuda")]

@@ -1,4 +1,4 @@
-"""What torch has on a GPU while its worker is parked, and after it has resumed."""
+"""Functions whose torch tensors are on a GPU while their worker parks and resumes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Net:
 
 @gpu_function(gpu="any", share="time", max_workers=1, idle_timeout=0.2, scaledown_window=0.2)
 def looked_up(index: int) -> list[int]:
-    """Of a table that a plain function keeps as a global."""
+    """Return an entry of a table that a plain function keeps as a global."""
     global _table  # noqa: PLW0603
     if _table is None:
         _table = torch.arange(1 << 20, device="cuda") * 2

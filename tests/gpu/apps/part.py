@@ -1,4 +1,4 @@
-"""What a worker sees of its part of a GPU under MPS."""
+"""Functions that report the view of a worker with a part of a GPU under MPS."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def half(mib: int) -> Seen:
 
 
 def look(mib: int) -> Seen:
-    """Multiprocessors, and why so much memory was refused; nothing when it was given."""
+    """Allocate memory. Return the number of multiprocessors, and the error if the allocation was refused."""
     try:
         torch.empty(mib << 20, dtype=torch.uint8, device="cuda")
     except torch.OutOfMemoryError as error:
