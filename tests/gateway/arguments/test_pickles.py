@@ -64,7 +64,7 @@ async def test_a_large_pickle_that_is_refused_leaves_nothing_in_memory(clock: An
     gateway = Gateway(clock, shared_bodies=shared_bodies, limit_bytes=4 * MIN_SHARED_BYTES)
     gateway.deploy(make.spec("embed"))
     large = PICKLED + bytes(MIN_SHARED_BYTES)
-    for _ in range(3):  # of which the budget holds one
+    for _ in range(3):  # the budget holds one
         answer = await gateway.post("/v1/functions/embed/invoke", large, **{"Content-Type": media.PICKLED})
         assert answer.status_code == 415
 

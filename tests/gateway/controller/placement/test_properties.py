@@ -60,7 +60,7 @@ _wants = st.one_of(
         trust_domain=_domains,
     ),
 )
-# A worker that arrives, or the number of one that leaves.
+# The needs of a worker that arrives, or the number of a worker that leaves.
 _steps = st.lists(st.one_of(_wants, st.integers(0, 50)), max_size=60)
 
 

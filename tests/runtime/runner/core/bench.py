@@ -168,7 +168,7 @@ class Bench:
         return handed_over
 
     def arrive_submitted(self, *, delivered: int = 1, body: bytes = b"{}", **fields: Any) -> FakeDelivery:
-        """Hand over a call for whose reply no caller waits. `fields` are those of its message."""
+        """Hand over a call for whose reply no caller waits. `fields` replace fields of its message."""
         message = message_of(f"i-{next(self._ids)}", reply="", **fields)
         return self.arrive(message, body=body, delivered=delivered)
 
