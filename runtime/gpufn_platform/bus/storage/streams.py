@@ -304,7 +304,7 @@ async def first_sequence_at(bus: Bus, stream: str, at: float) -> int:
     stored. The stream must allow direct reads."""
     start = datetime.datetime.fromtimestamp(min(max(at, 0.0), _LATEST), datetime.UTC)
     body = msgspec.json.encode({"start_time": start, "batch": 1})
-    response = await bus.request(f"{jetstream.API}DIRECT.GET.{stream}", body)
+    response = await bus.request_server(f"{jetstream.API}DIRECT.GET.{stream}", body)
     if not response.status:
         return int((response.headers or {})["Nats-Sequence"])
     return int((await bus.js(f"STREAM.INFO.{stream}"))["state"]["last_seq"]) + 1

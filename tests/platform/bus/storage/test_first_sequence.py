@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from gpufn_platform.bus.connection import Bus
+import pytest
+
+from gpufn_platform.bus.connection import PROCESSES, Bus
 from gpufn_platform.bus.storage import streams
 
 NAME = "TIMES"
@@ -23,5 +25,25 @@ async def test_a_time_is_found_between_the_messages_of_a_stream(nats: Any) -> No
         assert await streams.first_sequence_at(bus, NAME, times[7]) == 7
         assert await streams.first_sequence_at(bus, NAME, times[5]) in (4, 5)
         assert await streams.first_sequence_at(bus, NAME, times[10] + 1) == 11
+    finally:
+        await bus.close()
+
+
+async def test_only_the_server_can_answer_where_a_time_is(nats: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bug: the request used the inbox that other processes learn, so that they could forge the response."""
+    bus = await Bus.connect(nats.url, name="test")
+    replies: list[str] = []
+    publish = bus.publish
+
+    def record(subject: str, payload: bytes = b"", **fields: Any) -> None:
+        replies.append(fields.get("reply", ""))
+        publish(subject, payload, **fields)
+
+    try:
+        await streams.ensure_stream(bus, NAME, {"subjects": ["times.>"], "allow_direct": True})
+        monkeypatch.setattr(bus, "publish", record)
+        await streams.first_sequence_at(bus, NAME, 0.0)
+        assert replies
+        assert not [reply for reply in replies if f".{PROCESSES}." in reply]
     finally:
         await bus.close()
