@@ -26,8 +26,15 @@ def opened(open_range: Opener) -> Iterator[None]:
 
 
 def within(open_range: Opener, call: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """Call a function in a range: with the id of its call, or of none for a batch or a hook."""
+    """Call a function in a range: with the id of its call, or of none for a batch or a hook. A range that fails is left
+    out: the profiler must not fail the call."""
     attempt = current_attempt.get()
     name = "batch or hook" if attempt is None else f"call {attempt.run.invocation}"
-    with open_range(name):
+    opened_range = contextlib.ExitStack()
+    with contextlib.suppress(Exception):
+        opened_range.enter_context(open_range(name))
+    try:
         return call(*args, **kwargs)
+    finally:
+        with contextlib.suppress(Exception):
+            opened_range.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import importlib
 import json
@@ -77,6 +78,26 @@ def test_a_profiler_that_fails_ends_the_trace_and_no_call(torch: Any, monkeypatc
     with pytest.raises(CannotTrace, match="user code profiles already"):
         record(1.0)
     assert call_ranges.opener is None
+
+
+@pytest.mark.parametrize("fails_at", ["begin", "end"])
+def test_a_range_that_fails_does_not_fail_the_call(fails_at: str) -> None:
+    """Bug: an error of torch in the range became the error of the call."""
+
+    @contextlib.contextmanager
+    def open_range(_: str) -> Iterator[None]:
+        if fails_at == "begin":
+            raise RuntimeError("NVTX functions not installed")
+        yield
+        raise RuntimeError("the profiler has ended")
+
+    assert call_ranges.within(open_range, max, (1, 2), {}) == 2
+    with pytest.raises(ValueError, match="of the call"):
+        call_ranges.within(open_range, fail_call, (), {})
+
+
+def fail_call() -> None:
+    raise ValueError("of the call")
 
 
 def test_a_trace_that_is_too_large_is_not_sent(torch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
