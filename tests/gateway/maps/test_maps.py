@@ -20,6 +20,7 @@ from gpufn_core.spec.function_spec import Retry
 from gpufn_gateway.auth.access import new_key
 from gpufn_gateway.functions.deploys import DeployOptions
 from gpufn_gateway.maps.map_closer import MapCloser
+from gpufn_gateway.maps.maps import Maps
 from gpufn_gateway.maps.outcomes import Cursor
 from gpufn_local.nats_process import EmbeddedServer
 from gpufn_platform.bus.storage import object_store, streams
@@ -520,6 +521,27 @@ async def test_items_are_listed_by_state_page_by_page_and_failed_ones_are_counte
         for query in ("before=x", "state=lost"):
             answer = await gateway.http.get(f"/v1/maps/{map_id}/items?{query}")
             assert problem(answer) == (422, "invalid_input")
+
+
+@pytest.mark.parametrize(("method", "path"), [("items", "/items"), ("status", "")])
+async def test_requests_that_read_records_of_a_map_take_turns(
+    nats: Any, monkeypatch: pytest.MonkeyPatch, method: str, path: str
+) -> None:
+    """Bug: one sender could read the records of many maps at the same time, while lists took turns."""
+    running: list[int] = [0]
+
+    async def read_records(*_: Any) -> Any:
+        running.append(running[-1] + 1)
+        await asyncio.sleep(0)
+        running.append(running[-1] - 1)
+        return ([], None) if method == "items" else {}
+
+    monkeypatch.setattr(Maps, method, read_records)
+    async with gateway_on(nats) as gateway:
+        url = f"/v1/maps/{new_map_id()}{path}"
+        answers = await asyncio.gather(*(gateway.http.get(url) for _ in range(8)))
+        assert {answer.status_code for answer in answers} == {200}
+        assert max(running) <= 2
 
 
 def letter(map_id: str) -> dict[str, str]:

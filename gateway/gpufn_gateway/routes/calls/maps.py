@@ -37,10 +37,10 @@ class MapRoutes:
         return [
             route("PUT", "/v1/functions/{fn:name}/maps/{id}/items/{first}", self.accept),
             route("GET", "/v1/maps", self.index, READ, of_functions=True, scans=True),
-            route("GET", one, self.show),
+            route("GET", one, self.show, scans=True),
             route("DELETE", one, self.cancel),
             route("GET", f"{one}/outcomes", self.outcomes),
-            route("GET", f"{one}/items", self.items),
+            route("GET", f"{one}/items", self.items, scans=True),
         ]
 
     async def accept(self, request: Request) -> Response:
