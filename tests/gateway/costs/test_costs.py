@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import csv
 import io
+import threading
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from gpufn_core.domain.team import Team
 from gpufn_core.domain.usage import Usage, UsageKey, day_of
@@ -14,6 +17,7 @@ from gpufn_core.protocol.codec import encode
 from gpufn_gateway.functions.deploys import DeployOptions
 from gpufn_gateway.history.blocks import SECONDS_10, Event, encode_blocks, subject_of
 from gpufn_gateway.history.fields import Field, Points
+from gpufn_gateway.routes import costs as cost_routes
 from gpufn_gateway.settings import GatewaySettings
 from gpufn_platform.bus.storage import streams
 from tests.gateway.whole import DIGEST, Whole, gateway_on
@@ -94,3 +98,22 @@ async def test_costs_are_grouped_and_a_team_that_used_up_its_budget_is_stopped(
         "function:prod/costs/free": 0.0,
     }
     assert [mark.subject for mark in marks] == ["team:costs"] * 2
+
+
+async def test_the_csv_is_written_in_a_thread(nats: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bug: the rows of a month of many functions kept the event loop busy for seconds."""
+    threads: list[threading.Thread] = []
+
+    def write(rows: Any, currency: str | None) -> str:
+        threads.append(threading.current_thread())
+        return ""
+
+    async def rows(*_: Any) -> list[Any]:
+        return []
+
+    monkeypatch.setattr(cost_routes, "focus_csv", write)
+    monkeypatch.setattr(cost_routes.CostRoutes, "_rows", rows)
+    async with gateway_on(nats) as gateway:
+        assert (await gateway.http.get("/v1/costs?format=focus")).status_code == 200
+    assert threads
+    assert threading.main_thread() not in threads
