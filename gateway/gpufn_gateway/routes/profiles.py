@@ -21,14 +21,15 @@ from gpufn_core.spec.naming.names import shown
 from gpufn_gateway.audit.request_audit import add_details, name_object
 from gpufn_gateway.auth.scopes import DEPLOY
 from gpufn_gateway.functions.registry import Registry
-from gpufn_gateway.http.body_reader import BodyReader
+from gpufn_gateway.http.body_reader import BodyReader, ClientDisconnected
 from gpufn_gateway.openapi.request_bodies import Profile
-from gpufn_gateway.routes.requests import json_response, principal_of, read_json, route
+from gpufn_gateway.routes.requests import CHECK_KEY, json_response, principal_of, read_json, route
 from gpufn_platform.bus.connection import Bus
 from gpufn_platform.process.clock import Clock
 from gpufn_platform.queue import call_records
 
 _REPLY_S: Final = 25.0  # after the seconds of the profile
+WAITS_AT_ONCE: Final = 16  # each looks at all workers
 _LOOK_S: Final = 0.2  # between looks at the reports of runners, which come each second
 FOLDED: Final = "text/plain; charset=utf-8"
 TRACE: Final = "application/gzip"
@@ -50,6 +51,7 @@ class ProfileRoutes:
         self._registry = registry
         self._bodies = bodies
         self._clock = clock
+        self._waits = asyncio.Semaphore(WAITS_AT_ONCE)
 
     def routes(self) -> list[Route]:
         return [route("POST", "/v1/functions/{fn:name}/profile", self.create, DEPLOY, of_functions=True)]
@@ -59,7 +61,7 @@ class ProfileRoutes:
         principal_of(request).require_on(DEPLOY, function)
         name_object(request.scope, "fn", function)
         body = await read_json(request, Profile, self._bodies)
-        worker, node, call = await self._place(function, body)
+        worker, node, call = await self._place(request, function, body)
         add_details(request.scope, worker=worker, node=node, seconds=body.seconds, kind=body.kind.value)
         reply = await self._request(node, ProfileRequest(worker, body.seconds, body.idle, body.kind))
         headers = {"x-gpufn-worker": worker} | ({"x-gpufn-invocation": call} if call else {})
@@ -81,10 +83,10 @@ class ProfileRoutes:
             raise error_from(reply.error)
         return reply
 
-    async def _place(self, function: str, body: Profile) -> Chosen:
+    async def _place(self, request: Request, function: str, body: Profile) -> Chosen:
         """Return the worker to profile, and its node. Raises CapacityError, Conflict, InvocationNotFound."""
         if body.slower_than_s:
-            return await self._wait_for_slow_call(function, body)
+            return await self._wait_for_slow_call(request, function, body)
         workers = {
             process.worker: report.node
             for report in self._registry.live_nodes()
@@ -106,17 +108,24 @@ class ProfileRoutes:
         chosen = next((each for each in workers if each in busy), next(iter(workers)))
         return Chosen(chosen, workers[chosen])
 
-    async def _wait_for_slow_call(self, function: str, body: Profile) -> Chosen:
-        """Return the first worker whose call has run for so long. Raises InvocationNotFound."""
-        give_up = self._clock.monotonic() + body.wait_s
-        while (chosen := slow_call(self._registry.live_runners(), function, body.slower_than_s)) is None:
-            if self._clock.monotonic() >= give_up:
-                raise InvocationNotFound(
-                    f"No call of {function} ran for {body.slower_than_s:g} s within {body.wait_s:g} s: "
-                    "wait longer, or choose a shorter time."
-                )
-            await asyncio.sleep(_LOOK_S)
-        return chosen
+    async def _wait_for_slow_call(self, request: Request, function: str, body: Profile) -> Chosen:
+        """Return the first worker whose call has run for so long. Raises InvocationNotFound, CapacityError,
+        Unauthorized if the key ends meanwhile, ClientDisconnected."""
+        if self._waits.locked():
+            raise CapacityError(f"{WAITS_AT_ONCE} profiles wait for slow calls at this gateway: try again later.")
+        async with self._waits:
+            give_up = self._clock.monotonic() + body.wait_s
+            while (chosen := slow_call(self._registry.live_runners(), function, body.slower_than_s)) is None:
+                if self._clock.monotonic() >= give_up:
+                    raise InvocationNotFound(
+                        f"No call of {function} ran for {body.slower_than_s:g} s within {body.wait_s:g} s: "
+                        "wait longer, or choose a shorter time."
+                    )
+                await asyncio.sleep(_LOOK_S)
+                request.scope[CHECK_KEY]()
+                if await request.is_disconnected():
+                    raise ClientDisconnected
+            return chosen
 
 
 def slow_call(reports: Iterable[RunnerReport], function: str, slower_than_s: float) -> Chosen | None:
