@@ -68,7 +68,10 @@ class Discovery(msgspec.Struct):
     @property
     def has_own_token_endpoint(self) -> bool:
         """Whether the token endpoint is on the host of the issuer: the gateway sends requests nowhere else."""
-        return _origin(self.token_endpoint) == _origin(self.issuer)
+        try:
+            return _origin(self.token_endpoint) == _origin(self.issuer)
+        except ValueError:  # no address
+            return False
 
 
 class _KeySet(msgspec.Struct):
@@ -240,7 +243,7 @@ class Fetcher:
                 client.stream(method, url, headers=_HEADERS, data=form) as response,
             ):
                 return await self._read(response, url)
-        except httpx.HTTPError as error:
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise OSError(str(error) or type(error).__name__) from error
 
     async def _read(self, response: httpx.Response, url: str) -> bytes:

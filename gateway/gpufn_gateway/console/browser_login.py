@@ -157,8 +157,9 @@ class BrowserLogin:
             return msgspec.json.decode(await self._post(found.token_endpoint, form), type=_Tokens).id_token
         except (OSError, TimeoutError):
             raise IssuerUnavailable from None
-        except (ValueError, msgspec.MsgspecError):
-            raise Unauthorized("The identity provider has not accepted the code of the login.") from None
+        except (ValueError, msgspec.MsgspecError) as error:
+            reason = str(error)[:200]
+            raise Unauthorized(f"The identity provider has not accepted the code of the login: {reason}") from None
 
     def _provider(self) -> Provider:
         """Return the provider. Raises InvalidInput."""

@@ -9,6 +9,7 @@ every other path      the document; its script shows the page of the path
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Final
 
@@ -34,6 +35,8 @@ from gpufn_gateway.console.tickets import Tickets
 from gpufn_gateway.http import host_field
 from gpufn_gateway.http.body_reader import BodyReader, Receive, Scope, Send
 from gpufn_gateway.problems import Headers, RouteError, problem_of
+
+log = logging.getLogger(__name__)
 
 PATH: Final = "/console"
 _API: Final = f"{PATH}/api"
@@ -148,7 +151,10 @@ class Console:
         except GpufnError as error:
             if (status := problem_of(error).status) in REFUSALS:
                 self._audit.refuse(scope, CALLBACK, status, error.code)
-            location = f"{PATH}#login={outcome_of(error)}"
+            outcome = outcome_of(error)
+            if outcome not in ("expired", "denied"):  # these two need no login at the provider
+                log.warning("a login in the browser failed: %s", error.message)
+            location = f"{PATH}#login={outcome}"
         else:
             location = flow.next
             fields.append((b"set-cookie", set_cookie(headers, scope["scheme"], issued.token, issued.expires_in_s)))

@@ -14,6 +14,7 @@ import httpx
 import msgspec
 import pytest
 
+from gpufn_gateway.console import handler
 from gpufn_gateway.console.browser_login import FLOW_S
 from gpufn_gateway.settings import GatewaySettings
 from tests.gateway.console.test_console import FETCH, NAVIGATION, PAGE, add_key, page_token
@@ -237,9 +238,11 @@ async def test_a_login_over_plain_http_to_another_host_is_refused(
         assert problem(await begin(gateway)) == (503, "issuer_unavailable")
 
 
-async def test_codes_go_only_to_the_host_of_the_issuer(start: Start, issuer: StandInIssuer) -> None:
+@pytest.mark.parametrize("endpoint", ["https://evil.example/token", "https://evil.example:99999/", "{url}/\x01", ""])
+async def test_codes_go_only_to_the_host_of_the_issuer(start: Start, issuer: StandInIssuer, endpoint: str) -> None:
+    """Bug: an address with an impossible port or character was an internal error."""
     document = {"issuer": issuer.url, "authorization_endpoint": f"{issuer.url}/authorize"}
-    body = str(document | {"token_endpoint": "https://evil.example/token"}).replace("'", '"').encode()
+    body = msgspec.json.encode(document | {"token_endpoint": endpoint.replace("{url}", issuer.url)})
     issuer.replies["/.well-known/openid-configuration"] = (200, body)
     async with start() as gateway:
         response = await returned(gateway, issuer.authorize((await begin(gateway)).json()["url"]))
@@ -250,6 +253,18 @@ async def test_the_client_secret_is_sent_if_there_is_one(start: Start, issuer: S
     async with start("s3") as gateway:
         await returned(gateway, issuer.authorize((await begin(gateway)).json()["url"]))
         assert issuer.forms[-1]["client_secret"] == "s3"
+
+
+async def test_the_log_says_why_a_login_failed_without_its_code(
+    start: Start, issuer: StandInIssuer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Bug: the console refers to the log of the gateway, which said nothing."""
+    async with start() as gateway:
+        address = with_parameters(code="c-unknown")(issuer.authorize((await begin(gateway)).json()["url"]))
+        await returned(gateway, address)
+    (warning,) = [record for record in caplog.records if record.name == handler.__name__]
+    assert f"{issuer.url}/token returned 400" in warning.getMessage()
+    assert "c-unknown" not in warning.getMessage()
 
 
 async def test_a_login_is_audited_without_its_code(start: Start, issuer: StandInIssuer) -> None:
