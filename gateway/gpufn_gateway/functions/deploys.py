@@ -50,7 +50,7 @@ from gpufn_gateway.functions.bundle_check import check_bundle
 from gpufn_gateway.functions.registry import Registry, is_usable
 from gpufn_gateway.functions.secret_use import secret_scopes
 from gpufn_gateway.garbage_collection.rules import as_retired
-from gpufn_gateway.teams.functions import check_functions
+from gpufn_gateway.teams.function_limit import check_functions
 from gpufn_gateway.teams.storage import TeamStorage
 from gpufn_gateway.volumes.volumes import Volumes
 from gpufn_gateway.webhooks.address_policy import AddressPolicy

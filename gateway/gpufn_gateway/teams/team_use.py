@@ -15,7 +15,7 @@ from gpufn_core.protocol.reports import NodeReport, RunnerReport
 from gpufn_gateway.auth.quota_sync import QuotaSync
 from gpufn_gateway.auth.team_account import quota_id
 from gpufn_gateway.functions.registry import Registry
-from gpufn_gateway.teams.functions import functions_of
+from gpufn_gateway.teams.function_limit import functions_by_team
 from gpufn_gateway.teams.storage import TeamStorage
 
 _HOLDING: Final = (WorkerState.STARTING, WorkerState.READY, WorkerState.RESUMING)
@@ -38,7 +38,7 @@ class TeamUses:
         shares = shares_of_teams(nodes, registry.functions, registry.teams)
         usage, stored = await self._quotas.usage_today(), await self._storage.used_by({team.name for team in listed})
         queued = await asyncio.gather(*(self._quotas.count_queued(quota_id(team.name)) for team in listed))
-        uses = {}
+        functions, uses = functions_by_team(registry), {}
         for team, calls in zip(listed, queued, strict=True):
             (workers, gpus), today = held.get(team.name, (0, 0.0)), usage.get(quota_id(team.name), Usage())
             uses[team.name] = TeamUse(
@@ -49,7 +49,7 @@ class TeamUses:
                 run_s=today.run_s,
                 gpu_s=today.gpu_s,
                 stored_bytes=stored[team.name],
-                functions=functions_of(team, registry),
+                functions=functions[team.name],
             )
         return uses
 
