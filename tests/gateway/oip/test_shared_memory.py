@@ -38,9 +38,10 @@ from gpufn_gateway.auth.access import LOCAL, new_key
 from gpufn_gateway.calls.shared_bodies import GatewaySharedBodies
 from gpufn_gateway.http.body_reader import BodyBudget
 from gpufn_gateway.oip.shared_memory import regions as shared_memory_regions
+from gpufn_gateway.oip.shared_memory import requests
 from gpufn_gateway.oip.shared_memory.files import ClientFiles
 from gpufn_gateway.oip.shared_memory.regions import MAX_BYTES, MAX_REGIONS, Regions, Slice
-from gpufn_gateway.oip.shared_memory.requests import MAX_TENSORS, Range, rewrite
+from gpufn_gateway.oip.shared_memory.requests import MAX_HEAD_BYTES, MAX_TENSORS, Range, rewrite
 from gpufn_gateway.oip.shared_memory.responses import ResponseSend
 from gpufn_gateway.settings import GatewaySettings
 from gpufn_platform.bus.storage.key_value import Entry
@@ -554,6 +555,27 @@ async def test_the_tensors_of_a_request_together_are_bounded_before_they_are_rea
 
 
 @pytest.mark.parametrize(
+    "others",
+    [[{"name": "x"}] * MAX_TENSORS, [{"name": "x", "data": [0] * (MAX_HEAD_BYTES // 2)}]],
+    ids=["tensors", "bytes"],
+)
+def test_the_json_of_a_request_with_regions_is_bounded_before_it_is_decoded(folder: Folder, others: Any) -> None:
+    """Bug: a request with a million small inputs beside one in a region kept the event loop busy for ten seconds."""
+    folder.file()
+    folder.register()
+    head = msgspec.json.decode(request((1, 2), SIZE))
+    text = msgspec.json.encode(head | {"inputs": [*others, *head["inputs"]]})
+    with pytest.raises(InvalidInput, match="at most"):
+        rewrite(text, Range(len(text), len(text)), folder.regions, OWNER)
+
+
+@pytest.mark.parametrize("at", [0, 1, requests._PART_BYTES - 5, requests._PART_BYTES, 3 * requests._PART_BYTES])
+async def test_a_region_is_found_anywhere_in_a_head(at: int) -> None:
+    assert await requests.names_regions(memoryview(b"x" * at + b"shared_memory_region" + b"x"))
+    assert not await requests.names_regions(memoryview(b"x" * at + b"shared_memory_regio" + b"x"))
+
+
+@pytest.mark.parametrize(
     "change",
     [
         {"data": [1.0, 2.0]},
@@ -692,6 +714,7 @@ async def test_outputs_are_split_at_their_sizes(folder: Folder) -> None:
         ({"outputs": 7}, []),
         ([], []),
         (b"{{{{", []),
+        ({"outputs": [binary("a", 4)], "model_name": "x" * MAX_HEAD_BYTES}, [b"AAAA"]),
     ],
 )
 async def test_a_response_that_contradicts_itself_is_an_error(folder: Folder, head: Any, parts: list[bytes]) -> None:

@@ -38,11 +38,11 @@ class Exchange:
         body = received.body
         try:
             view = memoryview(self._bodies.view(body))
-            head = bytes(view[: received.head_bytes])
-            if requests.MARK not in head:
+            if not await requests.names_regions(view[: received.head_bytes]):
                 return received
             self._regions.check_client(self._scope.get("client"))
             self._owner = self._access.sender_of(self._access.authenticate(dict(self._scope["headers"])))
+            head = bytes(view[: received.head_bytes])
             request = requests.rewrite(head, Range(len(head), len(view)), self._regions, self._owner)
             if request is None:
                 return received

@@ -16,8 +16,10 @@ from gpufn_core.errors import InvalidInput
 from gpufn_gateway.http.body_reader import Write
 from gpufn_gateway.oip.shared_memory.regions import Regions, Slice
 
-MAX_TENSORS: Final = 256  # tensors of a request that are in regions
-MARK: Final = b"shared_memory_region"
+# A request with regions is decoded in the event loop, and so is its response. Large tensors are not in their JSON.
+MAX_TENSORS: Final = 256  # of a request
+MAX_HEAD_BYTES: Final = 1 << 20
+_MARK: Final = b"shared_memory_region"
 _PART_BYTES: Final = 256 << 10  # read at a time: it stays in the processor's cache while it is copied
 _OF_REGIONS: Final = frozenset({"shared_memory_region", "shared_memory_offset", "shared_memory_byte_size"})
 
@@ -48,20 +50,34 @@ class Request(NamedTuple):
         return len(self.head) + sum(_size(tensor) for tensor in self.tensors)
 
 
+async def names_regions(head: memoryview) -> bool:
+    """Return whether a head may name regions. Most heads do not, and need not be decoded."""
+    for start in range(0, len(head), _PART_BYTES):
+        if start:
+            await asyncio.sleep(0)  # others get their turn
+        if _MARK in bytes(head[start : start + _PART_BYTES + len(_MARK) - 1]):
+            return True
+    return False
+
+
 def rewrite(head: bytes, binary: Range, regions: Regions, owner: str) -> Request | None:
     """Return the request without regions, or None if it names none. `binary` are the bytes behind the head.
 
     Raises InvalidInput, DataNotFound.
     """
+    if len(head) > MAX_HEAD_BYTES:
+        raise InvalidInput(f"the JSON of a request with shared memory has at most {MAX_HEAD_BYTES:,} bytes")
     try:
         fields = msgspec.json.decode(head, type=_Raw)
         parsed = msgspec.json.decode(head, type=_Head)
+        if len(parsed.inputs) + len(parsed.outputs or ()) > MAX_TENSORS:
+            raise InvalidInput(f"a request with shared memory has at most {MAX_TENSORS} tensors")
         rewriting = _Rewriting(regions, owner, binary)
         inputs = [rewriting.input(tensor) for tensor in parsed.inputs]
         outputs = [rewriting.output(tensor) for tensor in parsed.outputs or ()]
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None  # the worker reports what is wrong
-    if not rewriting.count:
+    if not rewriting.has_regions:
         return None
     rewriting.check_end()
     changed: dict[str, Any] = {**fields, "inputs": inputs}
@@ -77,7 +93,7 @@ class _Rewriting:
         self._binary = binary
         self.tensors: list[Range | Slice] = []
         self.outputs: dict[str, Slice] = {}
-        self.count = 0
+        self.has_regions = False
 
     def input(self, tensor: _Raw) -> dict[str, Any]:
         parameters = _parameters(tensor)
@@ -117,9 +133,7 @@ class _Rewriting:
         self._binary = Range(middle, self._binary.end)
 
     def _slice(self, tensor: _Raw, parameters: Mapping[str, Any]) -> Slice:
-        self.count += 1
-        if self.count > MAX_TENSORS:
-            raise InvalidInput(f"at most {MAX_TENSORS} tensors of a request may be in shared memory")
+        self.has_regions = True
         return self._regions.slice_of(self._owner, parameters, _name(tensor))
 
 

@@ -16,6 +16,7 @@ import msgspec
 from gpufn_core.errors import ArtifactUnavailable, InvalidInput
 from gpufn_gateway.http.body_reader import Send
 from gpufn_gateway.oip.shared_memory.regions import Regions, Slice
+from gpufn_gateway.oip.shared_memory.requests import MAX_HEAD_BYTES
 
 HEADER_LENGTH: Final = b"inference-header-content-length"
 _YIELD_BYTES: Final = 256 << 10
@@ -47,6 +48,11 @@ class ResponseSend:
             length = dict(event["headers"]).get(HEADER_LENGTH)
             if event["status"] == 200 and length is not None:
                 self._start, self._head_bytes = event, int(length)
+                if self._head_bytes > MAX_HEAD_BYTES:
+                    raise InvalidInput(
+                        f"the JSON of a response with shared memory has at most {MAX_HEAD_BYTES:,} bytes: request the "
+                        "other outputs as binary data"
+                    )
                 return
         if self._head_bytes == 0:  # an error, or a response without binary outputs
             await self._send(event)
