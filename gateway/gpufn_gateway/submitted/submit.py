@@ -268,13 +268,19 @@ class Submissions:
         return (updated[0] if updated is not None else record), cancelled
 
     async def recent(self, function: str, limit: int, *, principal: Principal = LOCAL) -> list[dict[str, Any]]:
-        """List the latest submitted calls of a function (``*``: of all that the principal may read)."""
-        calls, _ = await self.search(Search(function, limit), principal)
+        """List the latest submitted calls of a function (``*``: of all that the principal may read), for clients that
+        know no pages: among the last 100,000."""
+        calls, _ = await self._search(Search(function, limit), principal, lambda: lambda: False)
         return calls
 
     async def search(self, wanted: Search, principal: Principal) -> tuple[list[dict[str, Any]], Place | None]:
         """Return the calls that a search finds, and where it continues: after some tenths of a second it stops, so
         that a page may have few calls, or none, and still lead on."""
+        return await self._search(wanted, principal, self._search_budget)
+
+    async def _search(
+        self, wanted: Search, principal: Principal, budget: Callable[[], Callable[[], bool]]
+    ) -> tuple[list[dict[str, Any]], Place | None]:
         ended_only = wanted.state is not None and wanted.state.ended
         holders = {} if ended_only else await call_records.running_calls(self._bus)
 
@@ -291,7 +297,7 @@ class Submissions:
             until=wanted.until,
             ended_only=ended_only,
             before=wanted.before,
-            budget=self._search_budget,
+            budget=budget,
             is_rare=wanted.is_rare,
         )
         views: list[dict[str, Any]] = []

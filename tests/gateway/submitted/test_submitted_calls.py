@@ -21,8 +21,12 @@ from gpufn_core.protocol.messages import CallLocation, LocateCall, Progress, unp
 from gpufn_core.protocol.records import AttemptRecord, CallRecord, Checkpoint, Webhook
 from gpufn_core.protocol.reports import Waiting, WaitReason
 from gpufn_core.spec.function_spec import MethodSpec, Retry
+from gpufn_gateway.auth.access import new_key
 from gpufn_gateway.functions.deploys import DeployOptions
+from gpufn_gateway.protocols.replicate import adapter
+from gpufn_gateway.protocols.replicate.predictions import PREFIX
 from gpufn_gateway.submitted import call_events
+from gpufn_gateway.submitted import submit as submissions
 from gpufn_platform.bus.connection import Bus
 from gpufn_platform.bus.storage import object_store, streams
 from gpufn_platform.queue import call_records, checkpoints, dead_letters, queue_position
@@ -328,6 +332,27 @@ async def test_calls_are_listed_by_function_state_and_time(nats: Any, make: Any,
         assert await listed("limit=1") == [first]  # the call that changed last
         for query in ("state=lost", "since=x", "function=../x"):
             assert problem(await gateway.http.get(f"/v1/calls?{query}")) == (422, "invalid_input"), query
+
+
+async def test_a_list_without_pages_goes_on_until_it_is_full(
+    nats: Any, make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bug: after half a second Replicate's list had only what was found by then, and no further page."""
+    monkeypatch.setattr(submissions, "_SEARCH_S", -1.0)
+    monkeypatch.setattr(adapter, "MAX_LISTED", 1)
+    async with gateway_on(nats) as gateway:
+        for name in ("rare", "frequent"):
+            await gateway.deploys.deploy(make.spec(name), DIGEST)
+        ids = [await submit(gateway, name) for name in ("rare", *["frequent"] * 12)]
+        for each in ids:
+            await end(gateway, each)
+            record = await record_of(gateway, each)
+            await streams.delete_message(gateway.bus, subjects.ASYNC, record.queue_seq)
+        key, secret = new_key("k", ("read:rare",), 0.0)
+        gateway.access.put(key)
+        headers = {"authorization": f"Bearer {secret}"}
+        listed = await gateway.http.get(f"{PREFIX}/predictions", headers=headers)
+        assert [each["id"] for each in listed.json()["results"]] == ids[:1]
 
 
 async def test_calls_are_listed_by_key_and_by_the_call_that_made_them_page_by_page(
