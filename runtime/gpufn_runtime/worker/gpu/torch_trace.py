@@ -50,13 +50,13 @@ def record(seconds: float) -> bytes:
     torch = sys.modules.get("torch")
     if torch is None:
         raise CannotTrace("this worker has not imported torch, whose profiler records the GPU")
-    with tempfile.TemporaryDirectory(prefix="gpufn-trace-") as folder:
-        path = os.path.join(folder, "trace.json")
-        try:
+    try:
+        with tempfile.TemporaryDirectory(prefix="gpufn-trace-") as folder:
+            path = os.path.join(folder, "trace.json")
             _record(torch, seconds, path)
-        except Exception as error:  # of torch, or of what user code has made of it
-            raise CannotTrace(f"torch's profiler failed: {type(error).__name__}: {error}"[:1000]) from error
-        compressed = _compressed(path)
+            compressed = _compressed(path)
+    except Exception as error:  # of torch, of what user code has made of it, or of a full disk
+        raise CannotTrace(f"torch's profiler failed: {type(error).__name__}: {error}"[:1000]) from error
     if compressed is None:
         raise CannotTrace(
             f"the compressed trace has more than {format_bytes(MAX_TRACE_BYTES)}: profile less than {seconds:g} s"

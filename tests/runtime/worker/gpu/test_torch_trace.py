@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import gzip
 import importlib
 import json
 import queue
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -78,6 +80,17 @@ def test_a_profiler_that_fails_ends_the_trace_and_no_call(torch: Any, monkeypatc
     with pytest.raises(CannotTrace, match="user code profiles already"):
         record(1.0)
     assert call_ranges.opener is None
+
+
+def test_a_full_disk_is_reported(torch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bug: the thread ended without an answer, and the client waited for a minute."""
+
+    def fail(**_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(tempfile, "TemporaryDirectory", fail)
+    with pytest.raises(CannotTrace, match="No space left"):
+        record(1.0)
 
 
 @pytest.mark.parametrize("fails_at", ["begin", "end"])
