@@ -75,3 +75,10 @@ test.each([
 ])("a map is %s", (verdict, items) => {
   expect(verdictOf(chainOf(items), items)).toBe(verdict);
 });
+
+test("bug: spans that name each other as parents kept the page busy for ever", () => {
+  const circle = [span("a", "b", 0, 10), span("b", "a", 0, 10), span("c", "a", 1, 2)];
+  expect(below(circle, "a").map((each) => each.id)).toEqual(["a", "c"]);
+  expect(nested(circle)).toHaveLength(3);
+  expect(criticalPath(circle, span("a", "b", 0, 10)).map((each) => each.id)).toEqual(["a", "c", "a"]);
+});

@@ -50,13 +50,30 @@ function childrenOf<T extends PathSpan>(spans: readonly T[]): Map<string, T[]> {
   const byId = new Map(spans.map((each) => [each.id, each]));
   const children = new Map<string, T[]>();
   for (const span of byId.values()) {
-    const parent = span.parent !== null && span.parent !== span.id && byId.has(span.parent) ? span.parent : "";
-    children.set(parent, [...(children.get(parent) ?? []), span]);
+    const parent = span.parent !== null && byId.has(span.parent) && !isAboveItself(span, byId) ? span.parent : "";
+    const siblings = children.get(parent);
+    if (siblings) {
+      siblings.push(span);
+    } else {
+      children.set(parent, [span]);
+    }
   }
   for (const group of children.values()) {
     group.sort((a, b) => a.start - b.start || b.end - a.end);
   }
   return children;
+}
+
+/** Whether the parents of a span lead back to it. Clients choose ids of calls and of their parents, so they can name a circle. */
+function isAboveItself(span: PathSpan, byId: ReadonlyMap<string, PathSpan>): boolean {
+  const seen = new Set<string>();
+  for (let id = span.parent; id !== null && !seen.has(id); id = byId.get(id)?.parent ?? null) {
+    if (id === span.id) {
+      return true;
+    }
+    seen.add(id);
+  }
+  return false;
 }
 
 /** The parts on the path to the end of `root`, in the order of time. They have no gap and do not overlap: going back from the end, the path goes
