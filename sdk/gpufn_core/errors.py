@@ -163,6 +163,12 @@ def pickles_refused(function: str) -> str:
 class Conflict(RequestError, code="conflict", retryable=True):
     """Another request changed this at the same time."""
 
+    _details: ClassVar = {"field": "field"}
+
+    def __init__(self, message: str | None = None, *, field: str | None = None) -> None:
+        super().__init__(message)
+        self.field = field
+
 
 class IdempotencyMismatch(RequestError, code="idempotency_mismatch"):
     """The key or id belongs to a call of another function, method or body: use a new one for a new call."""

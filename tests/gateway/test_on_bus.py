@@ -150,6 +150,7 @@ async def test_a_function_of_another_file_is_replaced_only_on_request(nats: Any,
         async def deploy(source: Any, **more: Any) -> tuple[int, str]:
             sent = {"spec": spec, "bundle": DIGEST, "check": False, "source": source, **more}
             answer = await gateway.http.post("/v1/functions", json=sent)
+            assert answer.json().get("field") == ("replace" if answer.status_code == 409 else None)
             return answer.status_code, answer.json().get("detail", "")
 
         assert await deploy(None) == (201, "")

@@ -96,13 +96,28 @@ def test_a_deploy_stops_at_a_function_of_another_file(gateway: StubGateway, proj
     project({"app.py": APP["app.py"] + "".join(one.replace("def f", f"def {name}") for name in "ghi")})
     gateway.on("GET /v1/nodes", {"nodes": []})
     gateway.on("POST /v1/functions", VIEW | {"serving": 3}, status=201)
-    gateway.on("POST /v1/functions", {"code": "conflict", "detail": "g@3 is from b.py"}, status=409)
+    refusal = {"code": "conflict", "detail": "g@3 is from b.py", "field": "replace"}
+    gateway.on("POST /v1/functions", refusal, status=409)
     gateway.any_bundle = True
     result = command("deploy", "app.py", "--prune")
     assert (result.exit_code, result.stderr) == (1, "gpufn: not deployed: h, i\ngpufn: g@3 is from b.py\n")
     assert result.stdout.startswith("f@3  ")
     sent = [request.json["spec"]["name"] for request in gateway.requests if request.method == "POST"]
     assert sent == ["f", "g"]
+
+
+def test_a_function_above_the_limit_of_its_team_does_not_stop_the_others(
+    gateway: StubGateway, project: Project
+) -> None:
+    """Bug: each 409 counted as a function of another source."""
+    one = APP["app.py"].partition("\n")[2]
+    project({"app.py": APP["app.py"] + "".join(one.replace("def f", f"def {name}") for name in "gh")})
+    gateway.on("GET /v1/nodes", {"nodes": []})
+    gateway.on("POST /v1/functions", {"code": "conflict", "detail": "the team has 1,000 functions"}, status=409)
+    gateway.any_bundle = True
+    assert command("deploy", "app.py", "--no-check").exit_code == 1
+    sent = [request.json["spec"]["name"] for request in gateway.requests if request.method == "POST"]
+    assert sent == ["f", "g", "h"]
     assert not any(request.method == "DELETE" for request in gateway.requests)
 
 

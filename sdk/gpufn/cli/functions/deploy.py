@@ -305,8 +305,8 @@ def _deploy(
 def _create_revisions(
     client: Client, deployables: list[Deployable], options: dict[str, Any]
 ) -> tuple[list[tuple[FunctionSpec, Deployment]], list[Exception]]:
-    """Create the revisions in order, until a function comes from another source: this may be the wrong file. An
-    untrusted function does not stop the others."""
+    """Create the revisions in order, until a function comes from another source: this may be the wrong file. A function
+    that is refused for another reason, such as a limit of its team, does not stop the others."""
     from gpufn.deploy import deployment as _deployment  # noqa: PLC0415
 
     deployments: list[tuple[FunctionSpec, Deployment]] = []
@@ -316,11 +316,10 @@ def _create_revisions(
         try:
             with step(f"Deploying {each.spec.name}, {size(each.size)}") as update:
                 deployment = _deployment.deploy(client, each, **options, deploy_id=deploy_id, on_progress=update)
-        except UntrustedDeploy as error:
+        except (UntrustedDeploy, Conflict) as error:
             failures.append(error)
-            continue
-        except Conflict as error:
-            failures.append(error)
+            if not isinstance(error, Conflict) or error.field != "replace":
+                continue
             if left := [other.spec.name for other in deployables[number:]]:
                 say(f"gpufn: not deployed: {', '.join(left)}", err=True)
             break
