@@ -89,7 +89,10 @@ class TokenStore:
         await self._users.change(id_, change)
 
     async def revoke_all(self) -> None:
-        """Reject all tokens that were issued until now, also for API keys, by new signing keys."""
+        """Reject all tokens that were issued until now: those of users and API keys by new signing keys, those of the
+        provider by the time in each user's record."""
+        for id_ in tuple(self._tokens.users):
+            await self.revoke(id_)
         replaced = self._sorted_keys()
         await self._add_key(replaced[-1].number + 1 if replaced else 1)
         for key in replaced:
