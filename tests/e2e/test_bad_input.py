@@ -403,11 +403,11 @@ def test_a_deploy_of_a_file_that_cannot_be_imported(picky: Platform, tmp_path: P
 
 def test_many_deploys_at_once_all_happen(picky: Platform, tmp_path: Path) -> None:
     """Each deploy gets its own number. The highest number is active, whichever deploy finished last."""
-    (tmp_path / "busy.py").write_text(
-        "from gpufn import gpu_function\n@gpu_function\ndef busy() -> str:\n    return 'served'\n"
+    (tmp_path / "contended.py").write_text(
+        "from gpufn import gpu_function\n@gpu_function\ndef contended() -> str:\n    return 'served'\n"
     )
-    first = json.loads(picky.gpufn("deploy", tmp_path / "busy.py", "--json"))[0]
-    bundle = picky.client.get("/v1/functions/busy/revisions").json()["revisions"][0]["bundle"]
+    first = json.loads(picky.gpufn("deploy", tmp_path / "contended.py", "--json"))[0]
+    bundle = picky.client.get("/v1/functions/contended/revisions").json()["revisions"][0]["bundle"]
     request = {"spec": first["spec"], "bundle": bundle, "replace": True}  # a client that names no source
     statuses: list[int] = []
     gate = threading.Barrier(8)
@@ -423,12 +423,12 @@ def test_many_deploys_at_once_all_happen(picky: Platform, tmp_path: Path) -> Non
     for caller in callers:
         caller.join()
     assert statuses == [201] * gate.parties
-    view = picky.client.get("/v1/functions/busy").json()
+    view = picky.client.get("/v1/functions/contended").json()
     assert (view["active"], view["latest"]) == (9, 9)
-    listed = picky.client.get("/v1/functions/busy/revisions").json()["revisions"]
+    listed = picky.client.get("/v1/functions/contended/revisions").json()["revisions"]
     assert [revision["number"] for revision in listed] == list(range(1, 10))
-    assert picky.invoke("busy") == "served"
-    picky.client.delete("/v1/functions/busy")
+    assert picky.invoke("contended") == "served"
+    picky.client.delete("/v1/functions/contended")
 
 
 @pytest.mark.parametrize(
