@@ -56,7 +56,6 @@ _LONG = (
     "test_rollout.py",
     "test_maps.py",
     "test_console.py",
-    "test_exec.py",
 )
 # Engines are measured for milliseconds. A test that fails leaves calls that sleep, and clients leave streams open.
 QUICK: Mapping[str, str] = {"GPUFN_BUILD_MEASURE": "0.03", "GPUFN_GRACE": "2", "GPUFN_SHUTDOWN_TIMEOUT_S": "2"}

@@ -291,12 +291,14 @@ def kill_the_leader(pair: Pair, tmp_path: Path) -> httpx.Client:
 
 def test_the_other_gateway_succeeds_a_killed_leader(pair: Pair, tmp_path: Path) -> None:
     """Kill two leaders, so that each gateway leads once and each dies once while the other serves calls."""
-    [count] = until(lambda: attempts(pair.one, pair.other))
+    [earlier] = until(lambda: attempts(pair.one, pair.other))
+    assert pair.one.post("/v1/functions/picky/invoke", json={"number": 1}).status_code == 200
+    # The runner reports totals, so a new figure has the calls of earlier tests.
+    [count] = until(lambda: [each for each in attempts(pair.one, pair.other) if each > earlier])
     for cold, arguments in (("large", {"size": 256}), ("picky", {"number": 1})):
         stays = kill_the_leader(pair, tmp_path)
         until(lambda: is_ready(pair.one) and is_ready(pair.other))
         [shown] = until(lambda: attempts(pair.one, pair.other))
-        # The shown figure may include calls before this test, because runners report them later.
         assert count <= shown < 2 * count, "a figure of the platform neither restarts with its leader nor jumps"
         # Only a leader starts a worker for a function without workers.
         assert stays.post(f"/v1/functions/{cold}/invoke", json=arguments).status_code == 200
