@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from gpufn_core.domain import chrome_trace
-from gpufn_core.domain.chrome_trace import Busiest, summary
+from gpufn_core.domain.profiles import chrome_trace
+from gpufn_core.domain.profiles.chrome_trace import Busiest, summary
 
 EVENTS = [
     {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "dur": 700.0},

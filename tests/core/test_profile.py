@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpufn_core.domain.profile import OTHERS, parse, shortened, speedscope, top
+from gpufn_core.domain.profiles.stacks import OTHERS, parse, shortened, speedscope, top
 
 TEXT = "main (a.py:1);work (a.py:5) 6\nmain (a.py:1);work (a.py:7) 2\nmain (a.py:1);wait (b.py) 2\nnative 0\n"
 

@@ -67,7 +67,7 @@ class Discovery(msgspec.Struct):
 
     @property
     def has_own_token_endpoint(self) -> bool:
-        """Whether the token endpoint is on the host of the issuer: the gateway sends requests nowhere else."""
+        """Return whether the token endpoint is on the issuer's host. The gateway sends requests to no other host."""
         try:
             return _origin(self.token_endpoint) == _origin(self.issuer)
         except ValueError:  # no address

@@ -89,14 +89,14 @@ class TokenStore:
         await self._users.change(id_, change)
 
     async def revoke_all(self) -> None:
-        """Reject all tokens that were issued until now: those of users and API keys by new signing keys, those of the
-        provider by the time in each user's record."""
-        for id_ in tuple(self._tokens.users):
-            await self.revoke(id_)
+        """Reject all tokens that were issued until now. New signing keys end the gateway's tokens, and the time in each
+        user's record ends the provider's. Raises RouteError."""
         replaced = self._sorted_keys()
         await self._add_key(replaced[-1].number + 1 if replaced else 1)
         for key in replaced:
             await self._keys.delete(str(key.number))
+        for id_ in tuple(self._tokens.users):
+            await self.revoke(id_)
 
     async def _add_key(self, number: int) -> None:
         key = SigningKey(number, os.urandom(_SECRET_BYTES), self._clock.time())

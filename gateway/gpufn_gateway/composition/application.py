@@ -9,7 +9,7 @@ from gpufn_core.home import Home
 from gpufn_gateway.app import App
 from gpufn_gateway.composition.parts import Parts
 from gpufn_gateway.composition.routes import all_routes
-from gpufn_gateway.composition.services import Services, fetcher
+from gpufn_gateway.composition.services import Services
 from gpufn_gateway.console.browser_login import BrowserLogin
 from gpufn_gateway.console.handler import Console
 from gpufn_gateway.console.sessions import Sessions
@@ -42,8 +42,7 @@ def application(parts: Parts) -> App:
 def _console(parts: Parts) -> Console:
     services, access = parts.services, parts.services.access
     sessions = Sessions(access, services.login, services.token_store)
-    post = fetcher(services.settings).post
-    login = BrowserLogin(services.login, access, services.token_store, services.clock, post)
+    login = BrowserLogin(services.login, access, services.token_store, services.clock, services.issuers.post)
     return Console(
         access,
         sessions,

@@ -63,6 +63,7 @@ class Services:
     signatures: Signatures
     access: Access
     token_store: TokenStore
+    issuers: Fetcher
     login: Login
     registry: Registry
     builds: Builds
@@ -126,7 +127,8 @@ async def _open(settings: GatewaySettings, stack: contextlib.AsyncExitStack) -> 
     token_store = TokenStore(buckets, access.tokens, clock)
     stack.callback(token_store.stop)
     await token_store.start()
-    login = Login(settings, access, token_store, clock, fetcher(settings))
+    issuers = _fetcher(settings)
+    login = Login(settings, access, token_store, clock, issuers)
     builds = Builds(bus, buckets.builds, clock)
     stack.callback(builds.stop)
     await builds.start()
@@ -156,12 +158,12 @@ async def _open(settings: GatewaySettings, stack: contextlib.AsyncExitStack) -> 
     caller.start(fast_path, shared_folder=bodies.folder, drop=bodies.remove)
     return Services(
         settings, clock, name, bus, storage, buckets, master_key, signatures,
-        access, token_store, login, registry, builds, schedules, storage_of_teams, volumes,
+        access, token_store, issuers, login, registry, builds, schedules, storage_of_teams, volumes,
         caller, fast_path, bodies,
     )  # fmt: skip
 
 
-def fetcher(settings: GatewaySettings) -> Fetcher:
+def _fetcher(settings: GatewaySettings) -> Fetcher:
     """Raises InvalidSetting."""
     try:
         return Fetcher(settings.oidc_ca_file)

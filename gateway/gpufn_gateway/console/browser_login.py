@@ -3,8 +3,8 @@
 1. `begin`: a page of the console requests the address of the provider's login. Everything that the end of the flow
    needs is in a sealed cookie, which only the callback receives. So any gateway can end the flow.
 2. The provider sends the browser back to the callback with a code.
-3. `end`: the state must be that of the cookie. The gateway redeems the code with the verifier of the cookie, and
-   verifies the ID token and its nonce. The roles are those of `gpufn login`.
+3. `end`: the state must equal the state in the cookie. The gateway redeems the code with the verifier of the cookie,
+   and verifies the ID token and its nonce. Users get the same roles as with `gpufn login`.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class LoginExpired(Unauthorized):
 
 
 class Flow(msgspec.Struct, frozen=True, array_like=True):
-    """What the end of a flow needs. `next` is the page of the console to show."""
+    """State of a flow until its end. `next` is the page of the console to show."""
 
     state: str
     nonce: str

@@ -25,8 +25,8 @@ DAYS: Final = 30
 _DAY_S: Final = 86_400
 _TOTALS: Final = ("calls", "memory_max", "gpu_memory_max", "gpu_held_s", "gpu_s", "batch_sizes")
 _FEW_CALLS: Final = 100
-_ROOM: Final = 1.3  # times the largest use that was seen
-_LOW: Final = 0.5  # of what was asked for
+_ROOM: Final = 1.3  # times the largest recorded use
+_LOW: Final = 0.5  # of the request
 _HIGH: Final = 0.9
 _RARE: Final = 0.001  # share of the calls
 _STEP_BYTES: Final = 64 << 20
@@ -34,7 +34,7 @@ _TIMEOUTS_S: Final = (60, 120, 300, 600, 1800, 3600)
 
 
 class Seen(msgspec.Struct, frozen=True, kw_only=True):
-    """What the history has of a function. `calls_by_minute` and `busy_by_minute` (seconds of run time) are of the last
+    """Recorded figures of a function. `calls_by_minute` and `busy_by_minute` (seconds of run time) are of the last
     two days, the others of the last thirty. `batches` counts gathered calls by the size of their batch, which is a
     power of two."""
 
@@ -175,7 +175,7 @@ def _of_batch(largest: int, batches: Mapping[int, float]) -> Advice | None:
 
 
 def _of_idle_timeout(curve: Sequence[Replayed]) -> Advice | None:
-    """Advise the shortest timeout with no more cold starts than the present one."""
+    """Advise the shortest timeout that causes no more cold starts than the present timeout."""
     current = next((each for each in curve if each.is_current), None)
     if current is None:
         return None

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from gpufn_core.domain import profile
+from gpufn_core.domain.profiles.stacks import parse, speedscope
 from gpufn_core.errors import CapacityError, Conflict, InvocationNotFound, error_from
 from gpufn_core.protocol import subjects
 from gpufn_core.protocol.codec import encode
@@ -69,8 +69,8 @@ class ProfileRoutes:
             return Response(reply.trace, 200, headers, TRACE)
         if body.format == "folded":
             return Response(reply.stacks, 200, headers, FOLDED)
-        stacks, rate = profile.parse(reply.stacks), RATE if body.kind is ProfileKind.CPU else None
-        return json_response(profile.speedscope(stacks, f"{function}, {worker}", rate=rate), 200, headers)
+        stacks, rate = parse(reply.stacks), RATE if body.kind is ProfileKind.CPU else None
+        return json_response(speedscope(stacks, f"{function}, {worker}", rate=rate), 200, headers)
 
     async def _request(self, node: str, wanted: ProfileRequest) -> ProfileReply:
         """Have the agent or the runner of a node make a profile. Raises the error of its reply."""

@@ -61,7 +61,7 @@ class Search(msgspec.Struct, frozen=True):
 
     @property
     def is_rare(self) -> bool:
-        """Whether most calls are others."""
+        """Return whether only a small part of all calls matches."""
         return self.function != "*" or any(each is not None for each in (self.state, self.key, self.parent))
 
     def is_of(self, record: CallRecord) -> bool:

@@ -18,7 +18,7 @@ from typing import Final
 
 import msgspec
 
-from gpufn_core.domain.profile import shortened
+from gpufn_core.domain.profiles.stacks import shortened
 from gpufn_core.errors import BusUnavailable, Conflict, GpufnError, InvalidInput, PlatformError, WorkerLost
 from gpufn_core.protocol import subjects
 from gpufn_core.protocol.codec import encode

@@ -9,7 +9,7 @@ from typing import Final
 
 import msgspec
 
-from gpufn_core.domain.profile import shortened
+from gpufn_core.domain.profiles.stacks import shortened
 from gpufn_core.errors import BusUnavailable, Conflict, GpufnError, InvalidInput, WorkerLost, error_from
 from gpufn_core.protocol import frames, subjects
 from gpufn_core.protocol.codec import encode
@@ -45,7 +45,7 @@ class WorkerProfiles:
         self._bus.subscribe(subjects.worker_profile(self._node), self._on_message)
 
     def on_traced(self, link: WorkerLink, traced: frames.Traced, body: bytes) -> None:
-        """Handle the end of a trace. One that nobody waits for any more is ignored."""
+        """Handle the end of a trace. Ignore it if its request has ended."""
         expected, future = self._running.get(link, (0, None))
         if future is None or traced.number != expected or future.done():
             return

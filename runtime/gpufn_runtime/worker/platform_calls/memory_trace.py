@@ -12,7 +12,7 @@ import time
 import tracemalloc
 from typing import Final
 
-from gpufn_core.domain.profile import shortened
+from gpufn_core.domain.profiles.stacks import shortened
 from gpufn_core.protocol.frames import Trace, Traced
 from gpufn_core.protocol.profiles import LONGEST_PROFILE_S, MAX_STACKS_BYTES
 from gpufn_runtime.worker.link import Link

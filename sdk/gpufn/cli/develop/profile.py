@@ -12,8 +12,8 @@ from gpufn.cli.calls.history import parse_span_s
 from gpufn.cli.terminal.command import PATH, Command, FloatRange, connect, json_option
 from gpufn.cli.terminal.name_completion import function_name
 from gpufn.cli.terminal.output import WrongUsage, duration, print_json, print_table, say, step
-from gpufn_core.domain import chrome_trace
-from gpufn_core.domain.profile import Stack, speedscope, top
+from gpufn_core.domain.profiles import chrome_trace
+from gpufn_core.domain.profiles.stacks import Stack, speedscope, top
 from gpufn_core.protocol.profiles import LONGEST_PROFILE_S, RATE
 from gpufn_core.spec.units import format_bytes
 

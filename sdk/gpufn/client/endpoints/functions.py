@@ -23,7 +23,7 @@ from gpufn.client.views.functions import (
     WhyView,
 )
 from gpufn_core.domain.invocation import InvocationState
-from gpufn_core.domain.profile import Stack, parse
+from gpufn_core.domain.profiles.stacks import Stack, parse
 from gpufn_core.domain.revision import Lease, Source
 from gpufn_core.encoding.urls import segment
 from gpufn_core.errors import PayloadTooLarge

@@ -29,7 +29,7 @@ class ReplayedTimeout(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SeenView(msgspec.Struct, frozen=True, kw_only=True):
-    """What the history has of a function, of thirty days. `batches` counts gathered calls by the size of their batch,
+    """Recorded figures of a function, of thirty days. `batches` counts gathered calls by the size of their batch,
     rounded up to a power of two."""
 
     calls: float = 0.0

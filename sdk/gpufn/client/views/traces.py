@@ -11,7 +11,7 @@ class SpanError(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SpanLink(msgspec.Struct, frozen=True, kw_only=True):
-    """A span of another trace: that of the map to which a call belongs."""
+    """A span of another trace, such as the trace of the map to which a call belongs."""
 
     trace: str
     span: str

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gpufn_core.domain.profile import parse, top
+from gpufn_core.domain.profiles.stacks import parse, top
 from gpufn_core.protocol.frames import Trace, Traced
 from gpufn_runtime.worker.platform_calls import memory_trace
 

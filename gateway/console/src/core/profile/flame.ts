@@ -6,7 +6,7 @@ export interface Frame {
   readonly line?: number;
 }
 
-/** The members of a speedscope file that the platform writes (sdk/gpufn_core/domain/profile.py). */
+/** The members of a speedscope file that the platform writes (sdk/gpufn_core/domain/profiles/stacks.py). */
 export interface Speedscope {
   readonly name: string;
   readonly shared: { readonly frames: readonly Frame[] };

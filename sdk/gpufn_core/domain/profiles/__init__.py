@@ -1,0 +1,1 @@
+"""Profiles of workers: folded stacks, and the traces of GPUs."""
