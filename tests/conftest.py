@@ -209,10 +209,21 @@ def running_platform(
 
 
 @pytest.fixture(scope="session")
-def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
-    """One platform for many tests. Each test deploys its own functions and stops no process of the platform."""
+def _shared_platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
     with running_platform(tmp_path_factory.mktemp("home")) as platform:
         yield platform
+
+
+@pytest.fixture(scope="module")
+def platform(_shared_platform: Platform) -> Iterator[Platform]:
+    """The platform that many files share. Each test deploys its own functions and stops no process of the platform.
+
+    The functions of a file are deleted after it: another file may use their names, and needs the room.
+    """
+    yield _shared_platform
+    client = _shared_platform.client
+    for function in client.get("/v1/functions").json()["functions"]:
+        client.delete(f"/v1/functions/{function['name']}")
 
 
 def _wait_until_ready(home: Home, process: subprocess.Popen[bytes], log: Path) -> str:

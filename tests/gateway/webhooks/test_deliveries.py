@@ -145,8 +145,8 @@ async def test_a_receiver_that_does_not_answer_leaves_the_others_theirs(
         await gateway.deploys.deploy(make.spec("silent"), DIGEST)
         for receiver in (silent, silent, silent, other):
             await call_records.end(gateway.bus, ended(await submit(gateway, "silent", receiver.url())))
-        await other.requests.get()
-        assert silent.requests.qsize() == 1
+        await asyncio.gather(silent.requests.get(), other.requests.get())
+        assert silent.requests.empty()
 
 
 async def test_what_was_handed_over_often_and_not_tried_is_not_late(
