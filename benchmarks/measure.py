@@ -117,6 +117,7 @@ class Server:
     environ: dict[str, str] = field(default_factory=dict)
     post: Post = ECHO
     can_pause: bool = False
+    python: str = sys.executable  # with the same version of gpufn
 
     @property
     def base(self) -> str:
@@ -124,18 +125,18 @@ class Server:
 
 
 @contextlib.contextmanager
-def gpufn_up(**environ: str) -> Iterator[Server]:
-    """Start a separate platform with an empty GPUFN_HOME; `url` is its address."""
+def gpufn_up(python: str = sys.executable, **environ: str) -> Iterator[Server]:
+    """Start a separate platform with an empty GPUFN_HOME; `url` is its address. `python` has the version of gpufn."""
     with tempfile.TemporaryDirectory(prefix="gpufn-bench-") as home:
         env = os.environ | {"GPUFN_HOME": home} | environ
-        with running("gpufn", [sys.executable, "-m", "gpufn", "up", "--port", "0"], env, signal.SIGINT) as process:
+        with running("gpufn", [python, "-m", "gpufn", "up", "--port", "0"], env, signal.SIGINT) as process:
             up_file = Path(home) / "up.json"
             deadline = time.monotonic() + _START_TIMEOUT_S
             while time.monotonic() < deadline and process.poll() is None:
                 with contextlib.suppress(OSError, ValueError, httpx.TransportError):
                     url = json.loads(up_file.read_bytes())["url"]
                     if httpx.get(f"{url}/readyz").is_success:
-                        yield Server("gpufn", url, process, env | {"GPUFN_URL": url})
+                        yield Server("gpufn", url, process, env | {"GPUFN_URL": url}, python=python)
                         return
                 time.sleep(0.02)
             raise RuntimeError(f"gpufn up did not become ready\n{log_tails(Path(home) / 'logs')}")
@@ -241,7 +242,7 @@ def deploy_many(server: Server, template: str, count: int) -> None:
 
 
 def deploy_file(server: Server, file: Path, *options: str) -> None:
-    command = [sys.executable, "-m", "gpufn", "deploy", str(file), *options]
+    command = [server.python, "-m", "gpufn", "deploy", str(file), *options]
     completed = subprocess.run(command, env=server.environ, check=False, capture_output=True, text=True, timeout=600)
     if completed.returncode:
         raise RuntimeError(f"{file} could not be deployed: {completed.stderr}")
@@ -364,10 +365,10 @@ def write(name: str, result: dict[str, Any], tables: str, about: dict[str, Any])
     print(f"→ {path.relative_to(HERE.parent)}")
 
 
-def arguments(description: str, **numbers: float) -> argparse.Namespace:
-    """Parse numeric options, each given with its default, or False for a switch."""
+def arguments(description: str, **options: float | str) -> argparse.Namespace:
+    """Parse options, each given with its default, or False for a switch."""
     parser = argparse.ArgumentParser(description=description)
-    for name, default in numbers.items():
+    for name, default in options.items():
         if default is False:
             parser.add_argument(f"--{name}", action="store_true")
             continue

@@ -14,7 +14,7 @@ import asyncio
 import functools
 import logging
 import time
-from collections.abc import MutableMapping, Sequence, Set
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence, Set
 from typing import Any, Final
 
 from starlette.exceptions import HTTPException
@@ -64,6 +64,8 @@ _STOPPED: Final = (
     "must not run twice."
 )
 
+_Handler = Callable[[str, Scope, Receive, Send], Awaitable[None]]
+
 
 class App:
     def __init__(
@@ -81,7 +83,7 @@ class App:
         terminals: Terminals | None = None,
         console: Console | None = None,
     ) -> None:
-        self._calls = {_INVOKE: invoke.serve, _SUBMIT: invoke.submit}
+        self._calls: dict[str, _Handler] = {_INVOKE: invoke.serve, _SUBMIT: invoke.submit}
         self._inference = inference
         self._access = access
         self._disk = disk
@@ -112,7 +114,13 @@ class App:
                 if of_api is None:
                     return
                 scope, path = of_api, of_api["path"]
-            await self._serve(path, scope, receive, send)
+            if (call := self._call_at(path)) is None:
+                await self._serve(path, scope, receive, send)
+            elif scope["method"] == "POST":
+                handler, name = call
+                await handler(name, scope, receive, send)
+            else:
+                raise _not_allowed(scope, {"POST"})
         except ClientDisconnected:
             return
         except asyncio.CancelledError:  # cancelled by the server at the end of the shutdown timeout
@@ -120,14 +128,15 @@ class App:
         except Exception as error:
             await self._send_problem(error, scope, send)
 
-    async def _serve(self, path: str, scope: Scope, receive: Receive, send: Send) -> None:
+    def _call_at(self, path: str) -> tuple[_Handler, str] | None:
+        """Return the handler of an invoke or a submit, and the name of its function; None for other paths."""
         if path.startswith(_FUNCTIONS) and (handler := self._calls.get(path[-_VERB_LENGTH:])) is not None:
             name = path[len(_FUNCTIONS) : -_VERB_LENGTH]
             if name and ("/" not in name or names.IN_PATH.fullmatch(name)):
-                if scope["method"] != "POST":
-                    raise _not_allowed(scope, {"POST"})
-                await handler(name, scope, receive, send)
-                return
+                return handler, name
+        return None
+
+    async def _serve(self, path: str, scope: Scope, receive: Receive, send: Send) -> None:
         if (model_and_version := oip.parse_inference_path(path)) is not None:
             if scope["method"] != "POST":
                 raise _not_allowed(scope, {"POST"})

@@ -26,7 +26,7 @@ from gpufn_core.home import Home
 from gpufn_core.remove_folder import remove_tree
 from gpufn_core.weights.credentials import CREDENTIALS, OF_AWS
 from gpufn_local import store_encryption
-from gpufn_local.bus_certificates import BusCertificate, given_certificate, own_certificate
+from gpufn_local.bus_certificates import BusCertificate, given_certificate
 from gpufn_local.disk_full import StoreWatch
 from gpufn_local.instance_lock import Instance, UpRecord, already_up, claimed, write_record
 from gpufn_local.nats_process import LOOPBACK, EmbeddedServer, Leftover
@@ -324,6 +324,8 @@ class _Platform:
             return given
         self.home.nats.mkdir(mode=0o700, parents=True, exist_ok=True)
         names = (self._listen.host, "localhost", LOOPBACK, "::1", socket.gethostname())
+        from gpufn_local.bus_authority import own_certificate  # noqa: PLC0415  8 MB, which TLS alone needs
+
         own = own_certificate(folder, names, datetime.datetime.now(datetime.UTC))
         self._bus_tls = BusTls(ca_file=str(own.ca_file))
         return own

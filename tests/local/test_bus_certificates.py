@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from gpufn_local.bus_authority import own_certificate
 from gpufn_local.bus_certificates import (
     end_of,
     expiring_files,
     given_certificate,
-    own_certificate,
     with_own_authority,
 )
 from gpufn_platform.bus.tls import BusTls

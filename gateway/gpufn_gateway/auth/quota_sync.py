@@ -109,9 +109,10 @@ class QuotaSync:
 
     def admit(self, holder: Holder) -> None:
         """Count one call against the rate, and check the usage of the day. Raises KeyLimitExceeded."""
-        now = self._clock.monotonic()
-        if (quota := self._quota(holder)) is not None and (refusal := quota.admit(now)) is not None:
-            raise KeyLimitExceeded(*refusal, quota.headers(now))
+        if (quota := self._quota(holder)) is not None:
+            now = self._clock.monotonic()
+            if (refusal := quota.admit(now)) is not None:
+                raise KeyLimitExceeded(*refusal, quota.headers(now))
 
     def begin(self, principal: Principal) -> Callable[[object], None] | None:
         """Start a call that a client waits for. Return a callback for its end, if one is needed.

@@ -15,6 +15,7 @@ from gpufn_core.errors import PayloadTooLarge
 from gpufn_core.protocol.limits import CHUNK_ITEMS, RECORD_BYTES
 from gpufn_gateway.calls.shared_bodies import GatewaySharedBodies, SharedBody
 from gpufn_gateway.http.body_reader import BodyReader, Receive, require_content_length
+from gpufn_platform.shared_bodies.bodies import MIN_SHARED_BYTES
 
 _FRAMING_BYTES = 4 * CHUNK_ITEMS  # for lengths or line ends, so that an item may be as large as a call's body
 
@@ -49,13 +50,16 @@ class CallBodies:
         self.limit_bytes = inline.limit_bytes  # the largest body that fits one message
         self.max_bytes = large.limit_bytes  # the largest body of any call
         self.max_queued_bytes = min(RECORD_BYTES, inline.limit_bytes)
+        self._always_inline_bytes = min(MIN_SHARED_BYTES, self.max_queued_bytes)  # smaller bodies need no decision
 
     async def read(
         self, headers: Mapping[bytes, bytes], receive: Receive, *, may_share: bool, is_queued: bool = False
     ) -> bytes:
         """Read a whole body into memory to inspect it; then `wrap` it. Raises the exceptions of BodyReader.read."""
         size = _announced_length(headers)
-        if size is not None and (self._is_shared(size, may_share) or self._exceeds_message(size, is_queued)):
+        if size is None or size < self._always_inline_bytes:
+            return await self._read_inline(headers, receive)
+        if self._is_shared(size, may_share) or self._exceeds_message(size, is_queued):
             return await self._large.read(headers, receive)
         return await self._read_inline(headers, receive)
 
@@ -96,6 +100,8 @@ class CallBodies:
 
     def wrap(self, body: bytes, *, may_share: bool, is_queued: bool = False) -> CallBody:
         """Turn a body in memory into a CallBody."""
+        if len(body) < self._always_inline_bytes:
+            return CallBody(body)
         if self._shared_bodies is not None and self._is_shared(len(body), may_share):
             return CallBody(b"", self._shared_bodies.share(body))
         return CallBody(body, exceeds_message=self._exceeds_message(len(body), is_queued))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from gpufn_core.errors import DeadlinePassed, InvalidInput
 from gpufn_core.protocol.limits import LONGEST_TIMEOUT_S
@@ -43,12 +43,18 @@ class CallOptions(NamedTuple):
         return remaining_s if self.timeout_s is None else min(self.timeout_s, remaining_s)
 
 
+_NO_OPTIONS: Final = CallOptions(None, None, None, "")
+
+
 def parse_call_options(headers: Mapping[bytes, bytes], now: float) -> CallOptions:
     """Parse the options. Raises InvalidInput, DeadlinePassed."""
+    timeout, deadline = headers.get(b"x-gpufn-timeout"), headers.get(b"x-gpufn-deadline")
     priority, traceparent = headers.get(b"x-gpufn-priority"), headers.get(b"traceparent")
+    if timeout is deadline is priority is traceparent is None:
+        return _NO_OPTIONS
     return CallOptions(
-        _timeout_s(headers.get(b"x-gpufn-timeout")),
-        _deadline(headers.get(b"x-gpufn-deadline"), now),
+        _timeout_s(timeout),
+        _deadline(deadline, now),
         None if priority is None else priority_of(priority.decode("latin-1"), "X-Gpufn-Priority"),
         "" if traceparent is None else _trace(traceparent, headers.get(b"tracestate")),
     )

@@ -5,7 +5,7 @@ A quantile is at most 9 % off: it is the middle of its bucket.
 
 from __future__ import annotations
 
-import math
+from bisect import bisect_left
 from collections.abc import Mapping
 from typing import Final
 
@@ -20,14 +20,15 @@ def bucket_of(seconds: float) -> int:
     >>> bucket_of(0.0), bucket_of(0.0001), bucket_of(0.05), bucket_of(1e9)
     (0, 0, 36, 120)
     """
-    if seconds <= _LEAST_S:
-        return 0
-    return min(MAX_BUCKET, math.ceil(math.log2(seconds / _LEAST_S) * PER_DOUBLING))
+    return bisect_left(_UPPER_BOUNDS_S, seconds)
 
 
 def upper_bound_s(bucket: int) -> float:
     """Return the largest duration in a bucket, in seconds."""
     return float(_LEAST_S * 2.0 ** (bucket / PER_DOUBLING))
+
+
+_UPPER_BOUNDS_S: Final = tuple(map(upper_bound_s, range(MAX_BUCKET)))  # the last bucket has none
 
 
 def quantile_s(counts: Mapping[int, int], share: float) -> float | None:

@@ -66,8 +66,13 @@ async def send_result(
     if isinstance(body, SharedBodyReader):
         with body:
             await _send_each(send, [*extra_headers, *response_format.result(content_type, body.size)], body.parts())
+        return
+    headers = [*extra_headers, *response_format.result(content_type, len(body))]
+    if len(body) > _PART_BYTES:
+        await _send_each(send, headers, _parts_of(body))
     else:
-        await _send_each(send, [*extra_headers, *response_format.result(content_type, len(body))], _parts_of(body))
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
 
 
 async def _send_each(send: Send, headers: Headers, parts: Iterator[bytes | memoryview]) -> None:
@@ -81,9 +86,6 @@ async def _send_each(send: Send, headers: Headers, parts: Iterator[bytes | memor
 
 def _parts_of(body: bytes) -> Iterator[bytes | memoryview]:
     """Split a body into parts without copying."""
-    if len(body) <= _PART_BYTES:
-        yield body
-        return
     view = memoryview(body)
     for at in range(0, len(view), _PART_BYTES):
         yield view[at : at + _PART_BYTES]

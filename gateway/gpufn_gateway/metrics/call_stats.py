@@ -75,7 +75,7 @@ class CallStats:
             self.succeeded_s += seconds
         self.queue.observe(reply.queue_s)
         self.run.observe(reply.run_s)
-        recent = self._recent_of(reply.revision)
+        recent = self.recent.get(reply.revision) or self._recent_of(reply.revision)
         for buckets, duration_s in ((recent[_LATENCY], seconds), (recent[_QUEUE_TIME], reply.queue_s)):
             number = bucket_of(duration_s)
             buckets[number] = buckets.get(number, 0) + 1

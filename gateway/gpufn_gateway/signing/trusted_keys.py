@@ -6,7 +6,6 @@ import msgspec
 
 from gpufn_core.errors import Conflict, InvalidInput, InvalidSpec, SignerNotFound
 from gpufn_core.protocol.codec import encode
-from gpufn_core.signing.ed25519 import key_id, parse_public_key
 from gpufn_core.signing.trust import SIGNER_NAME, TrustedKey
 from gpufn_core.spec.naming.names import check_group, parts_of
 from gpufn_core.spec.naming.patterns import check_pattern
@@ -44,6 +43,8 @@ class TrustedKeys:
 
     async def trust(self, name: str, public_key: str, patterns: tuple[str, ...]) -> SignerView:
         """Trust a key, or replace the key of this name. Raises InvalidInput, Conflict."""
+        from gpufn_core.signing.ed25519 import key_id, parse_public_key  # noqa: PLC0415  8 MB, needed with a key only
+
         if SIGNER_NAME.fullmatch(name) is None:
             raise InvalidInput(
                 f"{name[:80]!r} is not the name of a key: use a to z, 0 to 9 and hyphens, at most 64 characters",

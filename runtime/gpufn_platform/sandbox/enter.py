@@ -22,10 +22,10 @@ from gpufn_platform.sandbox.layout import Rule
 _CAP_SETFCAP = 31
 _OWN_NETWORK = "/proc/self/ns/net"
 _NONE: frozenset[int] = frozenset()
+_NO_RULES: frozenset[Rule] = frozenset()
 # Processes and threads of one worker. The kernel counts them per user namespace, but does not limit root's, whose
 # workers have a cgroup for that.
 MAX_PROCESSES = 4096
-_AHEAD_BYTES = 1 << 20  # of each file system in memory, until a worker's own limit is known
 
 
 class _Prepared(NamedTuple):
@@ -35,6 +35,7 @@ class _Prepared(NamedTuple):
 
 
 _prepared: list[_Prepared] = []
+_filters_of_template: list[bytes] = []  # which this process inherits
 
 
 def prepare(template: Sandbox) -> None:
@@ -44,7 +45,8 @@ def prepare(template: Sandbox) -> None:
         common = layout.common(template)
         own = layout.own_paths(common, _list("/dev"), _pid_in_proc())
         root, ruleset = namespaces.Root(), Ruleset()
-        root.add(layout.mounts(common, own), _AHEAD_BYTES)
+        root.add(layout.mounts(common, own), common.memory_bytes)
+        root.make_folders((*template.readable, *template.writable))
         rules = layout.rules(common, own, _list)
         ruleset.allow(rules, root.place)
         system_calls.bound_capabilities(_NONE)
@@ -71,8 +73,11 @@ def enter(sandbox: Sandbox) -> None:
     elif sandbox.own_pids:
         go_on_in_child(is_in_namespace=False)
     own = layout.own_paths(sandbox, _list("/dev"), _pid_in_proc())
+    added: list[layout.Mount] = []
     if sandbox.namespaces:
-        added = root.add(layout.mounts(sandbox, own), sandbox.memory_bytes)
+        root.limit_memory(sandbox.memory_bytes)
+        added = layout.mounts(sandbox, own, root.kinds)
+        root.add(added, sandbox.memory_bytes)
         root.move_in(network=sandbox.network, shares_memory=sandbox.shares_memory)
         if not sandbox.is_template:
             resource.setrlimit(resource.RLIMIT_NPROC, (MAX_PROCESSES, MAX_PROCESSES))
@@ -81,14 +86,18 @@ def enter(sandbox: Sandbox) -> None:
     system_calls.drop_capabilities(keep)
     system_calls.set_no_new_privileges()
     ruleset = Ruleset(limits_files=not has_mounts_ahead) if prepared is None else prepared.ruleset
+    present = _NO_RULES if prepared is None else prepared.rules
+    covered = layout.as_prefixes(mount.path for mount in added)
     ruleset.allow(
         (path, access)
         for path, access in layout.rules(sandbox, own, _list)
-        if prepared is None or (path, access) not in prepared.rules or layout.is_in_any(path, added)
+        if (path, access) not in present or (path + "/").startswith(covered)
     )
     ruleset.restrict()
     if program:
         system_calls.set_seccomp_filter(program)
+        if sandbox.is_template:
+            _filters_of_template.append(program)
 
 
 def _join(namespace: NetworkNamespace) -> None:
@@ -110,8 +119,8 @@ def _program(may_set_up: bool) -> bytes:
     machine = os.uname().machine
     if not seccomp.is_supported(machine):
         return b""
-    for_workers = seccomp.program(machine, may_set_up=False)  # cached: a template makes it for its workers
-    return seccomp.program(machine, may_set_up=True) if may_set_up else for_workers
+    without_set_up = seccomp.without_set_up(machine)  # cached: a template makes it for its workers
+    return without_set_up if _filters_of_template else seccomp.program(machine, may_set_up=may_set_up)
 
 
 @functools.cache

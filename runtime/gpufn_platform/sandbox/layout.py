@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import enum
 import os
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from gpufn_core.protocol.launch import Sandbox
@@ -69,6 +70,7 @@ HIDDEN: Final = (
     *("/etc/gshadow", "/etc/gshadow-", "/etc/shadow", "/etc/shadow-", "/etc/ssh", "/etc/ssl/private"),
 )
 _DEVICES: Final = ("full", "null", "random", "tty", "urandom", "zero", "fd", "stdin", "stdout", "stderr")
+_NO_MOUNTS: Final[Mapping[str, Kind]] = MappingProxyType({})
 # Devices that compute, and the network between them.
 _ACCELERATORS: Final = ("nvidia", "dri", "kfd", "infiniband", "gdrdrv", "dxg", "accel")
 
@@ -88,8 +90,9 @@ def common(template: Sandbox) -> Sandbox:
     )
 
 
-def mounts(sandbox: Sandbox, own: Iterable[str]) -> list[Mount]:
-    """Return the mounts, each after those that it is in. A writable path in a read-only one is writable."""
+def mounts(sandbox: Sandbox, own: Iterable[str], present: Mapping[str, Kind] = _NO_MOUNTS) -> list[Mount]:
+    """Return the mounts that are not `present`, each after those that it is in. They include the mounts that new ones
+    cover. A writable path in a read-only one is writable."""
     kinds: dict[str, Kind] = dict.fromkeys(
         (*SYSTEM, *_resolvers(sandbox), PROC, *sandbox.shared, *sandbox.readable, *_PROC_READ_ONLY), Kind.READ_ONLY
     )
@@ -97,29 +100,22 @@ def mounts(sandbox: Sandbox, own: Iterable[str]) -> list[Mount]:
     kinds |= dict.fromkeys(TEMPORARY, Kind.MEMORY)
     kinds[TERMINALS] = Kind.TERMINALS
     kinds[SHARED_MEMORY] = Kind.WRITABLE if sandbox.shares_memory else Kind.MEMORY
-    shown = _as_prefixes(path for path, kind in kinds.items() if kind is not Kind.MEMORY)
-    for path in (*HIDDEN, *sandbox.hidden):
-        if (path + "/").startswith(shown):
-            kinds.setdefault(path, Kind.HIDDEN)
-    found = [Mount(path, kinds[path]) for path in kinds]
+    sources: dict[str, str] = {}
     if (namespace := sandbox.namespace) is not None:
-        found.append(Mount(namespace.resolv_conf, Kind.READ_ONLY, namespace.own_resolv_conf))
-    return sorted(found, key=lambda mount: mount.path)
+        kinds[namespace.resolv_conf] = Kind.READ_ONLY
+        sources[namespace.resolv_conf] = namespace.own_resolv_conf
+    shown = as_prefixes(path for path, kind in kinds.items() if kind is not Kind.MEMORY)
+    for path in (*HIDDEN, *sandbox.hidden):
+        if path not in kinds and (path in present or (path + "/").startswith(shown)):
+            kinds[path] = Kind.HIDDEN
+    new = {path for path, kind in kinds.items() if present.get(path) is not kind}
+    covered = as_prefixes(new)
+    chosen = sorted(path for path in kinds if path in new or (path + "/").startswith(covered))
+    return [Mount(path, kinds[path], sources.get(path, "")) for path in chosen]
 
 
 def _resolvers(sandbox: Sandbox) -> tuple[str, ...]:
     return RESOLVERS if sandbox.network and sandbox.namespace is None else ()
-
-
-def missing(wanted: Iterable[Mount], present: Collection[Mount]) -> list[Mount]:
-    """Return the mounts to add to those that are `present`: the new ones, and those that the new ones cover."""
-    found: list[Mount] = []
-    new: tuple[str, ...] = ()
-    for mount in wanted:
-        if mount not in present or (mount.path + "/").startswith(new):
-            found.append(mount)
-            new = (*new, *_as_prefixes([mount.path]))
-    return found
 
 
 def rules(sandbox: Sandbox, own: Iterable[str], list_folder: Callable[[str], Sequence[str]]) -> list[Rule]:
@@ -153,14 +149,10 @@ def _without(path: str, hidden: Collection[str], list_folder: Callable[[str], Se
     return [part for each in parts for part in _without(each, hidden, list_folder)]
 
 
-def _as_prefixes(paths: Iterable[str]) -> tuple[str, ...]:
+def as_prefixes(paths: Iterable[str]) -> tuple[str, ...]:
     """Return the paths with a slash at the end. `str.startswith` then finds what is inside one of them."""
     return tuple(path.rstrip("/") + "/" for path in paths)
 
 
 def is_inside(path: str, folder: str) -> bool:
     return path == folder or path.startswith(folder.rstrip("/") + "/")
-
-
-def is_in_any(path: str, mounts: Iterable[Mount]) -> bool:
-    return any(is_inside(path, mount.path) for mount in mounts)

@@ -5,9 +5,10 @@ The process gets a user namespace of its own, in which it may mount. Its user an
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
-from collections.abc import Collection
+from collections.abc import Iterable, Sequence
 
 from gpufn_platform.sandbox import layout
 from gpufn_platform.sandbox import system_calls as calls
@@ -35,7 +36,8 @@ class Root:
         self.place = _INNER_PLACE if os.path.isdir(_INNER_PLACE) else layout.TMP
         self._is_mounted = False
         self._read_only = [self.place]
-        self._mounts: set[Mount] = set()
+        self.kinds: dict[str, Kind] = {}  # of the mounts, by path
+        self._memory_bytes = 0  # of each file system in memory
         calls.unshare(calls.CLONE_NEWUSER | calls.CLONE_NEWNS | (calls.CLONE_NEWPID if own_pids else 0))
         _write("/proc/self/setgroups", "deny")
         _write("/proc/self/uid_map", f"{uid} {uid} 1")
@@ -44,24 +46,32 @@ class Root:
             go_on_in_child(is_in_namespace=True)
         calls.mount("none", "/", None, calls.MS_REC | calls.MS_PRIVATE)
 
-    def add(self, mounts: Collection[Mount], memory_bytes: int) -> list[Mount]:
-        """Add the mounts that are still missing, each after the mounts that contain it, and return them. Each file
-        system in memory holds at most `memory_bytes`. Raises OSError."""
-        new = layout.missing(mounts, self._mounts)
-        for mount in mounts:
-            if mount.kind is Kind.MEMORY and mount not in new:
-                calls.mount(
-                    "none", self.place + mount.path, None, calls.MS_REMOUNT | _MEMORY_FLAGS, f"size={memory_bytes}"
-                )
-        parts = {mount: part for mount in new if (part := _read(mount)) is not None}  # before the root covers any
+    def add(self, mounts: Sequence[Mount], memory_bytes: int) -> None:
+        """Add mounts, each after the mounts that contain it. Each file system in memory holds at most `memory_bytes`.
+        Raises OSError."""
+        parts = [(mount, part) for mount in mounts if (part := _read(mount)) is not None]  # before the root covers any
         if not self._is_mounted:
             calls.mount("none", self.place, "tmpfs", _MEMORY_FLAGS, f"mode=755,size={_ROOT_BYTES}")
             os.mkdir(self.place + _INNER_PLACE)
             self._is_mounted = True
-        for mount, part in parts.items():
+        for mount, part in parts:
             self._add(mount, part, memory_bytes)
-        self._mounts.update(new)
-        return new
+        self.kinds.update((mount.path, mount.kind) for mount in mounts)
+        self._memory_bytes = memory_bytes
+
+    def make_folders(self, paths: Iterable[str]) -> None:
+        """Create the folders for later mounts."""
+        for path in paths:
+            if os.path.isdir(path):
+                with contextlib.suppress(OSError):  # inside a mount that cannot be written to
+                    os.makedirs(self.place + path, exist_ok=True)
+
+    def limit_memory(self, memory_bytes: int) -> None:
+        """Change the size of each file system in memory. Raises OSError."""
+        for path, kind in self.kinds.items():
+            if kind is Kind.MEMORY and memory_bytes != self._memory_bytes:
+                flags = calls.MS_REMOUNT | _MEMORY_FLAGS
+                calls.mount("none", self.place + path, None, flags, f"size={memory_bytes}")
 
     def move_in(self, *, network: bool, shares_memory: bool) -> None:
         """Make this the root. Raises OSError."""

@@ -110,8 +110,8 @@ def set_no_new_privileges() -> None:
 
 
 def set_seccomp_filter(program: bytes) -> None:
-    buffer = ctypes.create_string_buffer(program, len(program))
-    header = struct.pack("HxxxxxxQ", len(program) // 8, ctypes.addressof(buffer))
+    address = ctypes.cast(ctypes.c_char_p(program), ctypes.c_void_p).value
+    header = struct.pack("HxxxxxxQ", len(program) // 8, address)
     _check(_libc.prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, header, 0, 0), "seccomp")
 
 

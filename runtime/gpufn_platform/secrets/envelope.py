@@ -13,8 +13,6 @@ import os
 from collections.abc import Sequence
 
 import msgspec
-from cryptography.exceptions import InvalidTag
-from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from gpufn_core.errors import PlatformError
 from gpufn_core.spec.naming.patterns import ALL
@@ -122,11 +120,16 @@ def _context(part: str, ref: SecretRef, version: int) -> bytes:
 
 
 def _encrypt(key: bytes, data: bytes, context: bytes) -> bytes:
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM  # noqa: PLC0415  8 MB, needed with a secret only
+
     nonce = os.urandom(_NONCE_BYTES)
     return nonce + AESGCM(key).encrypt(nonce, data, context)
 
 
 def _decrypt(secret: SealedSecret, ref: SecretRef, key: bytes, data: bytes, part: str) -> bytes:
+    from cryptography.exceptions import InvalidTag  # noqa: PLC0415  (see `_encrypt`)
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM  # noqa: PLC0415
+
     context = _context(part, ref, secret.version)
     try:
         return AESGCM(key).decrypt(data[:_NONCE_BYTES], data[_NONCE_BYTES:], context)

@@ -47,6 +47,7 @@ from gpufn_runtime.worker.arguments import loader
 from gpufn_runtime.worker.arguments.parameters import Parameters
 from gpufn_runtime.worker.fork_safety import reason_not_to_fork, thread_count
 from gpufn_runtime.worker.gpu.parking import resident_bytes
+from gpufn_runtime.worker.rehearsal.rehearse import rehearse
 
 _COMMON_MODULES = ("gpufn_runtime.worker.execute.event_loop", "cloudpickle", "json", "logging")
 _ONNXRUNTIME_MODULES = ("engines.load", "engines.model_function", "engines.onnxruntime")  # 10 ms of a start
@@ -159,7 +160,8 @@ class _Forks:
                 _detach()
                 if self._sandbox is not None:
                     prepare(self._sandbox)
-                prepare_decoders()  # copies the pages that a worker writes to, which speeds up its first call
+                prepare_decoders()
+                rehearse()
                 line = child_end.recv(_LONGEST_REQUEST)
                 if not line:
                     os._exit(0)

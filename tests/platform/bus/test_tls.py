@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from gpufn_core.errors import BusUnavailable
-from gpufn_local.bus_certificates import own_certificate
+from gpufn_local.bus_authority import own_certificate
 from gpufn_local.nats_process import EmbeddedServer
 from gpufn_platform.bus.connection import Bus
 from gpufn_platform.bus.tls import BusTls

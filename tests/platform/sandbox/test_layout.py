@@ -124,10 +124,23 @@ def test_without_namespaces_the_paths_beside_a_hidden_one_are_allowed_one_by_one
     assert ("/dev/shm", Access.BY_NAME) in rules
 
 
-def test_a_new_mount_covers_those_inside_it_which_are_added_again() -> None:
-    system, inner, folder = (Mount(path, Kind.READ_ONLY) for path in ("/usr", "/tmp/python", "/srv/b"))
-    tmp = Mount("/tmp", Kind.MEMORY)
-    assert layout.missing([folder, tmp, inner, system], {system, inner}) == [folder, tmp, inner]
+def test_only_new_mounts_and_those_that_they_cover_are_added() -> None:
+    template = Sandbox(shared=("/srv/python",), hidden=("/srv/a/secret",))
+    worker = Sandbox(shared=("/srv/python", "/srv/a/python"), readable=("/srv/a",), hidden=template.hidden)
+    present = kinds_of(layout.mounts(template, OWN))
+    with_python = present | {"/srv/a/python": Kind.READ_ONLY}
+    assert layout.mounts(template, OWN, present) == []
+    for kinds in (present, with_python):
+        assert layout.mounts(worker, OWN, kinds) == [
+            Mount("/srv/a", Kind.READ_ONLY),
+            Mount("/srv/a/python", Kind.READ_ONLY),
+            Mount("/srv/a/secret", Kind.HIDDEN),
+        ]
+
+
+def test_a_worker_that_shares_memory_replaces_the_file_system_in_memory() -> None:
+    present = kinds_of(layout.mounts(Sandbox(), OWN))
+    assert layout.mounts(Sandbox(shares_memory=True), OWN, present) == [Mount("/dev/shm", Kind.WRITABLE)]
 
 
 def test_landlock_allows_the_devices_of_a_root_of_its_own_by_their_folder() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gpufn_local import doctor
-from gpufn_local.bus_certificates import own_certificate
+from gpufn_local.bus_authority import own_certificate
 from gpufn_local.doctor import CHECKS
 from gpufn_platform.sandbox.support import Support
 from tests.sdk.cli.commands import command

@@ -105,25 +105,22 @@ class Invoke:
     async def respond(self, call: PreparedCall, receive: Receive, send: Send, response_format: ResponseFormat) -> None:
         """Start a call and send its outcome to the client. A disconnect cancels the call."""
         try:
-            await self._respond(call, receive, send, response_format)
+            pending = self.calls.start(call)
+            in_flight = _CallInFlight(pending, receive)
+            self._in_flight.add(in_flight)
+            try:
+                reply, body = await pending.future
+            except GpufnError as error:
+                await self._send_error(call, pending, error, send, response_format)
+                return
+            finally:
+                self._in_flight.discard(in_flight)
+                if in_flight.watcher is not None:
+                    in_flight.watcher.cancel()
+                cancel_unless_ended(pending)
+            await self._send_reply(call, reply, body, send, response_format)
         finally:
             self.calls.discard(call)
-
-    async def _respond(self, call: PreparedCall, receive: Receive, send: Send, response_format: ResponseFormat) -> None:
-        pending = self.calls.start(call)
-        in_flight = _CallInFlight(pending, receive)
-        self._in_flight.add(in_flight)
-        try:
-            reply, body = await pending.future
-        except GpufnError as error:
-            await self._send_error(call, pending, error, send, response_format)
-            return
-        finally:
-            self._in_flight.discard(in_flight)
-            if in_flight.watcher is not None:
-                in_flight.watcher.cancel()
-            cancel_unless_ended(pending)
-        await self._send_reply(call, reply, body, send, response_format)
 
     def tick(self, now: float) -> None:
         """Watch the clients of slow calls, and close idle resumable streams.
