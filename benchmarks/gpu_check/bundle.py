@@ -23,7 +23,7 @@ _BESIDES: Final = ("nvidia-ml-py", "pytest>=9", "hypothesis>=6.100")  # tests/co
 _MODELS: Final = ("numpy>=2", "onnx>=1.18", "onnxruntime>=1.20")
 _CUDA: Final = ("onnxruntime-gpu>=1.21",)
 _PART_BYTES: Final = 30 << 20
-_REPOSITORY_BYTES: Final = 4 << 20  # compressed
+_REPOSITORY_BYTES: Final = 3 << 20  # compressed
 PYTHONS: Final = ("3.11", "3.12")
 # pip matches these names exactly, so each glibc version that wheels exist for is listed.
 _PLATFORMS: Final = (

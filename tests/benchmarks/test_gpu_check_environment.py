@@ -49,7 +49,7 @@ def test_the_platforms_wheels_and_the_repository_fit_one_part_and_larger_wheels_
     small.write_bytes(b"x")
     assert bundle.size_warning(platform, 1) == ""
     with large.open("wb") as file:
-        file.truncate(27 << 20)
+        file.truncate(28 << 20)
     assert "31.0 MiB" in bundle.size_warning(platform, 1)
     assert bundle.size_warning(platform, 2) == "", "each Python has wheels of its own"
     bundle.cut_large(tmp_path, part_bytes=20 << 20)
