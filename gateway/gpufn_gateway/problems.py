@@ -52,6 +52,7 @@ _ERRORS_BY_STATUS: dict[int, tuple[type[GpufnError], ...]] = {
         errors.ArtifactUnavailable,
         errors.AuditLogUnavailable,
         errors.IssuerUnavailable,
+        errors.HistoryUnavailable,
         errors.PlatformStopping,
         errors.GatewayUnavailable,
     ),

@@ -21,7 +21,7 @@
     └─ PlatformError           a fault of the platform
        ├─ ArtifactUnavailable  WorkerLost           DeviceFailed
        ├─ PlatformStopping     ProtocolMismatch     GatewayUnavailable
-       ├─ AuditLogUnavailable  IssuerUnavailable
+       ├─ AuditLogUnavailable  IssuerUnavailable    HistoryUnavailable
        └─ BusUnavailable
           └─ StoreFull
 
@@ -345,6 +345,10 @@ class ProtocolMismatch(PlatformError, code="protocol_mismatch", retryable=False)
 
 class IssuerUnavailable(PlatformError, code="issuer_unavailable"):
     """The gateway cannot read the signing keys of the identity provider now."""
+
+
+class HistoryUnavailable(PlatformError, code="history_unavailable"):
+    """The gateway cannot read the history now. It loads the history after its start."""
 
 
 class GatewayUnavailable(PlatformError, code="gateway_unavailable"):

@@ -9,7 +9,7 @@ unused   GPU seconds that no worker held: nobody's, or shared by what everybody 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -68,7 +68,7 @@ class UsageRow(msgspec.Struct, frozen=True):
 
 
 def costs(
-    rows: Sequence[UsageRow],
+    rows: Iterable[UsageRow],
     held: Mapping[str, DayHeld],
     rates_of: Callable[[str], Rates],
     fleet: Rates,

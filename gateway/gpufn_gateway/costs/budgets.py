@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import datetime
+import functools
 import logging
+from collections.abc import Mapping
 from typing import Final
 
 import msgspec
 
 from gpufn_core.domain.usage import day_of, days
 from gpufn_gateway.background_loop import log_failures
+from gpufn_gateway.costs.groups import spent_by_subject
 from gpufn_gateway.costs.ledger import Ledger
 from gpufn_gateway.costs.prices import Budget
 from gpufn_gateway.functions.registry import Registry
@@ -79,11 +82,10 @@ class Budgets:
         budgets = {} if prices is None else prices.budgets
         now = self._clock.time()
         month = day_of(now)[:7]
-        spent: dict[str, float] = {}
+        spent: Mapping[str, float] = {}
         if budgets:
-            for key, cost in (await self._ledger.costs(list(days(f"{month}-01", day_of(now))))).items():
-                for subject in (f"function:{key.function}", f"team:{self._registry.teams.name_of(key.function)}"):
-                    spent[subject] = spent.get(subject, 0.0) + cost.total
+            read = functools.partial(spent_by_subject, teams=self._registry.teams.copy())
+            spent = await self._ledger.query(list(days(f"{month}-01", day_of(now))), read)
         self.states = {
             subject: BudgetState(subject, month, budget.month, spent.get(subject, 0.0), budget.stop)
             for subject, budget in budgets.items()

@@ -1,10 +1,16 @@
-"""Costs of days: reads usage and held time. Days that are over stay in memory."""
+"""Costs of days: reads usage and held time. Days that are over stay in memory.
+
+A year of many functions takes seconds to compute. One thread does this, so calls go on.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import datetime
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
+from typing import Final, TypeVar
 
 import msgspec
 
@@ -19,8 +25,10 @@ from gpufn_gateway.history.collector import OVERVIEW
 from gpufn_gateway.history.fields import Field
 from gpufn_gateway.history.index import Index
 from gpufn_gateway.history.recorder import Recorder
-from gpufn_platform.bus.storage.key_value import KeyValue
+from gpufn_platform.bus.storage.key_value import Entry, KeyValue
 from gpufn_platform.process.clock import Clock
+
+T = TypeVar("T")
 
 HELD_DAYS: Final = 30  # in the history
 _MAX_CACHED: Final = 400  # days
@@ -40,14 +48,18 @@ class Ledger:
         self._clock = clock
         self._usage: dict[str, list[UsageRow]] = {}  # of days that are over
         self._held: dict[str, DayHeld] = {}
+        self._thread = ThreadPoolExecutor(1, "costs")
 
     def prices(self) -> Prices | None:
         return self._prices.prices()
 
-    async def costs(self, wanted: Sequence[str], *, shares_unused: bool = False) -> dict[UsageKey, Cost]:
-        """Return the costs of these UTC days. Without prices all costs are zero."""
+    async def query(
+        self, wanted: Sequence[str], read: Callable[[Mapping[UsageKey, Cost]], T], *, shares_unused: bool = False
+    ) -> T:
+        """Return what `read` makes of the costs of these UTC days, in the thread. Without prices all costs are zero.
+        Raises RateLimited, PlatformError."""
         prices = self.prices()
-        rows = [row for day in wanted for row in await self._rows(day)]
+        rows = [await self._rows(day) for day in wanted]
         held = {day: await self._held_on(day) for day in wanted}
         kinds = self._gpu_kinds()
 
@@ -55,17 +67,19 @@ class Ledger:
             return _FREE if prices is None else prices.rates(node, kinds.get(node, ""))
 
         fleet = _FREE if prices is None else self._fleet_rates(prices)
-        return costs(rows, held, rates_of, fleet, shares_unused=shares_unused)
+        return await self._in_thread(
+            lambda: read(costs(chain.from_iterable(rows), held, rates_of, fleet, shares_unused=shares_unused))
+        )
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
     async def _rows(self, day: str) -> list[UsageRow]:
         if (known := self._usage.get(day)) is not None:
             return known
         is_over = self._is_over(day)
         entries = await self._records.entries(f"{day}.")
-        rows = [
-            UsageRow(UsageKey.of_record(entry.key), entry.key.split(".", 3)[3], _usage.decode(entry.value))
-            for entry in entries
-        ]
+        rows = await self._in_thread(lambda: _decode(entries))
         if is_over:
             self._usage[day] = rows
             while len(self._usage) > _MAX_CACHED:
@@ -110,6 +124,13 @@ class Ledger:
                 elif device.type is DeviceType.CPU:
                     cores, cpu_hour = cores + device.cores, cpu_hour + rates.cpu_hour * device.cores
         return Rates(gpu_hour / gpus if gpus else prices.gpu_hour, cpu_hour / cores if cores else prices.cpu_hour)
+
+
+def _decode(entries: Iterable[Entry]) -> list[UsageRow]:
+    return [
+        UsageRow(UsageKey.of_record(entry.key), entry.key.split(".", 3)[3], _usage.decode(entry.value))
+        for entry in entries
+    ]
 
 
 def _start_of(day: str) -> int:

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final, TypeVar
 
-from gpufn_core.errors import Conflict, PlatformError, RateLimited
+from gpufn_core.errors import Conflict, HistoryUnavailable, PlatformError, RateLimited
 from gpufn_core.protocol import subjects
 from gpufn_gateway.history.blocks import HOUR, MINUTE, SECONDS_10, Event, encode_blocks, encode_event, subject_of
 from gpufn_gateway.history.collector import OVERVIEW, with_overview
@@ -213,16 +213,16 @@ class Recorder:
     # --- read ---
 
     async def query(self, read: Callable[[Index], T]) -> T:
-        """Return what `read` reads from the copy. Raises RateLimited, PlatformError."""
+        """Return what `read` reads from the copy. Raises RateLimited, HistoryUnavailable."""
         if self._queries >= _MAX_QUERIES:
             raise RateLimited("the gateway answers other queries of the history: try again", retry_after_s=1.0)
         if not self._is_open:
-            raise PlatformError("the history is not loaded yet: try again")
+            raise HistoryUnavailable("the history is not loaded yet: try again in a few seconds")
         self._queries += 1
         try:
             return await self._in_thread(lambda: read(self._index))
         except sqlite3.Error as error:
-            raise PlatformError(f"the history cannot be read now: {error}") from error
+            raise HistoryUnavailable(f"the history cannot be read now: {error}") from error
         finally:
             self._queries -= 1
 

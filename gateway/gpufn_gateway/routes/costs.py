@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Sequence
-from typing import Any, Final
+from collections.abc import Mapping
+from typing import Final
 
-import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
 from gpufn_core.domain.usage import UsageKey
 from gpufn_core.errors import InvalidInput
-from gpufn_core.spec.naming.names import parts_of
 from gpufn_gateway.auth.access import Principal
 from gpufn_gateway.auth.scopes import READ
 from gpufn_gateway.costs.attribution import UNUSED, Cost
 from gpufn_gateway.costs.budgets import Budgets, BudgetState
 from gpufn_gateway.costs.focus import COLUMNS, focus_csv
+from gpufn_gateway.costs.groups import grouped
 from gpufn_gateway.costs.ledger import Ledger
 from gpufn_gateway.functions.registry import Registry
 from gpufn_gateway.routes.access.usage import requested_days
@@ -49,40 +47,22 @@ class CostRoutes:
         columns = request.query_params.get("by", ",".join(_DEFAULT)).split(",")
         if unknown := [each for each in columns if each not in COLUMNS]:
             raise InvalidInput(f"`by` has {', '.join(COLUMNS)}, not {unknown[0][:40]!r}", field="by")
-        rows = await self._rows(request, principal, COLUMNS if form == "focus" else columns)
         prices = self._ledger.prices()
         currency = None if prices is None else prices.currency
-        if form == "focus":
-            # In a thread: 100,000 rows take seconds.
-            return Response(await asyncio.to_thread(focus_csv, rows, currency), media_type=_CSV)
-        budgets = [
-            msgspec.structs.asdict(state) for state in self._budgets.states.values() if self._may_read(state, principal)
-        ]
-        return json_response({"currency": currency, "costs": rows, "budgets": budgets})
+        teams = self._registry.teams.copy()
+        budgets = [state for state in self._budgets.states.values() if self._may_read(state, principal)]
 
-    async def _rows(self, request: Request, principal: Principal, columns: Sequence[str]) -> list[dict[str, Any]]:
-        found = await self._ledger.costs(
-            requested_days(request, self._clock), shares_unused=flag(request, "share_unused")
-        )
-        groups: dict[tuple[str, ...], Cost] = {}
-        for key, cost in found.items():
-            if principal.has_scope(READ) if key.function == UNUSED else principal.may_read(key.function):
-                groups.setdefault(tuple(self._value(key, column) for column in columns), Cost()).add(cost)
-        return [
-            dict(zip(columns, group, strict=True)) | msgspec.structs.asdict(cost) | {"total": cost.total}
-            for group, cost in sorted(groups.items())
-        ]
+        def may_read(function: str) -> bool:
+            return principal.has_scope(READ) if function == UNUSED else principal.may_read(function)
 
-    def _value(self, key: UsageKey, column: str) -> str:
-        if key.function == UNUSED:
-            return key.day if column == "day" else UNUSED
-        match column:
-            case "team":
-                return self._registry.teams.name_of(key.function)
-            case "app":
-                env, app, _ = parts_of(key.function)
-                return f"{env}/{app}"
-        return str(getattr(key, column))
+        def respond(costs: Mapping[UsageKey, Cost]) -> Response:
+            if form == "focus":
+                return Response(focus_csv(grouped(costs, COLUMNS, may_read, teams), currency), media_type=_CSV)
+            rows = grouped(costs, columns, may_read, teams)
+            return json_response({"currency": currency, "costs": rows, "budgets": budgets})
+
+        wanted = requested_days(request, self._clock)
+        return await self._ledger.query(wanted, respond, shares_unused=flag(request, "share_unused"))
 
     @staticmethod
     def _may_read(state: BudgetState, principal: Principal) -> bool:

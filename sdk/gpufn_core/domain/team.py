@@ -99,6 +99,12 @@ class Teams:
     def __len__(self) -> int:
         return len(self._teams)
 
+    def copy(self) -> Teams:
+        """Return the teams as they are now, for another thread."""
+        copied = Teams()
+        copied._teams = dict(self._teams)
+        return copied
+
     def put(self, team: Team) -> None:
         self._teams[team.name] = team
         self._names.clear()

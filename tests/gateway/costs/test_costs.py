@@ -14,6 +14,9 @@ from gpufn_core.domain.team import Team
 from gpufn_core.domain.usage import Usage, UsageKey, day_of
 from gpufn_core.protocol import subjects
 from gpufn_core.protocol.codec import encode
+from gpufn_gateway.costs import budgets as budget_checks
+from gpufn_gateway.costs import groups
+from gpufn_gateway.costs import ledger as ledgers
 from gpufn_gateway.functions.deploys import DeployOptions
 from gpufn_gateway.history.blocks import SECONDS_10, Event, encode_blocks, subject_of
 from gpufn_gateway.history.fields import Field, Points
@@ -100,20 +103,37 @@ async def test_costs_are_grouped_and_a_team_that_used_up_its_budget_is_stopped(
     assert [mark.subject for mark in marks] == ["team:costs"] * 2
 
 
-async def test_the_csv_is_written_in_a_thread(nats: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_thread_does_the_work_on_many_rows(nats: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Bug: the rows of a month of many functions kept the event loop busy for seconds."""
-    threads: list[threading.Thread] = []
+    threads: dict[str, set[threading.Thread]] = {}
 
-    def write(rows: Any, currency: str | None) -> str:
-        threads.append(threading.current_thread())
-        return ""
+    def watched(module: Any, name: str) -> None:
+        work = getattr(module, name)
 
-    async def rows(*_: Any) -> list[Any]:
-        return []
+        def run(*arguments: Any, **options: Any) -> Any:
+            threads.setdefault(name, set()).add(threading.current_thread())
+            return work(*arguments, **options)
 
-    monkeypatch.setattr(cost_routes, "focus_csv", write)
-    monkeypatch.setattr(cost_routes.CostRoutes, "_rows", rows)
-    async with gateway_on(nats) as gateway:
+        monkeypatch.setattr(module, name, run)
+
+    for module, name in ((ledgers, "_decode"), (ledgers, "costs"), (groups, "parts_of"), (cost_routes, "focus_csv")):
+        watched(module, name)
+    watched(budget_checks, "spent_by_subject")
+    async with gateway_on(nats, settings=settings(tmp_path), history=tmp_path / "history") as gateway:
+        await gateway.recorder.store()
+        day = day_of(gateway.clock.time())
+        await gateway.buckets.usage.put(UsageKey(day, "prod/costs/f", "k1").record("a"), encode(Usage(4, 0, 1.0)))
+        assert (await gateway.http.get("/v1/costs?by=app")).status_code == 200
         assert (await gateway.http.get("/v1/costs?format=focus")).status_code == 200
-    assert threads
-    assert threading.main_thread() not in threads
+        await gateway.budgets.check_all()
+    assert set(threads) == {"_decode", "costs", "parts_of", "focus_csv", "spent_by_subject"}
+    assert len({thread for each in threads.values() for thread in each}) == 1
+    assert threading.main_thread() not in threads["costs"]
+
+
+async def test_costs_are_unavailable_until_the_history_is_loaded(nats: Any, problem: Any) -> None:
+    """Bug: status 500 looked like a fault that no retry ends."""
+    async with gateway_on(nats) as gateway:
+        refused = await gateway.http.get("/v1/costs")
+    assert problem(refused) == (503, "history_unavailable")
+    assert (refused.json()["retryable"], int(refused.headers["retry-after"]) >= 1) == (True, True)
