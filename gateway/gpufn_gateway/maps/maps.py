@@ -16,7 +16,6 @@ from gpufn_core.encoding import media
 from gpufn_core.errors import Conflict, InvalidInput, InvocationCancelled, MapNotFound, QueueFull
 from gpufn_core.ids import is_client_id, is_invocation_id, item_id, item_of
 from gpufn_core.protocol import subjects
-from gpufn_core.protocol.limits import DEAD_LETTERS_AT_ONCE
 from gpufn_core.protocol.records import CallRecord, MapEntry, unpack_record
 from gpufn_gateway.auth.access import Principal
 from gpufn_gateway.calls.call_bodies import CallBodies
@@ -26,6 +25,7 @@ from gpufn_gateway.functions.target import Target
 from gpufn_gateway.http import negotiation
 from gpufn_gateway.http.body_reader import Receive
 from gpufn_gateway.maps import chunks, map_views
+from gpufn_gateway.maps.failed_items import FailedItems
 from gpufn_gateway.maps.map_closer import has_ended
 from gpufn_gateway.maps.outcomes import Cursor, Outcomes
 from gpufn_gateway.problems import Headers, KeyLimitExceeded
@@ -36,7 +36,7 @@ from gpufn_gateway.webhooks.address_policy import AddressPolicy, webhook_of
 from gpufn_platform.bus.connection import Bus
 from gpufn_platform.bus.storage import streams
 from gpufn_platform.bus.storage.async_reader import Follower
-from gpufn_platform.queue import call_records, dead_letters, map_log, queue_position, queued_calls
+from gpufn_platform.queue import call_records, map_log, queue_position, queued_calls
 from gpufn_platform.queue.map_log import Items, Logged
 
 _MAX_CACHED: Final = 1024
@@ -58,6 +58,7 @@ class Maps:
         self._calls = calls
         self._bodies = bodies
         self._addresses = addresses
+        self._failures = FailedItems(bus, calls.clock)
         self._newest: dict[str, Logged] = {}  # by map, as stored here; other gateways may have stored newer ones
         self._batches = asyncio.Semaphore(_BATCHES_AT_ONCE)
 
@@ -145,20 +146,20 @@ class Maps:
 
     async def status(self, map_id: str, principal: Principal) -> dict[str, Any]:
         entry = (await self._read(map_id, principal, allow_read_scope=True)).entry
-        failed = await self._failed(entry.function)
-        return map_views.status(entry, await map_log.count_ended(self._bus, entry), failed[entry.id])
+        ended = await map_log.count_ended(self._bus, entry)
+        return map_views.status(entry, ended, await self._failed(entry, ended))
 
     async def recent(self, function: str, limit: int, is_listed: Callable[[str], bool]) -> list[dict[str, Any]]:
         """List the maps of a function (``*`` for all listed ones), newest first."""
         entries = await map_log.recent(self._bus, function, limit, is_listed)
         counts = await asyncio.gather(*(map_log.count_ended(self._bus, entry) for entry in entries))
-        failed = await self._failed(function) if entries else Counter()
+        failed = await self._failures.by_map(function) if entries else Counter()
         return [map_views.status(entry, ended, failed[entry.id]) for entry, ended in zip(entries, counts, strict=True)]
 
-    async def _failed(self, function: str) -> Counter[str]:
-        """Count the newest dead letters of a function that are items of maps, by map."""
-        letters = await dead_letters.recent(self._bus, function, DEAD_LETTERS_AT_ONCE)
-        return Counter(item[0] for letter in letters if (item := item_of(letter.id)) is not None)
+    async def _failed(self, entry: MapEntry, ended: int) -> int:
+        if not (ended or entry.is_ended):  # the records of an ended map may have expired
+            return 0
+        return (await self._failures.by_map(entry.function))[entry.id]
 
     async def items(
         self, map_id: str, principal: Principal, limit: int, state: InvocationState | None, before_seq: int | None

@@ -25,7 +25,7 @@ from gpufn_gateway.maps.outcomes import Cursor
 from gpufn_local.nats_process import EmbeddedServer
 from gpufn_platform.bus.storage import object_store, streams
 from gpufn_platform.bus.storage.header_summary import summary
-from gpufn_platform.queue import call_records, map_log, queue_position
+from gpufn_platform.queue import call_records, dead_letters, map_log, queue_position
 from tests.gateway.whole import DIGEST, Whole, gateway_on
 from tests.waiting import until_async
 
@@ -542,6 +542,42 @@ async def test_requests_that_read_records_of_a_map_take_turns(
         answers = await asyncio.gather(*(gateway.http.get(url) for _ in range(8)))
         assert {answer.status_code for answer in answers} == {200}
         assert max(running) <= 2
+
+
+async def test_dead_letters_are_read_only_after_one_has_changed(
+    nats: Any, make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bug: each status of a map read up to a thousand dead letters, once a second for everybody who looked."""
+    reads: list[str] = []
+    recent = dead_letters.recent
+
+    async def counted(bus: Any, function: str, limit: int) -> Any:
+        reads.append(function)
+        return await recent(bus, function, limit)
+
+    monkeypatch.setattr(dead_letters, "recent", counted)
+    now = [100.0]
+    async with gateway_on(nats) as gateway:
+        await gateway.deploys.deploy(make.spec("items"), DIGEST)
+        monkeypatch.setattr(gateway.clock, "monotonic", lambda: now[0])
+        map_id = new_map_id()
+        await put(gateway, "items", map_id, 0, lines("a", "b", "c"), last=True)
+
+        async def failed() -> Any:
+            return (await gateway.http.get(f"/v1/maps/{map_id}")).json()["failed"]
+
+        assert (await failed(), reads) == (0, [])  # nothing has ended
+        await end(gateway, "items", item_id(map_id, 2), state=InvocationState.FAILED)
+        assert (await failed(), reads) == (0, ["items"])
+        await gateway.bus.publish_stored(subjects.dead_letter("items", item_id(map_id, 2)), b"", headers=letter(map_id))
+        assert (await failed(), len(reads)) == (0, 1)
+        now[0] += 1.0
+        assert (await failed(), len(reads)) == (1, 2)
+        now[0] += 1.0
+        assert (await failed(), len(reads)) == (1, 2)
+        await dead_letters.drop(gateway.bus, "items", item_id(map_id, 2))
+        now[0] += 1.0
+        assert (await failed(), len(reads)) == (0, 3)
 
 
 def letter(map_id: str) -> dict[str, str]:

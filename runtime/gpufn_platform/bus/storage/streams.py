@@ -207,6 +207,12 @@ async def server_time(bus: Bus, stream: str, *, timeout_s: float = 5.0) -> float
     return datetime.datetime.fromisoformat(info["ts"]).timestamp()
 
 
+async def change_mark(bus: Bus, stream: str) -> tuple[int, int]:
+    """Return a value that differs after a message was stored or removed."""
+    state = (await bus.js(f"STREAM.INFO.{stream}"))["state"]
+    return int(state["last_seq"]), int(state["messages"])
+
+
 async def depths(bus: Bus) -> dict[tuple[str, int], Depth]:
     """Count queued and running invocations per (function, revision). Raises rather than omit a count: a missing number
     must never look like zero."""
