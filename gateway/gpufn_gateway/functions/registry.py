@@ -337,6 +337,11 @@ class Registry:
         reported_at = self._controller_reported_at
         return reported_at is not None and self._clock.monotonic() - reported_at <= CONTROLLER_FRESH_S
 
+    def silent_drains(self) -> list[NodeDrain]:
+        """Return the drains of nodes that do not report, ordered by name. An agent that starts again is drained."""
+        live = {report.node for report in self.live_nodes()}
+        return [drain for node, drain in sorted(self.drains.items()) if node not in live]
+
     def live_nodes(self) -> list[NodeReport]:
         return self._nodes.all()
 

@@ -49,6 +49,7 @@ class NodeRoutes:
         ]
 
     async def index(self, request: Request) -> Response:
+        """Return the nodes that report, and the drains of nodes that do not, which only `undrain` ends."""
         nodes = [
             _Node(
                 **msgspec.structs.asdict(report),
@@ -63,7 +64,7 @@ class NodeRoutes:
             )
             for report in self.registry.live_nodes()
         ]
-        return json_response({"nodes": nodes})
+        return json_response({"nodes": nodes, "not_reporting": self.registry.silent_drains()})
 
     async def drain(self, request: Request) -> Response:
         """Let a node accept no new workers. The drain of a drained node stands as it is. Raises RouteError for a node

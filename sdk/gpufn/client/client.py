@@ -222,6 +222,11 @@ class Client(CallApi, ModelRequests, TerminalRequests, VolumeRequests, DataReque
         """Return the last report of each node: its devices and processes."""
         return self._member(list[dict[str, Any]], "nodes", "GET", "/v1/nodes")
 
+    def silent_nodes(self) -> list[dict[str, Any]]:
+        """Return the drained nodes that do not report: `node`, `since` and `by`. They stay drained until
+        `undrain_node`. Older gateways list none."""
+        return list(self._json(dict[str, Any], "GET", "/v1/nodes").get("not_reporting", ()))
+
     def drain_node(self, node: str) -> None:
         """Let a node accept no new workers. Its workers finish their calls, and others start on other nodes."""
         self._request("PUT", f"/v1/nodes/{quote(node, safe='')}/drain")

@@ -39,6 +39,11 @@ async def test_a_drain_outlives_the_gateway_and_the_reports_of_the_node(nats: An
         await gateway.http.put("/v1/nodes/gone/drain")
     async with gateway_on(nats) as gateway:
         assert "gone" in gateway.registry.drains
+        listed = (await gateway.http.get("/v1/nodes")).json()
+        assert ([each["node"] for each in listed["not_reporting"]], listed["nodes"]) == (["gone"], [])
+        assert (await gateway.http.get("/v1/console/nodes")).json()["not_reporting"]["gone"]["since"] > 0
+        gateway.registry.receive_node_report(NodeReport("gone", 1.0, ()))
+        assert (await gateway.http.get("/v1/nodes")).json()["not_reporting"] == []
         assert (await gateway.http.delete("/v1/nodes/gone/drain")).status_code == 204
 
 

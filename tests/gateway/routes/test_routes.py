@@ -121,7 +121,7 @@ async def test_nodes_that_are_silent_are_not_shown(gateway: Any) -> None:
         gateway.clock.ahead_s = ahead_s
         assert [node["node"] for node in (await gateway.get("/v1/nodes")).json()["nodes"]] == ["n"]
     gateway.clock.now += 11
-    assert (await gateway.get("/v1/nodes")).json() == {"nodes": []}
+    assert (await gateway.get("/v1/nodes")).json() == {"nodes": [], "not_reporting": []}
 
 
 @pytest.mark.parametrize("path", ["", "/revisions", "/why", "/logs", "/calls"])

@@ -46,6 +46,16 @@ def test_nodes_show_why_a_power_limit_is_not_the_setting(gateway: StubGateway) -
     assert "node n1: GPU-1: its power limit cannot be set" in command("nodes").stdout.splitlines()
 
 
+def test_a_drained_node_that_does_not_report_is_listed(gateway: StubGateway) -> None:
+    """Bug: no list had it, so nobody saw which drain to end."""
+    drain = {"node": "gone-3", "since": 1.0, "by": "key-1"}
+    gateway.on("GET /v1/nodes", {"nodes": [], "not_reporting": [drain]})
+    shown = command("nodes").stdout
+    assert ("gone-3" in shown, "gpufn nodes undrain gone-3" in shown) == (True, True)
+    (listed,) = json.loads(command("nodes", "--json").stdout)
+    assert (listed["node"], listed["drained"]) == ("gone-3", drain)
+
+
 def test_doctor_does_not_judge_the_clock_of_another_machine(gateway: StubGateway) -> None:
     gateway.on("GET /v1/nodes", {"nodes": [node(9.0) | {"hostname": "elsewhere"}]})
     checks = {finding["check"]: finding for finding in json.loads(command("doctor", "--json").stdout)}

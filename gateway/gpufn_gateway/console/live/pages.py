@@ -24,6 +24,7 @@ from gpufn_gateway.console.live.rates import IDLE
 from gpufn_gateway.console.live.views import (
     View,
     counts_view,
+    drain_view,
     function_row,
     gpus_view,
     node_view,
@@ -114,7 +115,7 @@ class Pages:
         }
 
     def nodes(self) -> View:
-        """Return the nodes that report, with their GPUs and workers."""
+        """Return the nodes that report, with their GPUs and workers, and the drained nodes that do not."""
         reports = self.registry.live_nodes()
         views = {
             node.node: node_view(
@@ -125,7 +126,8 @@ class Pages:
             )
             for node in reports
         }
-        return {"findings": self._of_the_platform(), "nodes": views}
+        silent = {drain.node: drain_view(drain) for drain in self.registry.silent_drains()}
+        return {"findings": self._of_the_platform(), "nodes": views, "not_reporting": silent}
 
     def _readable(self, principal: Principal) -> list[Row]:
         """Return the functions that the principal may read. A variant belongs to the page of its function."""

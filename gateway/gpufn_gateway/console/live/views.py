@@ -138,7 +138,7 @@ def node_view(
     shares = [process.share for process in node.processes if process.share is not None]
     return {
         "address": node.address,
-        "drained": None if drain is None else {"since": drain.since, "by": drain.by},
+        "drained": None if drain is None else drain_view(drain),
         "score": _score_view(trends.of_node(node)),
         "platform": node.platform,
         "driver": node.facts.driver,
@@ -165,6 +165,10 @@ def node_view(
             if text
         },
     }
+
+
+def drain_view(drain: NodeDrain) -> View:
+    return {"since": drain.since, "by": drain.by}
 
 
 def gpu_view(device: Device, metrics: DeviceMetrics | None, node: NodeReport, score: Score) -> View:

@@ -24,12 +24,16 @@ def list_nodes(json: bool) -> None:
     """List the nodes and their devices."""
     with connect() as client:
         reports = client.nodes()
+        silent = client.silent_nodes()
     if json:
-        print_json(reports)
+        print_json([*reports, *({"node": each["node"], "devices": [], "drained": each} for each in silent)])
         return
     print_table(
         ("node", "device", "memory", "in use", "power", "workers", "reported", "score", "state"),
-        [_row(node, device) for node in reports for device in node.get("devices", [])],
+        [
+            *(_row(node, device) for node in reports for device in node.get("devices", [])),
+            *((each["node"], *["-"] * 7, "drained, does not report") for each in silent),
+        ],
         empty="no node has reported: is an agent running?",
     )
     for node in reports:
@@ -44,6 +48,11 @@ def list_nodes(json: bool) -> None:
             say(advice)
         for notice in (node.get("facts") or {}).get("power_limit_notices", ()):
             say(f"node {node['node']}: {notice}")
+    for each in silent:
+        say(
+            f"node {each['node']} is drained since {ago(each['since'])} and does not report: "
+            f"`gpufn nodes undrain {each['node']}` ends the drain"
+        )
 
 
 @app.command()
