@@ -1,10 +1,15 @@
-/** Submitted calls, page by page: newest first, the first page again every few seconds. */
+/** Submitted calls, page by page: newest first, the first page again every few seconds.
+ *
+ * Calls that are shown stay shown: new ones wait until the user wants them. Calls that have not ended and are no longer on the first page are read one
+ * by one, a few at a time. */
 
 import { useEffect, useRef, useState } from "preact/hooks";
+import { begun, extended, inserted, polled, updated, type LiveList } from "../core/data/live-list";
 import { get } from "./request";
 import type { Call } from "./views";
 
 const PART = 50;
+const READ_AT_ONCE = 5;
 const LEAST_WAIT_MS = 3_000;
 const WAIT_PER_COST = 10; // a search that takes a second runs every ten seconds
 
@@ -27,6 +32,11 @@ interface Page {
 export interface Calls {
   /** null: not read yet. */
   readonly calls: readonly Call[] | null;
+  /** New calls that are not shown yet. */
+  readonly waiting: number;
+  /** More are new than `waiting`. */
+  readonly hasMore: boolean;
+  readonly onWaiting: () => void;
   readonly problem: unknown;
   /** Looks through older calls now. */
   readonly isSearching: boolean;
@@ -35,8 +45,10 @@ export interface Calls {
 }
 
 export function useCalls(wanted: Wanted): Calls {
-  const [newest, setNewest] = useState<readonly Call[] | null>(null);
-  const [older, setOlder] = useState<readonly Call[]>([]);
+  const [list, setList] = useState<LiveList<Call> | null>(null);
+  const [version, setVersion] = useState(0);
+  const latest = useRef(list);
+  latest.current = list;
   const [next, setNext] = useState<string | null>(null);
   const [isSearching, setSearching] = useState(false);
   const [problem, setProblem] = useState<unknown>(null);
@@ -52,7 +64,7 @@ export function useCalls(wanted: Wanted): Calls {
         const page: Page = await get<Page>(`${path}&before=${before}`, signal);
         found += page.calls.length;
         before = page.next;
-        setOlder((known) => [...known, ...page.calls]);
+        setList((known) => known && extended(known, page.calls));
         setNext(before);
       }
     } catch (error) {
@@ -68,26 +80,31 @@ export function useCalls(wanted: Wanted): Calls {
   useEffect(() => {
     const controller = new AbortController();
     abort.current = controller;
-    setNewest(null);
-    setOlder([]);
+    setList(null);
     setNext(null);
     setSearching(false);
-    let isFirst = true;
-    void poll(path, wanted.until === null, controller.signal, setProblem, (page) => {
-      setNewest(page.calls);
-      if (isFirst) {
-        isFirst = false;
-        setNext(page.next);
-        if (page.next !== null && page.calls.length < PART) {
-          void search(page.next, PART - page.calls.length, controller.signal);
-        }
+    let count = 0;
+    void poll(path, wanted.until === null, controller.signal, setProblem, async (page) => {
+      setList((known) => (known === null ? begun(page.calls) : polled(known, page.calls)));
+      count += 1;
+      if (count > 1) {
+        const read = await readAgain(unread(latest.current, page.calls), count, controller.signal);
+        setList((known) => known && updated(known, read));
+        return;
+      }
+      setNext(page.next);
+      if (page.next !== null && page.calls.length < PART) {
+        void search(page.next, PART - page.calls.length, controller.signal);
       }
     });
     return () => controller.abort();
-  }, [path]);
+  }, [path, version]);
 
   return {
-    calls: newest === null ? null : merged(newest, older),
+    calls: list === null ? null : list.shown,
+    waiting: list === null ? 0 : list.waiting.length,
+    hasMore: list !== null && list.hasGap,
+    onWaiting: () => (list?.hasGap ? setVersion((before) => before + 1) : setList((known) => known && inserted(known))),
     problem,
     isSearching,
     isLast: next === null,
@@ -109,18 +126,28 @@ function pathOf(wanted: Wanted): string {
   return `/v1/calls?${query.toString()}`;
 }
 
-function merged(newest: readonly Call[], older: readonly Call[]): readonly Call[] {
-  const ids = new Set(newest.map((each) => each.id));
-  return [...newest, ...older.filter((each) => !ids.has(each.id))];
+/** The calls that are shown, have not ended, and are not on the page. */
+function unread(list: LiveList<Call> | null, page: readonly Call[]): readonly Call[] {
+  const read = new Set(page.map((each) => each.id));
+  return (list?.shown ?? []).filter((each) => each.ended_at === null && !read.has(each.id));
 }
 
-async function poll(path: string, repeats: boolean, signal: AbortSignal, fail: (problem: unknown) => void, show: (page: Page) => void): Promise<void> {
+/** Read a few of the calls, others each time. */
+async function readAgain(calls: readonly Call[], turn: number, signal: AbortSignal): Promise<readonly Call[]> {
+  const first = calls.length ? (turn * READ_AT_ONCE) % calls.length : 0;
+  const some = [...calls.slice(first), ...calls.slice(0, first)].slice(0, READ_AT_ONCE);
+  const read = await Promise.allSettled(some.map((each) => get<Call>(`/v1/invocations/${each.id}`, signal)));
+  return read.flatMap((each) => (each.status === "fulfilled" ? [each.value] : []));
+}
+
+async function poll(path: string, repeats: boolean, signal: AbortSignal, fail: (problem: unknown) => void, show: (page: Page) => Promise<void>): Promise<void> {
   while (!signal.aborted) {
     const since = performance.now();
     try {
       if (!document.hidden) {
-        show(await get<Page>(path, signal));
+        const page = await get<Page>(path, signal);
         fail(null);
+        await show(page);
       }
     } catch (problem) {
       if (signal.aborted) {

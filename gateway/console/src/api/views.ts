@@ -278,10 +278,15 @@ export interface Gpu {
   readonly power_limit_w: number | null;
 }
 
+/** A node accepts no new workers since then. */
+export interface Drain {
+  readonly since: number;
+  readonly by: string;
+}
+
 export interface NodeView {
   readonly address: string;
-  /** The node accepts no new workers since then. */
-  readonly drained: { readonly since: number; readonly by: string } | null;
+  readonly drained: Drain | null;
   readonly score: Score;
   readonly platform: string;
   readonly driver: string;
@@ -300,4 +305,6 @@ export interface NodeView {
 export interface Nodes {
   readonly findings: readonly Finding[];
   readonly nodes: Readonly<Record<string, NodeView>>;
+  /** The drained nodes that do not report. */
+  readonly not_reporting: Readonly<Record<string, Drain>>;
 }

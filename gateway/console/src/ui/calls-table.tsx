@@ -1,8 +1,8 @@
-/** A list of submitted calls: newest first, read again every few seconds, older ones on request. */
+/** A list of submitted calls: newest first, read again every few seconds, new and older ones on request. */
 
 import { useCalls } from "../api/calls";
 import type { Call } from "../api/views";
-import { bytes, duration, number, visible } from "../core/format";
+import { bytes, duration, number, plural, visible } from "../core/format";
 import { Ago, Badge, Empty, ErrorBox, Loading, type Tone } from "./parts";
 import { Link } from "./router";
 import { Scroll } from "./scroll";
@@ -33,7 +33,7 @@ interface CallsTableProps {
 }
 
 export function CallsTable({ functionName, state, apiKey = "", until = null, withFunction = true }: CallsTableProps) {
-  const { calls, problem, isSearching, isLast, onMore } = useCalls({ function: functionName, state, key: apiKey, until });
+  const { calls, waiting, hasMore, onWaiting, problem, isSearching, isLast, onMore } = useCalls({ function: functionName, state, key: apiKey, until });
   if (calls === null) {
     return problem ? <ErrorBox error={problem} /> : <Loading what="the calls" />;
   }
@@ -50,6 +50,7 @@ export function CallsTable({ functionName, state, apiKey = "", until = null, wit
   return (
     <>
       {problem ? <ErrorBox error={problem} /> : null}
+      {until === null ? <Waiting count={waiting} hasMore={hasMore} onShow={onWaiting} /> : null}
       {calls.length ? <Table calls={calls} withFunction={withFunction} /> : null}
       <div class="body">
         {isSearching ? (
@@ -67,6 +68,23 @@ export function CallsTable({ functionName, state, apiKey = "", until = null, wit
         )}
       </div>
     </>
+  );
+}
+
+/** Its line is there without new calls too: otherwise it would move the rows. */
+function Waiting({ count, hasMore, onShow }: { count: number; hasMore: boolean; onShow: () => void }) {
+  return (
+    <div class="body waiting" role="status">
+      {count ? (
+        <span>
+          <button type="button" onClick={onShow}>
+            Show {hasMore ? `more than ${plural(count, "new call")}` : plural(count, "new call")}
+          </button>
+        </span>
+      ) : (
+        <span class="dim">No call is newer.</span>
+      )}
+    </div>
   );
 }
 

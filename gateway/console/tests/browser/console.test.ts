@@ -92,6 +92,21 @@ test("calls are searched by function, state and id", async () => {
   await page.getByRole("heading", { name: id }).waitFor();
 });
 
+test("new calls wait until the user wants them, and no call moves away", async () => {
+  await open(page, "/calls?function=greet");
+  const rows = page.locator("tbody a[href*='/calls/']");
+  await rows.first().waitFor();
+  const before = await rows.allTextContents();
+  const id = await submitted("greet", { name: "new" });
+  await page.getByRole("button", { name: "Show 1 new call" }).waitFor();
+  expect(await rows.allTextContents()).toEqual(before);
+  await checkAccessibility(page);
+  await screenshot(page, "calls");
+  await page.getByRole("button", { name: "Show 1 new call" }).click();
+  await page.getByText("No call is newer.").waitFor();
+  expect(await rows.allTextContents()).toEqual([id, ...before]);
+});
+
 test("a function is scaled and rolled back", async () => {
   await open(page, "/functions/greet?tab=revisions");
   await page.getByRole("cell", { name: "scaling.max_workers" }).waitFor();

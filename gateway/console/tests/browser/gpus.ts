@@ -36,6 +36,7 @@ const shares = { "w-1": held("prod/search/rank", 25, 16), "w-2": held("prod/sear
 const COMMON = { platform: "Linux x86_64", driver: "575.57.08", cuda: "12.9", clock_skew_s: 0.0004, trouble: {} };
 /** A live page of nodes with GPUs that no machine has. */
 export const NODES = {
+  not_reporting: { "gpu-z": { since: 1_790_000_000, by: "key-1" } },
   findings: [{ severity: "critical", kind: "node", subject: "gpu-b", code: "device", title: "NVIDIA H100 80GB HBM3 is failed", text: "XID 79: the GPU has fallen off the bus" }],
   nodes: {
     "gpu-a": {

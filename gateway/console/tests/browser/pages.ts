@@ -71,6 +71,7 @@ export function testPages(shared: () => Page): void {
     await page.locator(".heat-cell.heat-9").first().waitFor();
     await check(page);
     await screenshot(page, "nodes");
+    await page.getByRole("button", { name: "End the drain gpu-z" }).waitFor();
     await page.getByLabel("Metric").selectOption("temperature");
     await page.getByText("71 °C").waitFor();
     await open(page, `/nodes/gpu-a`);
@@ -78,6 +79,10 @@ export function testPages(shared: () => Page): void {
     await page.getByText("MIG instance of").first().waitFor();
     await check(page);
     await screenshot(page, "node");
+    await open(page, "/nodes/gpu-z");
+    await page.getByRole("button", { name: "End the drain" }).waitFor();
+    await checkAccessibility(page);
+    await screenshot(page, "node-gone");
     await page.context().close();
   });
 

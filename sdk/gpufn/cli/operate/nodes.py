@@ -50,7 +50,7 @@ def list_nodes(json: bool) -> None:
             say(f"node {node['node']}: {notice}")
     for each in silent:
         say(
-            f"node {each['node']} is drained since {ago(each['since'])} and does not report: "
+            f"node {each['node']} was drained {ago(each['since'])} and does not report: "
             f"`gpufn nodes undrain {each['node']}` ends the drain"
         )
 

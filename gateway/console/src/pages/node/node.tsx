@@ -7,7 +7,7 @@ import { Findings } from "../../ui/findings";
 import { Empty, ErrorBox, LiveMark, Loading, Panel, Stat } from "../../ui/parts";
 import { Link } from "../../ui/router";
 import type { PageProps } from "..";
-import { DrainBadge, DrainButton, DrainedSince, workersOf } from "../nodes/drain";
+import { DrainBadge, DrainButton, DrainedSince, EndDrain, workersOf } from "../nodes/drain";
 import { FunctionCounts } from "../nodes/function-counts";
 import { Gpus } from "./gpus";
 
@@ -15,6 +15,7 @@ export default function NodePage({ parameters, query }: PageProps) {
   const name = parameters["name"] ?? "";
   const { data, connection, problem } = useLive<Nodes>("/v1/console/nodes");
   const node = data?.nodes[name];
+  const drain = data?.not_reporting[name];
   if (data === null) {
     return problem ? <ErrorBox error={problem} /> : <Loading what="the node" />;
   }
@@ -31,7 +32,7 @@ export default function NodePage({ parameters, query }: PageProps) {
           <Link to="/events" query={{ subject: `node:${name}` }} class="button">
             Events
           </Link>
-          {node ? <DrainButton name={name} node={node} /> : null}
+          {node ? <DrainButton name={name} node={node} /> : drain ? <EndDrain name={name} /> : null}
         </span>
       </div>
       {problem ? <ErrorBox error={problem} /> : null}
@@ -45,7 +46,13 @@ export default function NodePage({ parameters, query }: PageProps) {
       ) : (
         <Panel title="Node">
           <Empty title="This node does not report.">
-            It has never reported, or not in the last seconds. <Link to="/nodes">Go to the nodes</Link>
+            It has never reported, or not in the last seconds.{" "}
+            {drain ? (
+              <>
+                It was drained <DrainedSince drain={drain} />: no worker starts on it until the drain ends.{" "}
+              </>
+            ) : null}
+            <Link to="/nodes">Go to the nodes</Link>
           </Empty>
         </Panel>
       )}
@@ -82,7 +89,7 @@ function Present({ name, node, gpu }: { name: string; node: NodeView; gpu: strin
             <>
               <dt>Drained</dt>
               <dd>
-                <DrainedSince node={node} />
+                <DrainedSince drain={node.drained} />
               </dd>
             </>
           ) : null}

@@ -1,5 +1,5 @@
 import { useLive } from "../../api/live";
-import type { Nodes, NodeView } from "../../api/views";
+import type { Drain, Nodes, NodeView } from "../../api/views";
 import { bytes, number, plural, visible } from "../../core/format";
 import { METRICS, type Metric } from "../../core/operate/heat";
 import { Findings } from "../../ui/findings";
@@ -9,7 +9,7 @@ import { Scroll } from "../../ui/scroll";
 import type { PageProps } from "..";
 import { FunctionCounts } from "./function-counts";
 import { Advice } from "./advice";
-import { DrainBadge, DrainButton } from "./drain";
+import { DrainBadge, DrainButton, DrainedSince, EndDrain } from "./drain";
 import { HeatMap } from "./heat-map";
 
 export default function NodesPage({ query }: PageProps) {
@@ -34,6 +34,7 @@ export default function NodesPage({ query }: PageProps) {
       <Panel title="Nodes" note={plural(Object.keys(data.nodes).length, "node")}>
         <NodeTable nodes={Object.entries(data.nodes)} />
       </Panel>
+      <NotReporting drains={Object.entries(data.not_reporting)} />
     </div>
   );
 }
@@ -91,6 +92,45 @@ function NodeTable({ nodes }: { nodes: readonly [string, NodeView][] }) {
         </tbody>
       </table>
     </Scroll>
+  );
+}
+
+/** Nobody sees such a node in the list of nodes, and it would be drained when it comes back. */
+function NotReporting({ drains }: { drains: readonly [string, Drain][] }) {
+  if (drains.length === 0) {
+    return null;
+  }
+  return (
+    <Panel title="Drained nodes that do not report" note={plural(drains.length, "node")}>
+      <Scroll label="Drained nodes that do not report">
+        <table>
+          <thead>
+            <tr>
+              <th>Node</th>
+              <th>Drained</th>
+              <th />
+            </tr>
+          </thead>
+          <tbody>
+            {drains.map(([name, drain]) => (
+              <tr key={name}>
+                <td>
+                  <Link to={`/nodes/${name}`}>{name}</Link>
+                </td>
+                <td>
+                  <DrainedSince drain={drain} />
+                </td>
+                <td>
+                  <span class="row-actions">
+                    <EndDrain name={name} of={name} />
+                  </span>
+                </td>
+              </tr>
+            ))}
+          </tbody>
+        </table>
+      </Scroll>
+    </Panel>
   );
 }
 
