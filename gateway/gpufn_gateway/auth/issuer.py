@@ -4,12 +4,14 @@ Requests go to the issuer's own address only: the discovery document, and the ke
 token with an unknown key makes the gateway fetch them again, but at most once per `_MIN_FETCH_INTERVAL_S`, so that
 forged tokens cause no load. If a fetch fails, the earlier keys stay valid for a day.
 
-httpx and PyJWT are imported on use: most gateways have no issuer, and they take a third of a gateway's start.
+httpx and PyJWT are imported on use: most gateways have no issuer, and they take a third of a gateway's start. A thread
+imports them, because the first login would stop calls for 0.1 s.
 """
 
 from __future__ import annotations
 
 import asyncio
+import importlib
 import logging
 import ssl
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -78,8 +80,9 @@ class _KeySet(msgspec.Struct):
     keys: list[dict[str, Any]]
 
 
-def issuer_of(token: str) -> str:
+async def issuer_of(token: str) -> str:
     """Return the `iss` of a token without verification, to find its issuer. Raises Unauthorized."""
+    await _load("jwt")
     import jwt  # noqa: PLC0415
 
     try:
@@ -109,6 +112,7 @@ class Issuer:
 
     async def verify(self, token: str, audiences: Sequence[str]) -> Claims:
         """Return the claims of a token for one of the audiences. Raises Unauthorized, IssuerUnavailable."""
+        await _load("jwt")
         import jwt  # noqa: PLC0415
 
         try:
@@ -234,6 +238,7 @@ class Fetcher:
         return await self._send("POST", url, form)
 
     async def _send(self, method: str, url: str, form: Mapping[str, str] | None) -> bytes:
+        await _load("httpx")
         import httpx  # noqa: PLC0415
 
         try:
@@ -255,6 +260,18 @@ class Fetcher:
             if len(body) > _MAX_DOCUMENT_BYTES:
                 raise ValueError(f"{url} returned more than {_MAX_DOCUMENT_BYTES:,} bytes")
         return bytes(body)
+
+
+_LOADS: Final = {  # each with what it imports on its first use
+    "jwt": ("jwt", "cryptography.hazmat.backends.openssl.backend"),
+    "httpx": ("httpx", "httpcore", "anyio._backends._asyncio"),
+}
+
+
+async def _load(library: str) -> None:
+    """Import a library in a thread."""
+    for module in _LOADS[library]:
+        await asyncio.to_thread(importlib.import_module, module)
 
 
 def _key_of(jwk: dict[str, Any]) -> jwt.PyJWK | None:

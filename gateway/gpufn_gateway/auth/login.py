@@ -79,7 +79,7 @@ class Login:
         """Return a token for a user or a workload. With a `nonce`, the JSON Web Token must be of the provider and have
         it. Raises Unauthorized, Forbidden, InvalidInput, IssuerUnavailable."""
         roles = Roles() if self._role_file is None else self._role_file.roles()
-        url = issuer_of(text)
+        url = await issuer_of(text)
         audiences = self._audiences(url, roles)
         if not audiences:
             raise Unauthorized("This gateway does not accept tokens of this issuer.")

@@ -9,6 +9,8 @@ import dataclasses
 import hashlib
 import hmac
 import json
+import subprocess
+import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
@@ -405,3 +407,31 @@ async def test_keys_of_the_provider_are_cached(issuer: StandInIssuer, clock: Man
     del issuer.replies["/keys"]
     clock.now += 11
     assert await is_valid()
+
+
+_FIRST_LOGIN = """
+import asyncio, sys, threading, time
+from gpufn_gateway.auth.issuer import Fetcher, Issuer, issuer_of
+
+late = set()
+
+class Watch:
+    def find_spec(self, name, path=None, target=None):
+        if threading.current_thread() is threading.main_thread():
+            late.add(name)
+
+async def login(url, token, audience):
+    sys.meta_path.insert(0, Watch())
+    assert await issuer_of(token) == url
+    await Issuer(url, Fetcher(), time.monotonic).verify(token, [audience])
+
+asyncio.run(login(*sys.argv[1:]))
+print(*sorted(late))
+"""
+
+
+def test_the_first_login_imports_no_library_in_the_event_loop(issuer: StandInIssuer) -> None:
+    """Bug: it stopped all calls of the gateway for 0.1 s."""
+    arguments = (sys.executable, "-c", _FIRST_LOGIN, issuer.url, issuer.token(), CLIENT)
+    late = subprocess.run(arguments, capture_output=True, text=True, check=True).stdout.split()
+    assert not {name.partition(".")[0] for name in late} - sys.stdlib_module_names
