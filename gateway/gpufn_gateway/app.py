@@ -26,8 +26,9 @@ from gpufn_core.spec.naming import names
 from gpufn_gateway import problems
 from gpufn_gateway.audit.request_audit import REFUSALS, RequestAudit, is_audited
 from gpufn_gateway.auth.access import METHODS, OPEN_PATHS, Access
-from gpufn_gateway.console.handler import PATH as CONSOLE_PATH
-from gpufn_gateway.console.handler import SESSION, Console
+from gpufn_gateway.console.handler import Console
+from gpufn_gateway.console.sign_ins import PATH as CONSOLE_PATH
+from gpufn_gateway.console.sign_ins import SESSION
 from gpufn_gateway.http import request_id, sender
 from gpufn_gateway.http.body_reader import ClientDisconnected, Receive, Scope, Send
 from gpufn_gateway.http.connection.address_rate import AddressRate

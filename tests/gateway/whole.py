@@ -43,6 +43,7 @@ from gpufn_gateway.console.live.stream import Streams
 from gpufn_gateway.console.live.window import Window
 from gpufn_gateway.console.routes import ConsoleRoutes
 from gpufn_gateway.console.sessions import Sessions
+from gpufn_gateway.console.sign_ins import SignIns
 from gpufn_gateway.console.site import Site
 from gpufn_gateway.console.tickets import Tickets
 from gpufn_gateway.costs.budgets import Budgets
@@ -302,15 +303,9 @@ class Whole:
         )
         web = WebApps(calls, invoke)
         sessions = Sessions(self.access, self.login, self.token_store)
-        console = Console(
-            self.access,
-            sessions,
-            tickets,
-            bodies,
-            Site(site) if site else Site(),
-            audit=audit,
-            browser_login=BrowserLogin(self.login, self.access, self.token_store, clock, Fetcher().post),
-        )
+        browser_login = BrowserLogin(self.login, self.access, self.token_store, clock, Fetcher().post)
+        sign_ins = SignIns(self.access, sessions, tickets, bodies, audit=audit, browser_login=browser_login)
+        console = Console(self.access, sessions, sign_ins, Site(site) if site else Site())
         self.app = App(
             invoke,
             inference,

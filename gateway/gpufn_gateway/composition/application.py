@@ -13,6 +13,7 @@ from gpufn_gateway.composition.services import Services
 from gpufn_gateway.console.browser_login import BrowserLogin
 from gpufn_gateway.console.handler import Console
 from gpufn_gateway.console.sessions import Sessions
+from gpufn_gateway.console.sign_ins import SignIns
 from gpufn_gateway.console.site import Site
 from gpufn_gateway.http.connection.address_rate import AddressRate
 from gpufn_gateway.http.connection.http2_tunnel import Http2, Http2Server
@@ -43,15 +44,10 @@ def _console(parts: Parts) -> Console:
     services, access = parts.services, parts.services.access
     sessions = Sessions(access, services.login, services.token_store)
     login = BrowserLogin(services.login, access, services.token_store, services.clock, services.issuers.post)
-    return Console(
-        access,
-        sessions,
-        parts.tickets,
-        parts.readers.for_management,
-        Site(),
-        audit=parts.request_audit,
-        browser_login=login,
+    sign_ins = SignIns(
+        access, sessions, parts.tickets, parts.readers.for_management, audit=parts.request_audit, browser_login=login
     )
+    return Console(access, sessions, sign_ins, Site())
 
 
 def http2_tunnel(app: App, services: Services) -> Http2 | None:

@@ -14,7 +14,7 @@ import httpx
 import msgspec
 import pytest
 
-from gpufn_gateway.console import handler
+from gpufn_gateway.console import sign_ins
 from gpufn_gateway.console.browser_login import FLOW_S
 from gpufn_gateway.settings import GatewaySettings
 from tests.gateway.console.test_console import FETCH, NAVIGATION, PAGE, add_key, page_token
@@ -262,7 +262,7 @@ async def test_the_log_says_why_a_login_failed_without_its_code(
     async with start() as gateway:
         address = with_parameters(code="c-unknown")(issuer.authorize((await begin(gateway)).json()["url"]))
         await returned(gateway, address)
-    (warning,) = [record for record in caplog.records if record.name == handler.__name__]
+    (warning,) = [record for record in caplog.records if record.name == sign_ins.__name__]
     assert f"{issuer.url}/token returned 400" in warning.getMessage()
     assert "c-unknown" not in warning.getMessage()
 
