@@ -33,7 +33,7 @@ _STEP_BYTES: Final = 64 << 20
 _TIMEOUTS_S: Final = (60, 120, 300, 600, 1800, 3600)
 
 
-class Seen(msgspec.Struct, frozen=True, kw_only=True):
+class RecordedUse(msgspec.Struct, frozen=True, kw_only=True):
     """Recorded figures of a function. `calls_by_minute` and `busy_by_minute` (seconds of run time) are of the last
     two days, the others of the last thirty. `batches` counts gathered calls by the size of their batch, which is a
     power of two."""
@@ -67,7 +67,7 @@ class Replayed(msgspec.Struct, frozen=True):
     is_current: bool = False
 
 
-def seen_by(read: Read, subject: str, now: float) -> Seen:
+def recorded_use(read: Read, subject: str, now: float) -> RecordedUse:
     """Return what the history has of a function."""
     end = int(now) // HOUR * HOUR + HOUR
     days = _values(read, subject, _TOTALS, Span(end - DAYS * _DAY_S, end, HOUR, HOUR))
@@ -78,7 +78,7 @@ def seen_by(read: Read, subject: str, now: float) -> Seen:
         for size, calls in counts.items() if isinstance(counts, dict) else ():
             batches[int(size)] = batches.get(int(size), 0.0) + calls
     totals = {name: [_number(value) for value in values] for name, values in days.items()}
-    return Seen(
+    return RecordedUse(
         calls=sum(totals["calls"]),
         memory_max=max(totals["memory_max"], default=0.0),
         gpu_memory_max=max(totals["gpu_memory_max"], default=0.0),
@@ -100,18 +100,18 @@ def _number(value: Value) -> float:
     return value if isinstance(value, (int, float)) else 0.0
 
 
-def advise(spec: FunctionSpec, seen: Seen, min_workers: int | None) -> list[Advice]:
+def advise(spec: FunctionSpec, use: RecordedUse, min_workers: int | None) -> list[Advice]:
     """Return advice for a spec. `min_workers` is the number that is set in place of the declared one."""
-    if seen.calls < _FEW_CALLS:
+    if use.calls < _FEW_CALLS:
         return []
     lowest = spec.scaling.min_workers if min_workers is None else min_workers
     found = [
-        _of_bytes("memory", spec.resources.memory_bytes, seen.memory_max),
-        _of_bytes("vram", spec.resources.vram_bytes, seen.gpu_memory_max),
-        _of_gpu(spec.resources, seen),
-        _of_min_workers(lowest, spec.concurrency, seen),
-        _of_idle_timeout(replay(seen.calls_by_minute, spec.scaling.idle_timeout_s)),
-        _of_batch(0 if spec.largest_batch is None else spec.largest_batch.max_size, seen.batches),
+        _of_bytes("memory", spec.resources.memory_bytes, use.memory_max),
+        _of_bytes("vram", spec.resources.vram_bytes, use.gpu_memory_max),
+        _of_gpu(spec.resources, use),
+        _of_min_workers(lowest, spec.concurrency, use),
+        _of_idle_timeout(replay(use.calls_by_minute, spec.scaling.idle_timeout_s)),
+        _of_batch(0 if spec.largest_batch is None else spec.largest_batch.max_size, use.batches),
     ]
     return [each for each in found if each is not None]
 
@@ -126,15 +126,15 @@ def _of_bytes(option: str, asked: int | None, used: float) -> Advice | None:
     return Advice(option, finding, _mebibytes(wanted)) if wanted != asked else None
 
 
-def _of_gpu(resources: Resources, seen: Seen) -> Advice | None:
-    if not resources.gpu or not seen.gpu_held_s:
+def _of_gpu(resources: Resources, use: RecordedUse) -> Advice | None:
+    if not resources.gpu or not use.gpu_held_s:
         return None
-    share = seen.gpu_used_s / seen.gpu_held_s
-    finding = f"its workers held GPUs for {seen.gpu_held_s:,.0f} s and used {share:.0%} of it"
+    share = use.gpu_used_s / use.gpu_held_s
+    finding = f"its workers held GPUs for {use.gpu_held_s:,.0f} s and used {share:.0%} of it"
     is_alone = resources.share is Share.EXCLUSIVE and resources.gpu_count == 1
-    if share >= _LOW or not is_alone or not seen.gpu_memory_max:
+    if share >= _LOW or not is_alone or not use.gpu_memory_max:
         return Advice("gpu", finding)
-    return Advice("share", finding, f"'mps', vram='{_mebibytes(_with_room(seen.gpu_memory_max))}'")
+    return Advice("share", finding, f"'mps', vram='{_mebibytes(_with_room(use.gpu_memory_max))}'")
 
 
 def _with_room(used: float) -> int:
@@ -146,10 +146,10 @@ def _mebibytes(count: int) -> str:
     return f"{count >> 20}Mi"
 
 
-def _of_min_workers(lowest: int, slots: int, seen: Seen) -> Advice | None:
-    if not lowest or not seen.busy_by_minute:
+def _of_min_workers(lowest: int, slots: int, use: RecordedUse) -> Advice | None:
+    if not lowest or not use.busy_by_minute:
         return None
-    busiest = max(seen.busy_by_minute) / MINUTE / slots
+    busiest = max(use.busy_by_minute) / MINUTE / slots
     needed = math.ceil(busiest)
     if needed >= lowest:
         return None

@@ -27,7 +27,7 @@ from gpufn_gateway.functions.registry import Registry
 from gpufn_gateway.functions.target import Target
 from gpufn_gateway.http.body_reader import Receive, Scope, Send
 from gpufn_gateway.http.responses import GPUFN_FORMAT
-from gpufn_gateway.oip.shared_memory.exchange import Exchange, Received
+from gpufn_gateway.oip.shared_memory.exchange import Exchange, InferenceBody
 from gpufn_gateway.oip.shared_memory.regions import Regions
 from gpufn_gateway.oip.shared_memory.responses import HEADER_LENGTH
 from gpufn_gateway.problems import Headers, Problem
@@ -133,7 +133,9 @@ class Inference:
             send = exchange.sending(send)
         await self._invoke.respond(call, receive, send, OIP_FORMAT)
 
-    async def _receive(self, version: str, target: Target, headers: dict[bytes, bytes], receive: Receive) -> Received:
+    async def _receive(
+        self, version: str, target: Target, headers: dict[bytes, bytes], receive: Receive
+    ) -> InferenceBody:
         check_is_model(target, version)
         encoding = headers.get(b"content-encoding", b"identity").lower()
         if encoding == b"identity":
@@ -146,7 +148,7 @@ class Inference:
         if length is not None and not (length.isdigit() and len(length) < 18 and int(length) <= body.size):
             self._bodies.discard(body)
             raise InvalidInput("Inference-Header-Content-Length must be a length within the body.")
-        return Received(body, None if length is None else int(length))
+        return InferenceBody(body, None if length is None else int(length))
 
     async def _decompress_body(self, body: bytes, encoding: bytes) -> bytes:
         if encoding not in (b"gzip", b"deflate"):

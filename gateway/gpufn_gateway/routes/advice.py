@@ -33,13 +33,13 @@ class AdviceRoutes:
         principal.require_on(READ, name)
         function = self._registry.function(name)
         spec, now = self._registry.serving(function).spec, self._clock.time()
-        seen = await self._recorder.query(lambda index: advice.seen_by(index.read, function_subject(name), now))
-        figures = msgspec.structs.asdict(seen)
+        use = await self._recorder.query(lambda index: advice.recorded_use(index.read, function_subject(name), now))
+        figures = msgspec.structs.asdict(use)
         return json_response(
             {
                 "function": name,
-                "advice": advice.advise(spec, seen, function.min_workers),
-                "idle_timeout": advice.replay(seen.calls_by_minute, spec.scaling.idle_timeout_s),
+                "advice": advice.advise(spec, use, function.min_workers),
+                "idle_timeout": advice.replay(use.calls_by_minute, spec.scaling.idle_timeout_s),
                 "seen": {key: value for key, value in figures.items() if key not in _BY_MINUTE},
             }
         )

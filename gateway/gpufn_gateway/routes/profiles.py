@@ -37,7 +37,7 @@ TRACE: Final = "application/gzip"
 _reply = msgspec.msgpack.Decoder(ProfileReply)
 
 
-class Chosen(NamedTuple):
+class ProfiledWorker(NamedTuple):
     """The worker to profile. `call` is the slow call that was waited for."""
 
     worker: str
@@ -83,7 +83,7 @@ class ProfileRoutes:
             raise error_from(reply.error)
         return reply
 
-    async def _place(self, request: Request, function: str, body: Profile) -> Chosen:
+    async def _place(self, request: Request, function: str, body: Profile) -> ProfiledWorker:
         """Return the worker to profile, and its node. Raises CapacityError, Conflict, InvocationNotFound."""
         if body.slower_than_s:
             return await self._wait_for_slow_call(request, function, body)
@@ -97,18 +97,18 @@ class ProfileRoutes:
             location = await call_records.locate(self._bus, body.call.lower())
             if location is None or location.worker not in workers:
                 raise InvocationNotFound(f"No worker of {function} runs the call {shown(body.call)} now.")
-            return Chosen(location.worker, workers[location.worker])
+            return ProfiledWorker(location.worker, workers[location.worker])
         if body.worker:
             if body.worker not in workers:
                 raise Conflict(f"{function} has no worker {shown(body.worker)}; it has {_listed(workers)}.")
-            return Chosen(body.worker, workers[body.worker])
+            return ProfiledWorker(body.worker, workers[body.worker])
         if not workers:
             raise CapacityError(f"{function} has no worker now: call it, and profile it meanwhile.")
         busy = {each.worker for report in self._registry.live_runners() for each in report.workers if each.in_use}
         chosen = next((each for each in workers if each in busy), next(iter(workers)))
-        return Chosen(chosen, workers[chosen])
+        return ProfiledWorker(chosen, workers[chosen])
 
-    async def _wait_for_slow_call(self, request: Request, function: str, body: Profile) -> Chosen:
+    async def _wait_for_slow_call(self, request: Request, function: str, body: Profile) -> ProfiledWorker:
         """Return the first worker whose call has run for so long. Raises InvocationNotFound, CapacityError,
         Unauthorized if the key ends meanwhile, ClientDisconnected."""
         if self._waits.locked():
@@ -128,13 +128,13 @@ class ProfileRoutes:
             return chosen
 
 
-def slow_call(reports: Iterable[RunnerReport], function: str, slower_than_s: float) -> Chosen | None:
+def slow_call(reports: Iterable[RunnerReport], function: str, slower_than_s: float) -> ProfiledWorker | None:
     """Return a worker whose call had run for so long when its runner reported."""
     for report in reports:
         for each in report.workers:
             began = each.longest_call_at if each.function == function else None
             if began is not None and report.sent_at - began >= slower_than_s:
-                return Chosen(each.worker, report.node, each.longest_call)
+                return ProfiledWorker(each.worker, report.node, each.longest_call)
     return None
 
 

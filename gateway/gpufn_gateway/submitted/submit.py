@@ -37,7 +37,7 @@ from gpufn_gateway.submitted.call_views import event_number
 from gpufn_gateway.webhooks.address_policy import AddressPolicy, webhook_of
 from gpufn_platform.bus.connection import Bus
 from gpufn_platform.queue import call_records, queue_position
-from gpufn_platform.queue.call_records import Place
+from gpufn_platform.queue.call_records import CallCursor
 from gpufn_platform.queue.wakeups import WakeupSender
 
 WEBHOOK: Final = b"x-gpufn-webhook"
@@ -57,7 +57,7 @@ class Search(msgspec.Struct, frozen=True):
     until: float = math.inf
     key: str | None = None
     parent: str | None = None
-    before: Place | None = None
+    before: CallCursor | None = None
 
     @property
     def is_rare(self) -> bool:
@@ -273,14 +273,14 @@ class Submissions:
         calls, _ = await self._search(Search(function, limit), principal, lambda: lambda: False)
         return calls
 
-    async def search(self, wanted: Search, principal: Principal) -> tuple[list[dict[str, Any]], Place | None]:
+    async def search(self, wanted: Search, principal: Principal) -> tuple[list[dict[str, Any]], CallCursor | None]:
         """Return the calls that a search finds, and where it continues: after some tenths of a second it stops, so
         that a page may have few calls, or none, and still lead on."""
         return await self._search(wanted, principal, self._search_budget)
 
     async def _search(
         self, wanted: Search, principal: Principal, budget: Callable[[], Callable[[], bool]]
-    ) -> tuple[list[dict[str, Any]], Place | None]:
+    ) -> tuple[list[dict[str, Any]], CallCursor | None]:
         ended_only = wanted.state is not None and wanted.state.ended
         holders = {} if ended_only else await call_records.running_calls(self._bus)
 

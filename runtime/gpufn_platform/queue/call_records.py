@@ -234,18 +234,18 @@ async def wait(bus: Bus, invocation: str, timeout_s: float) -> tuple[CallRecord,
     return result
 
 
-class Place(NamedTuple):
+class CallCursor(NamedTuple):
     """Where a search continues: before these sequences of RESULTS and of ASYNC. 0: there are no older ones."""
 
     results: int
     queued: int
 
 
-class Page(NamedTuple):
+class CallPage(NamedTuple):
     """Records of calls that changed last, newest submission first. Older ones are before `before`, if there are any."""
 
     records: list[CallRecord]
-    before: Place | None
+    before: CallCursor | None
 
 
 async def recent(
@@ -272,10 +272,10 @@ async def search(
     since: float = 0.0,
     until: float = math.inf,
     ended_only: bool = False,
-    before: Place | None = None,
+    before: CallCursor | None = None,
     budget: Callable[[], Callable[[], bool]] = lambda: lambda: False,
     is_rare: bool = False,
-) -> Page:
+) -> CallPage:
     """Return the submitted invocations of a function (``*``: of all) that match and changed last, before `before`;
     errors without traceback.
 
@@ -292,13 +292,13 @@ async def search(
         seen.add(record.id)
         return is_match(record)
 
-    queued = queued_calls.Page([], None)
+    queued = queued_calls.QueuedPage([], None)
     if not ended_only and (before is None or before.queued):
         before_queued = None if before is None else before.queued
         queued = await queued_calls.search(
             bus, function, limit, is_match, since=since, before_seq=before_queued, is_over=budget()
         )
-    recorded: header_summary.Page[CallRecord] = header_summary.Page([], None)
+    recorded: header_summary.RecordPage[CallRecord] = header_summary.RecordPage([], None)
     if before is None or before.results:
         recorded = await header_summary.search(
             bus,
@@ -318,12 +318,12 @@ async def search(
     both += [(_changed_at(call), False, call.queue_seq, call) for call in waiting]
     both.sort(key=operator.itemgetter(0), reverse=True)
     shown, left = both[:limit], both[limit:]
-    following = Place(
+    following = CallCursor(
         _following([seq for _, is_recorded, seq, _ in left if is_recorded], recorded.before_seq),
         _following([seq for _, is_recorded, seq, _ in left if not is_recorded], queued.before_seq),
     )
     found = sorted((record for *_, record in shown), key=lambda record: record.submitted_at, reverse=True)
-    return Page(found, following if any(following) else None)
+    return CallPage(found, following if any(following) else None)
 
 
 def _following(left_out: list[int], before_seq: int | None) -> int:
@@ -331,7 +331,7 @@ def _following(left_out: list[int], before_seq: int | None) -> int:
     return max(left_out) + 1 if left_out else before_seq or 0
 
 
-async def _end_of_search(bus: Bus, before: Place | None, until: float) -> int | None:
+async def _end_of_search(bus: Bus, before: CallCursor | None, until: float) -> int | None:
     ends = [] if before is None else [before.results]
     if until != math.inf:
         latest = until + queued_calls.MAX_CLOCK_SKEW_S
@@ -352,7 +352,7 @@ async def search_items(
     *,
     before_seq: int | None = None,
     is_over: Callable[[], bool] = lambda: False,
-) -> header_summary.Page[CallRecord]:
+) -> header_summary.RecordPage[CallRecord]:
     """Return the items of a map that have a record and match, the one that changed last first."""
     results = subjects.map_results(function, map_id)
     return await header_summary.search(

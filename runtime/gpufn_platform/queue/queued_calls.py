@@ -90,7 +90,7 @@ async def at(bus: Bus, seq: int) -> CallRecord | None:
     return record(unpack(stored.payload, seq)[0], seq)
 
 
-class Page(NamedTuple):
+class QueuedPage(NamedTuple):
     """Queued calls, newest first. Older ones are before `before_seq` of ASYNC; None: there are none."""
 
     calls: list[CallRecord]
@@ -106,7 +106,7 @@ async def search(
     since: float = 0.0,
     before_seq: int | None = None,
     is_over: Callable[[], bool] = lambda: False,
-) -> Page:
+) -> QueuedPage:
     """Return the newest matching calls in the queues of a function (``*``: of all) before `before_seq`, without items
     of maps.
 
@@ -117,7 +117,7 @@ async def search(
     all_queues, end = subjects.async_queues(function), state["last_seq"] + 1
     unseen = sum((await streams.messages_per_subject(bus, subjects.ASYNC, all_queues)).values())
     if not unseen:
-        return Page([], None)
+        return QueuedPage([], None)
     end = end if before_seq is None else min(end, before_seq)
     first, remaining_bytes = max(1, state["first_seq"]), _MAX_BYTES
     oldest = max(first, end - _MAX_SCANNED)
@@ -139,7 +139,7 @@ async def search(
                 break
     if len(matching) > limit:
         following = matching[limit - 1].queue_seq
-    return Page(matching[:limit], following)
+    return QueuedPage(matching[:limit], following)
 
 
 async def _outside_maps(bus: Bus, function: str, oldest: int, end: int, at_once: int) -> AsyncGenerator[range, None]:

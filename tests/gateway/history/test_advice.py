@@ -13,7 +13,7 @@ from gpufn_core.protocol import subjects
 from gpufn_core.spec.function_spec import Batch, FunctionSpec, ScalingPolicy
 from gpufn_core.spec.resources import Resources
 from gpufn_gateway.functions.deploys import DeployOptions
-from gpufn_gateway.history.advice import Seen, advise, replay
+from gpufn_gateway.history.advice import RecordedUse, advise, replay
 from gpufn_gateway.history.blocks import HOUR, MINUTE, encode_blocks, subject_of
 from gpufn_gateway.history.collector import OVERVIEW
 from gpufn_gateway.history.fields import Field, Point, Points
@@ -21,7 +21,7 @@ from gpufn_platform.bus.storage import streams
 from tests.gateway.conftest import spec_of
 from tests.gateway.whole import DIGEST, Whole, gateway_on
 
-_SEEN = Seen(calls=1000, memory_max=6 << 30)
+_USE = RecordedUse(calls=1000, memory_max=6 << 30)
 
 
 def spec(min_workers: int = 0, batch: Batch | None = None, **resources: Any) -> FunctionSpec:
@@ -61,17 +61,17 @@ def spec(min_workers: int = 0, batch: Batch | None = None, **resources: Any) -> 
 def test_each_finding_has_its_option_and_value(
     asked: FunctionSpec, seen: dict[str, Any], told: list[tuple[str, str]]
 ) -> None:
-    found = advise(asked, msgspec.structs.replace(_SEEN, **seen), None)
+    found = advise(asked, msgspec.structs.replace(_USE, **seen), None)
     assert [(each.option, each.value) for each in found] == told
 
 
 def test_the_min_workers_in_force_counts() -> None:
-    seen = msgspec.structs.replace(_SEEN, busy_by_minute=(1.0,))
+    seen = msgspec.structs.replace(_USE, busy_by_minute=(1.0,))
     assert [each.value for each in advise(spec(), seen, 4)] == ["1"]
 
 
 def test_only_the_number_of_workers_is_set_without_a_deploy() -> None:
-    seen = Seen(calls=1000, memory_max=1 << 30, busy_by_minute=(1.0,))
+    seen = RecordedUse(calls=1000, memory_max=1 << 30, busy_by_minute=(1.0,))
     found = {each.option: each.scale for each in advise(spec(min_workers=3), seen, None)}
     assert found == {"memory": {}, "min_workers": {"min_workers": 1}}
 

@@ -8,7 +8,7 @@ import pytest
 from gpufn_core.domain.worker import WorkerState
 from gpufn_core.protocol.reports import RunnerReport, WorkerReport
 from gpufn_gateway.openapi.request_bodies import Profile
-from gpufn_gateway.routes.profiles import Chosen, slow_call
+from gpufn_gateway.routes.profiles import ProfiledWorker, slow_call
 
 
 def report(sent_at: float, began: float | None, function: str = "f") -> RunnerReport:
@@ -29,7 +29,7 @@ def report(sent_at: float, began: float | None, function: str = "f") -> RunnerRe
     ],
 )
 def test_the_first_call_that_ran_for_so_long_is_chosen(reports: list[RunnerReport], is_chosen: bool) -> None:
-    chosen = Chosen("w-1", "node", "01k9xq3zr7c8m2v5t000000011") if is_chosen else None
+    chosen = ProfiledWorker("w-1", "node", "01k9xq3zr7c8m2v5t000000011") if is_chosen else None
     assert slow_call(reports, "f", 2.0) == chosen
 
 

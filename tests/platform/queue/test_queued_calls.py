@@ -265,7 +265,7 @@ async def test_pages_have_each_call_once_whether_it_waits_or_has_ended(
         assert await call_records.end(bus, msgspec.structs.replace(call, state=InvocationState.FAILED, ended_at=20.0))
         await streams.delete_message(bus, subjects.ASYNC, call.queue_seq)
     found: list[str] = []
-    before: call_records.Place | None = None
+    before: call_records.CallCursor | None = None
     for _ in range(40):
         page = await call_records.search(bus, "waits", 3, before=before, budget=lambda: lambda: is_over)
         assert len(page.records) <= 3
@@ -288,7 +288,7 @@ async def test_items_of_maps_are_no_calls_whether_there_are_few_or_many(
             item = msgspec.structs.replace(call, id=item_id(map_id, index), state=InvocationState.FAILED, ended_at=2.0)
             await call_records.end(bus, item)
     found: list[str] = []
-    before: call_records.Place | None = None
+    before: call_records.CallCursor | None = None
     for _ in range(20):
         page = await call_records.search(bus, "*", 1, ended_only=True, before=before, budget=lambda: lambda: True)
         found += [call.id for call in page.records]

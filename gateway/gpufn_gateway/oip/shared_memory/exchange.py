@@ -16,7 +16,7 @@ from gpufn_gateway.oip.shared_memory.responses import ResponseSend
 _NO_OUTPUTS: Final[Mapping[str, Slice]] = {}
 
 
-class Received(NamedTuple):
+class InferenceBody(NamedTuple):
     """The body of a request. `head_bytes` is the length of its head, or None if all of it is JSON."""
 
     body: CallBody
@@ -32,7 +32,7 @@ class Exchange:
         self._owner = ""
         self._outputs = _NO_OUTPUTS
 
-    async def with_inputs(self, received: Received) -> Received:
+    async def with_inputs(self, received: InferenceBody) -> InferenceBody:
         """Return the request with the inputs of regions in its body. The given body is discarded, if it is replaced or
         an error is raised. Raises InvalidInput, DataNotFound, Forbidden, and the exceptions of a body that is read."""
         body = received.body
@@ -54,7 +54,7 @@ class Exchange:
             self._bodies.discard(body)
             raise
         self._bodies.discard(body)
-        return Received(replaced, len(request.head))
+        return InferenceBody(replaced, len(request.head))
 
     def sending(self, send: Send) -> Send:
         """Return `send` for the response: it writes the requested outputs to their regions."""

@@ -27,7 +27,7 @@ from gpufn_gateway.routes.requests import (
     whole_number,
 )
 from gpufn_gateway.submitted.submit import Search, Submissions
-from gpufn_platform.queue.call_records import Place
+from gpufn_platform.queue.call_records import CallCursor
 
 
 class InvocationRoutes:
@@ -103,7 +103,7 @@ async def list_calls(request: Request, submissions: Submissions, function: str) 
         until,
         params.get("key"),
         params.get("parent"),
-        _place(params.get("before")),
+        _cursor(params.get("before")),
     )
     calls, following = await submissions.search(wanted, principal_of(request))
     return json_response(
@@ -111,10 +111,10 @@ async def list_calls(request: Request, submissions: Submissions, function: str) 
     )
 
 
-def _place(text: str | None) -> Place | None:
+def _cursor(text: str | None) -> CallCursor | None:
     """Parse the `next` of an earlier page. Raises InvalidInput."""
     if text is None:
         return None
     if (match := CURSOR.fullmatch(text)) is None:
         raise InvalidInput(f"before must be the `next` of a page of calls, not {text[:40]!r}", field="before")
-    return Place(int(match[1]), int(match[2]))
+    return CallCursor(int(match[1]), int(match[2]))

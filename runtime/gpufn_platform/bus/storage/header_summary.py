@@ -62,7 +62,7 @@ def summary_of(kind: type[S]) -> Callable[[StoredMessage], S | None]:
     return read
 
 
-class Page(NamedTuple, Generic[S]):
+class RecordPage(NamedTuple, Generic[S]):
     """Records with their sequences, newest first. Older ones are before `before_seq`; None: there are none."""
 
     records: list[tuple[int, S]]
@@ -97,7 +97,7 @@ async def search(
     is_over: Callable[[], bool] = lambda: False,
     is_rare: bool = False,
     is_common: bool = False,
-) -> Page[S]:
+) -> RecordPage[S]:
     """Return the newest `limit` records that `read` decodes from message headers and that satisfy `matches`, from
     before `before_seq`.
 
@@ -126,4 +126,4 @@ async def search(
                 break
     if len(records) > limit:
         following = records[-limit][0]
-    return Page(records[-limit:][::-1], following)
+    return RecordPage(records[-limit:][::-1], following)
