@@ -4,6 +4,7 @@ import type { DeadLetter } from "../../api/records";
 import { post, send } from "../../api/request";
 import { bytes, plural, visible } from "../../core/format";
 import { Ask } from "../../ui/change/ask";
+import { Delete } from "../../ui/change/delete";
 import { CallState } from "../../ui/calls-table";
 import { FunctionLink } from "../../ui/function-link";
 import { FunctionFilter } from "../../ui/lists/functions-filter";
@@ -151,18 +152,9 @@ function Actions({ letter, onChange }: { letter: DeadLetter; onChange: () => voi
         </Ask>
       ) : null}
       {mayDeploy ? (
-        <Ask
-          label="Delete"
-          of={letter.id}
-          title="Delete this dead letter?"
-          isDangerous
-          onSubmit={async () => {
-            await send(`/v1/dlq/${letter.function}/${letter.id}`, { method: "DELETE" });
-            onChange();
-          }}
-        >
+        <Delete path={`/v1/dlq/${letter.function}/${letter.id}`} label="Delete" of={letter.id} title="Delete this dead letter?" onDone={onChange}>
           <p>Its arguments are lost, so the call can no longer be replayed.</p>
-        </Ask>
+        </Delete>
       ) : null}
     </span>
   );

@@ -7,10 +7,9 @@ import { secondsOf, textOf } from "../../core/form";
 import { time, visible } from "../../core/format";
 import { limitsText } from "../../core/operate/limits";
 import { Ask } from "../../ui/change/ask";
-import { useBounded } from "../../ui/lists/bounded";
+import { BoundedTable } from "../../ui/lists/bounded-table";
 import { Field } from "../../ui/change/field";
 import { Ago, Badge, Empty, ErrorBox, Loading, Panel, useNow } from "../../ui/parts";
-import { Scroll } from "../../ui/scroll";
 import { CreateKey } from "./create";
 import { limitsIn, LimitFields } from "./limits";
 import { Shown, type NewSecret } from "./shown";
@@ -58,56 +57,49 @@ interface TableProps {
 }
 
 function Table({ keys, own, onChange, onSecret }: TableProps) {
-  const { shown, more } = useBounded(keys);
   const withTeams = keys.some((each) => each.team);
   const now = useNow(5_000);
-  if (keys.length === 0) {
-    return <Empty title="There is no key: the gateway serves this machine only, and everybody on it has every right." />;
-  }
   return (
-    <>
-      <Scroll label="Keys">
-        <table>
-          <thead>
-            <tr>
-              <th>Key</th>
-              {withTeams ? <th>Team</th> : null}
-              <th>Scopes</th>
-              <th>Limits</th>
-              <th>Created</th>
-              <th>Last used</th>
-              <th>Expires</th>
-              <th />
-            </tr>
-          </thead>
-          <tbody>
-            {shown.map((key) => (
-              <tr key={key.id}>
-                <td class="reason">
-                  {key.label ? visible(key.label) : <span class="dim">no label</span>} {key.id === own ? <Badge tone="info">yours</Badge> : null}
-                  <span class="dim mono block">{key.id}</span>
-                </td>
-                {withTeams ? <td>{key.team}</td> : null}
-                <td class="mono reason">{key.scopes.join(", ")}</td>
-                <td>{limitsText(key.limits)}</td>
-                <td>
-                  <Ago at={key.created_at} />
-                </td>
-                <td>{key.last_used_at ? <Ago at={key.last_used_at} /> : <span class="dim">never</span>}</td>
-                <td>
-                  {key.expires_at === null ? <span class="dim">never</span> : key.expires_at < now ? <Badge tone="bad">expired</Badge> : time(key.expires_at)}
-                  {key.replaced_until !== null && key.replaced_until > now ? <span class="dim block">old secret until {time(key.replaced_until)}</span> : null}
-                </td>
-                <td>
-                  <Actions of={key} own={own} onChange={onChange} onSecret={onSecret} />
-                </td>
-              </tr>
-            ))}
-          </tbody>
-        </table>
-      </Scroll>
-      {more}
-    </>
+    <BoundedTable
+      label="Keys"
+      rows={keys}
+      empty={<Empty title="There is no key: the gateway serves this machine only, and everybody on it has every right." />}
+      head={
+        <>
+          <th>Key</th>
+          {withTeams ? <th>Team</th> : null}
+          <th>Scopes</th>
+          <th>Limits</th>
+          <th>Created</th>
+          <th>Last used</th>
+          <th>Expires</th>
+          <th />
+        </>
+      }
+    >
+      {(key) => (
+        <tr key={key.id}>
+          <td class="reason">
+            {key.label ? visible(key.label) : <span class="dim">no label</span>} {key.id === own ? <Badge tone="info">yours</Badge> : null}
+            <span class="dim mono block">{key.id}</span>
+          </td>
+          {withTeams ? <td>{key.team}</td> : null}
+          <td class="mono reason">{key.scopes.join(", ")}</td>
+          <td>{limitsText(key.limits)}</td>
+          <td>
+            <Ago at={key.created_at} />
+          </td>
+          <td>{key.last_used_at ? <Ago at={key.last_used_at} /> : <span class="dim">never</span>}</td>
+          <td>
+            {key.expires_at === null ? <span class="dim">never</span> : key.expires_at < now ? <Badge tone="bad">expired</Badge> : time(key.expires_at)}
+            {key.replaced_until !== null && key.replaced_until > now ? <span class="dim block">old secret until {time(key.replaced_until)}</span> : null}
+          </td>
+          <td>
+            <Actions of={key} own={own} onChange={onChange} onSecret={onSecret} />
+          </td>
+        </tr>
+      )}
+    </BoundedTable>
   );
 }
 

@@ -1,10 +1,9 @@
 import { useState } from "preact/hooks";
 import { usePolled } from "../../api/poll";
 import { useMay } from "../../api/principal";
-import { send } from "../../api/request";
 import { useResource } from "../../api/resource";
 import { number, plural, visible } from "../../core/format";
-import { Ask } from "../../ui/change/ask";
+import { Delete } from "../../ui/change/delete";
 import { useBounded } from "../../ui/lists/bounded";
 import { Empty, ErrorBox, Loading, Panel } from "../../ui/parts";
 import { Scroll } from "../../ui/scroll";
@@ -116,18 +115,9 @@ function Row({ kind, named: { name, count }, onChange, onKeys }: RowProps) {
             </button>
           ) : null}
           {mayDeploy ? (
-            <Ask
-              label="Delete"
-              of={name}
-              title={`Delete the ${kind} ${name}?`}
-              isDangerous
-              onSubmit={async () => {
-                await send(`/v1/${kind}s/${name}`, { method: "DELETE" });
-                onChange();
-              }}
-            >
+            <Delete path={`/v1/${kind}s/${name}`} label="Delete" of={name} title={`Delete the ${kind} ${name}?`} onDone={onChange}>
               <p>All of its {kind === "queue" ? "items" : "entries"} are deleted.</p>
-            </Ask>
+            </Delete>
           ) : null}
         </span>
       </td>

@@ -1,15 +1,15 @@
 import { usePolled } from "../../api/poll";
 import { useMay } from "../../api/principal";
 import type { Schedule } from "../../api/records";
-import { post, send } from "../../api/request";
+import { post } from "../../api/request";
 import { time, visible } from "../../core/format";
 import { Ask } from "../../ui/change/ask";
-import { useBounded } from "../../ui/lists/bounded";
+import { Delete } from "../../ui/change/delete";
+import { BoundedTable } from "../../ui/lists/bounded-table";
 import { FunctionLink } from "../../ui/function-link";
 import { FunctionFilter } from "../../ui/lists/functions-filter";
 import { Badge, Empty, ErrorBox, Loading, Panel } from "../../ui/parts";
 import { go, Link } from "../../ui/router";
-import { Scroll } from "../../ui/scroll";
 import type { PageProps } from "..";
 import { AddSchedule } from "./add";
 
@@ -41,56 +41,49 @@ export default function SchedulesPage({ query }: PageProps) {
 }
 
 function Table({ schedules, onChange }: { schedules: readonly Schedule[]; onChange: () => void }) {
-  const { shown, more } = useBounded(schedules);
-  if (schedules.length === 0) {
-    return (
-      <Empty title="No schedule is here.">
-        Declare one with <code>schedule=</code>, or add one: it calls a function at the times of a cron line, or once.
-      </Empty>
-    );
-  }
   return (
-    <>
-      <Scroll label="Schedules">
-        <table>
-          <thead>
-            <tr>
-              <th>Schedule</th>
-              <th>Function</th>
-              <th>When</th>
-              <th>Next call</th>
-              <th>Last call</th>
-              <th />
-            </tr>
-          </thead>
-          <tbody>
-            {shown.map((each) => (
-              <tr key={each.id}>
-                <td>
-                  {each.id} {each.declared ? <Badge tone="quiet">declared</Badge> : null}
-                </td>
-                <td>
-                  <FunctionLink name={each.method ? `${each.function}.${each.method}` : each.function} />
-                  <span class="dim mono block cut" title={visible(JSON.stringify(each.arguments))}>
-                    {visible(JSON.stringify(each.arguments))}
-                  </span>
-                </td>
-                <td>
-                  {each.cron === null ? "once" : <code>{each.cron}</code>} {each.cron === null ? null : <span class="dim">{each.timezone}</span>}
-                  {each.cron !== null && each.missed !== "once" ? <span class="dim">, missed: {each.missed}</span> : null}
-                </td>
-                <td>{each.paused ? <Badge tone="warn">paused</Badge> : time(each.next_at)}</td>
-                <td class="mono">{each.invocation ? <Link to={`/calls/${each.invocation}`}>…{each.invocation.slice(-8)}</Link> : <span class="dim">none yet</span>}</td>
-                <td>
-                  <Actions schedule={each} onChange={onChange} />
-                </td>
-              </tr>
-            ))}
-          </tbody>
-        </table>
-      </Scroll>
-      {more}
-    </>
+    <BoundedTable
+      label="Schedules"
+      rows={schedules}
+      empty={
+        <Empty title="No schedule is here.">
+          Declare one with <code>schedule=</code>, or add one: it calls a function at the times of a cron line, or once.
+        </Empty>
+      }
+      head={
+        <>
+          <th>Schedule</th>
+          <th>Function</th>
+          <th>When</th>
+          <th>Next call</th>
+          <th>Last call</th>
+          <th />
+        </>
+      }
+    >
+      {(each) => (
+        <tr key={each.id}>
+          <td>
+            {each.id} {each.declared ? <Badge tone="quiet">declared</Badge> : null}
+          </td>
+          <td>
+            <FunctionLink name={each.method ? `${each.function}.${each.method}` : each.function} />
+            <span class="dim mono block cut" title={visible(JSON.stringify(each.arguments))}>
+              {visible(JSON.stringify(each.arguments))}
+            </span>
+          </td>
+          <td>
+            {each.cron === null ? "once" : <code>{each.cron}</code>} {each.cron === null ? null : <span class="dim">{each.timezone}</span>}
+            {each.cron !== null && each.missed !== "once" ? <span class="dim">, missed: {each.missed}</span> : null}
+          </td>
+          <td>{each.paused ? <Badge tone="warn">paused</Badge> : time(each.next_at)}</td>
+          <td class="mono">{each.invocation ? <Link to={`/calls/${each.invocation}`}>…{each.invocation.slice(-8)}</Link> : <span class="dim">none yet</span>}</td>
+          <td>
+            <Actions schedule={each} onChange={onChange} />
+          </td>
+        </tr>
+      )}
+    </BoundedTable>
   );
 }
 
@@ -139,18 +132,9 @@ function Actions({ schedule, onChange }: { schedule: Schedule; onChange: () => v
         </Ask>
       )}
       {schedule.declared ? null : (
-        <Ask
-          label="Remove"
-          of={schedule.id}
-          title={`Remove ${schedule.id}?`}
-          isDangerous
-          onSubmit={async () => {
-            await send(path, { method: "DELETE" });
-            onChange();
-          }}
-        >
+        <Delete path={path} label="Remove" of={schedule.id} title={`Remove ${schedule.id}?`} onDone={onChange}>
           <p>It makes no further calls. Calls that it has submitted stay.</p>
-        </Ask>
+        </Delete>
       )}
     </span>
   );

@@ -1,15 +1,15 @@
 import { useContext } from "preact/hooks";
 import { PrincipalContext, useMay } from "../../api/principal";
 import type { Secret } from "../../api/records";
-import { post, send } from "../../api/request";
+import { post } from "../../api/request";
 import { useResource } from "../../api/resource";
 import { coversPattern } from "../../core/scopes";
 import { number } from "../../core/format";
 import { Ask } from "../../ui/change/ask";
-import { useBounded } from "../../ui/lists/bounded";
+import { Delete } from "../../ui/change/delete";
+import { BoundedTable } from "../../ui/lists/bounded-table";
 import { FunctionLink } from "../../ui/function-link";
 import { Ago, Empty, ErrorBox, Loading, Panel } from "../../ui/parts";
-import { Scroll } from "../../ui/scroll";
 import { SetSecret } from "./set";
 
 export default function SecretsPage() {
@@ -60,73 +60,63 @@ function RotateMasterKey({ onChange }: { onChange: () => void }) {
 }
 
 function Table({ secrets, onChange }: { secrets: readonly Secret[]; onChange: () => void }) {
-  const { shown, more } = useBounded(secrets);
   const scopes = useContext(PrincipalContext).scopes;
-  if (secrets.length === 0) {
-    return (
-      <Empty title="No secret is here.">
-        A secret is an environment variable of functions that declare it with <code>secrets=</code>.
-      </Empty>
-    );
-  }
   return (
-    <>
-      <Scroll label="Secrets">
-        <table>
-          <thead>
-            <tr>
-              <th>Name</th>
-              <th>For</th>
-              <th class="number">Version</th>
-              <th>Set</th>
-              <th>Functions that get it</th>
-              <th />
-            </tr>
-          </thead>
-          <tbody>
-            {shown.map((secret) => (
-              <tr key={`${secret.scope} ${secret.name}`}>
-                <td class="mono">{secret.name}</td>
-                <td>{secret.scope === "*" ? "every function" : <span class="mono">{secret.scope}</span>}</td>
-                <td class="number">{number(secret.version)}</td>
-                <td>
-                  <Ago at={secret.updated_at} />
-                </td>
-                <td>
-                  {secret.functions.length === 0 ? <span class="dim">none</span> : null}
-                  {secret.functions.slice(0, 8).map((name, index) => (
-                    <span key={name}>
-                      {index ? ", " : ""}
-                      <FunctionLink name={name} />
-                    </span>
-                  ))}
-                  {secret.functions.length > 8 ? ` and ${secret.functions.length - 8} more` : ""}
-                </td>
-                <td>
-                  {coversPattern(scopes, "deploy", secret.scope) ? (
-                    <span class="row-actions">
-                      <SetSecret secret={secret} onChange={onChange} />
-                      <Ask
-                        label="Delete"
-                        of={`${secret.name} of ${secret.scope}`}
-                        title={`Delete the secret ${secret.name}?`}
-                        isDangerous
-                        onSubmit={async () => {
-                          await send(`/v1/secrets/${secret.name}?scope=${encodeURIComponent(secret.scope)}`, { method: "DELETE" });
-                          onChange();
-                        }}
-                      >
-                        <p>Its functions get the next wider secret of this name, if they may. The value is lost.</p>
-                      </Ask>
-                    </span>
-                  ) : null}
-                </td>
-              </tr>
+    <BoundedTable
+      label="Secrets"
+      rows={secrets}
+      empty={
+        <Empty title="No secret is here.">
+          A secret is an environment variable of functions that declare it with <code>secrets=</code>.
+        </Empty>
+      }
+      head={
+        <>
+          <th>Name</th>
+          <th>For</th>
+          <th class="number">Version</th>
+          <th>Set</th>
+          <th>Functions that get it</th>
+          <th />
+        </>
+      }
+    >
+      {(secret) => (
+        <tr key={`${secret.scope} ${secret.name}`}>
+          <td class="mono">{secret.name}</td>
+          <td>{secret.scope === "*" ? "every function" : <span class="mono">{secret.scope}</span>}</td>
+          <td class="number">{number(secret.version)}</td>
+          <td>
+            <Ago at={secret.updated_at} />
+          </td>
+          <td>
+            {secret.functions.length === 0 ? <span class="dim">none</span> : null}
+            {secret.functions.slice(0, 8).map((name, index) => (
+              <span key={name}>
+                {index ? ", " : ""}
+                <FunctionLink name={name} />
+              </span>
             ))}
-          </tbody>
-        </table>
-      </Scroll>
-      {more}
-    </>
+            {secret.functions.length > 8 ? ` and ${secret.functions.length - 8} more` : ""}
+          </td>
+          <td>
+            {coversPattern(scopes, "deploy", secret.scope) ? (
+              <span class="row-actions">
+                <SetSecret secret={secret} onChange={onChange} />
+                <Delete
+                  path={`/v1/secrets/${secret.name}?scope=${encodeURIComponent(secret.scope)}`}
+                  label="Delete"
+                  of={`${secret.name} of ${secret.scope}`}
+                  title={`Delete the secret ${secret.name}?`}
+                  onDone={onChange}
+                >
+                  <p>Its functions get the next wider secret of this name, if they may. The value is lost.</p>
+                </Delete>
+              </span>
+            ) : null}
+          </td>
+        </tr>
+      )}
+    </BoundedTable>
   );
 }

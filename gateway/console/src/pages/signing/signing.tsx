@@ -5,11 +5,11 @@ import { send } from "../../api/request";
 import { linesOf, textOf } from "../../core/form";
 import { plural, visible } from "../../core/format";
 import { Ask } from "../../ui/change/ask";
+import { Delete } from "../../ui/change/delete";
 import { Field, TextField } from "../../ui/change/field";
 import { FunctionLink } from "../../ui/function-link";
-import { useBounded } from "../../ui/lists/bounded";
+import { BoundedTable } from "../../ui/lists/bounded-table";
 import { Ago, Badge, Empty, ErrorBox, Loading, Panel } from "../../ui/parts";
-import { Scroll } from "../../ui/scroll";
 
 const MOST_NAMES = 20; // functions of a key that its row names
 
@@ -73,48 +73,41 @@ interface ListProps {
 }
 
 function Keys({ keys, isAdmin, onChange }: ListProps & { readonly keys: readonly Signer[] }) {
-  const { shown, more } = useBounded(keys);
-  if (keys.length === 0) {
-    return (
-      <Empty title="No key is trusted: deploys have no signatures.">
-        <pre>gpufn signing keygen --out ci.pem</pre>
-      </Empty>
-    );
-  }
   return (
-    <>
-      <Scroll label="Trusted keys">
-        <table>
-          <thead>
-            <tr>
-              <th>Name</th>
-              <th>Key</th>
-              <th>May sign</th>
-              <th>Added</th>
-              <th>Functions that it signed</th>
-              <th />
-            </tr>
-          </thead>
-          <tbody>
-            {shown.map((key) => (
-              <tr key={key.name}>
-                <td>{key.name}</td>
-                <td class="mono">{key.id}</td>
-                <td class="mono reason">{visible(key.patterns.join(", "))}</td>
-                <td>
-                  <Ago at={key.added_at} />
-                </td>
-                <td class="reason">
-                  <Signed functions={key.functions} />
-                </td>
-                <td>{isAdmin ? <Remove signer={key} onChange={onChange} /> : null}</td>
-              </tr>
-            ))}
-          </tbody>
-        </table>
-      </Scroll>
-      {more}
-    </>
+    <BoundedTable
+      label="Trusted keys"
+      rows={keys}
+      empty={
+        <Empty title="No key is trusted: deploys have no signatures.">
+          <pre>gpufn signing keygen --out ci.pem</pre>
+        </Empty>
+      }
+      head={
+        <>
+          <th>Name</th>
+          <th>Key</th>
+          <th>May sign</th>
+          <th>Added</th>
+          <th>Functions that it signed</th>
+          <th />
+        </>
+      }
+    >
+      {(key) => (
+        <tr key={key.name}>
+          <td>{key.name}</td>
+          <td class="mono">{key.id}</td>
+          <td class="mono reason">{visible(key.patterns.join(", "))}</td>
+          <td>
+            <Ago at={key.added_at} />
+          </td>
+          <td class="reason">
+            <Signed functions={key.functions} />
+          </td>
+          <td>{isAdmin ? <Remove signer={key} onChange={onChange} /> : null}</td>
+        </tr>
+      )}
+    </BoundedTable>
   );
 }
 
@@ -139,22 +132,19 @@ function Signed({ functions }: { functions: readonly string[] }) {
 function Remove({ signer, onChange }: { signer: Signer; onChange: () => void }) {
   return (
     <span class="row-actions">
-      <Ask
+      <Delete
+        path={`/v1/signing/keys/${encodeURIComponent(signer.name)}`}
         label="Remove"
         of={signer.name}
         title={`Stop trusting ${signer.name}?`}
-        isDangerous
-        onSubmit={async () => {
-          await send(`/v1/signing/keys/${encodeURIComponent(signer.name)}`, { method: "DELETE" });
-          onChange();
-        }}
+        onDone={onChange}
       >
         <p>
           {signer.functions.length
             ? `Workers that run go on, but no new ones start for ${plural(signer.functions.length, "function")} that it signed. Deploy them with another key first.`
             : "No active function has its signature."}
         </p>
-      </Ask>
+      </Delete>
     </span>
   );
 }
@@ -195,18 +185,15 @@ function Required({ environments, isAdmin, onChange }: ListProps & { readonly en
             <Badge tone="info">{environment}</Badge> accepts signed deploys only
           </span>
           {isAdmin ? (
-            <Ask
+            <Delete
+              path={`/v1/signing/required/${encodeURIComponent(environment)}`}
               label="Allow unsigned"
               of={environment}
               title={`Allow unsigned deploys in ${environment}?`}
-              isDangerous
-              onSubmit={async () => {
-                await send(`/v1/signing/required/${encodeURIComponent(environment)}`, { method: "DELETE" });
-                onChange();
-              }}
+              onDone={onChange}
             >
               <p>Everybody with the scope deploy for the environment can then deploy without a signature.</p>
-            </Ask>
+            </Delete>
           ) : null}
         </li>
       ))}

@@ -1,13 +1,11 @@
 import { useMay } from "../../api/principal";
 import { usePolled } from "../../api/poll";
 import type { Team, TeamLimits } from "../../api/records";
-import { send } from "../../api/request";
 import { bytes, duration, number } from "../../core/format";
-import { Ask } from "../../ui/change/ask";
-import { useBounded } from "../../ui/lists/bounded";
+import { Delete } from "../../ui/change/delete";
+import { BoundedTable } from "../../ui/lists/bounded-table";
 import { Empty, ErrorBox, Loading, Panel } from "../../ui/parts";
 import { Bar } from "../../ui/progress";
-import { Scroll } from "../../ui/scroll";
 import { SetTeam } from "./set";
 
 export default function TeamsPage() {
@@ -47,65 +45,49 @@ const COLUMNS: Readonly<Record<keyof TeamLimits, { readonly label: string; reado
 };
 
 function Table({ teams, isAdmin, onChange }: { teams: readonly Team[]; isAdmin: boolean; onChange: () => void }) {
-  const { shown, more } = useBounded(teams);
-  if (teams.length === 0) {
-    return <Empty title="There is no team: functions belong to nobody, and share the GPUs as they come." />;
-  }
   return (
-    <>
-      <Scroll label="Teams">
-        <table>
-          <thead>
-            <tr>
-              <th>Team</th>
-              <th>Owns</th>
-              {Object.values(COLUMNS).map((each) => (
-                <th key={each.label}>{each.label}</th>
-              ))}
-              <th />
-            </tr>
-          </thead>
-          <tbody>
-            {shown.map((team) => (
-              <tr key={team.name}>
-                <td>
-                  {team.name}
-                  <span class="dim block">
-                    weight {number(team.weight ?? 1)}, {team.isolation ?? "process"}
-                  </span>
-                </td>
-                <td class="mono reason">{team.owns.join(", ")}</td>
-                {(Object.keys(COLUMNS) as (keyof TeamLimits)[]).map((name) => (
-                  <td key={name}>
-                    <Use team={team} name={name} />
-                  </td>
-                ))}
-                <td>
-                  {isAdmin ? (
-                    <span class="row-actions">
-                      <SetTeam team={team} onChange={onChange} />
-                      <Ask
-                        label="Remove"
-                        of={team.name}
-                        title={`Remove the team ${team.name}?`}
-                        isDangerous
-                        onSubmit={async () => {
-                          await send(`/v1/teams/${team.name}`, { method: "DELETE" });
-                          onChange();
-                        }}
-                      >
-                        <p>Its functions stay and belong to no team. Its limits no longer hold.</p>
-                      </Ask>
-                    </span>
-                  ) : null}
-                </td>
-              </tr>
-            ))}
-          </tbody>
-        </table>
-      </Scroll>
-      {more}
-    </>
+    <BoundedTable
+      label="Teams"
+      rows={teams}
+      empty={<Empty title="There is no team: functions belong to nobody, and share the GPUs as they come." />}
+      head={
+        <>
+          <th>Team</th>
+          <th>Owns</th>
+          {Object.values(COLUMNS).map((each) => (
+            <th key={each.label}>{each.label}</th>
+          ))}
+          <th />
+        </>
+      }
+    >
+      {(team) => (
+        <tr key={team.name}>
+          <td>
+            {team.name}
+            <span class="dim block">
+              weight {number(team.weight ?? 1)}, {team.isolation ?? "process"}
+            </span>
+          </td>
+          <td class="mono reason">{team.owns.join(", ")}</td>
+          {(Object.keys(COLUMNS) as (keyof TeamLimits)[]).map((name) => (
+            <td key={name}>
+              <Use team={team} name={name} />
+            </td>
+          ))}
+          <td>
+            {isAdmin ? (
+              <span class="row-actions">
+                <SetTeam team={team} onChange={onChange} />
+                <Delete path={`/v1/teams/${team.name}`} label="Remove" of={team.name} title={`Remove the team ${team.name}?`} onDone={onChange}>
+                  <p>Its functions stay and belong to no team. Its limits no longer hold.</p>
+                </Delete>
+              </span>
+            ) : null}
+          </td>
+        </tr>
+      )}
+    </BoundedTable>
   );
 }
 

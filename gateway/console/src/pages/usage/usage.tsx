@@ -3,11 +3,10 @@ import { useResource } from "../../api/resource";
 import { duration, energy, number, percent } from "../../core/format";
 import { dayOf, daysFrom, totals, type Group, type Total, type UsageRow } from "../../core/operate/usage";
 import { DayBars } from "../../ui/day-bars";
-import { useBounded } from "../../ui/lists/bounded";
+import { BoundedTable } from "../../ui/lists/bounded-table";
 import { FunctionLink } from "../../ui/function-link";
 import { Empty, ErrorBox, Loading, Panel, Stat } from "../../ui/parts";
 import { setQuery } from "../../ui/router";
-import { Scroll } from "../../ui/scroll";
 import type { PageProps } from "..";
 
 const RANGES = { "7": "last 7 days", "30": "last 30 days", "90": "last 90 days", "365": "last 365 days" };
@@ -90,41 +89,34 @@ function Days({ rows, since, today }: { rows: readonly UsageRow[]; since: string
 }
 
 function Table({ totals: rows, group }: { totals: readonly Total[]; group: Group }) {
-  const { shown, more } = useBounded(rows);
-  if (rows.length === 0) {
-    return <Empty title="No call has ended in this time, or its usage is not stored yet." />;
-  }
   return (
-    <>
-      <Scroll label="Usage">
-        <table>
-          <thead>
-            <tr>
-              <th>{group === "function" ? "Function" : group === "key" ? "API key" : "Day"}</th>
-              <th class="number">Attempts</th>
-              <th class="number">Failed</th>
-              <th class="number">Run time</th>
-              <th class="number">GPU time</th>
-              <th class="number">Energy</th>
-            </tr>
-          </thead>
-          <tbody>
-            {shown.map((row) => (
-              <tr key={row.name}>
-                <td class={group === "function" ? "" : "mono"}>{group === "function" ? <FunctionLink name={row.name} /> : row.name}</td>
-                <td class="number">{number(row.calls)}</td>
-                <td class="number">
-                  {number(row.failed)} ({percent(row.calls ? row.failed / row.calls : 0)})
-                </td>
-                <td class="number">{duration(row.run_s)}</td>
-                <td class="number">{duration(row.gpu_s)}</td>
-                <td class="number">{energy(row.joules)}</td>
-              </tr>
-            ))}
-          </tbody>
-        </table>
-      </Scroll>
-      {more}
-    </>
+    <BoundedTable
+      label="Usage"
+      rows={rows}
+      empty={<Empty title="No call has ended in this time, or its usage is not stored yet." />}
+      head={
+        <>
+          <th>{group === "function" ? "Function" : group === "key" ? "API key" : "Day"}</th>
+          <th class="number">Attempts</th>
+          <th class="number">Failed</th>
+          <th class="number">Run time</th>
+          <th class="number">GPU time</th>
+          <th class="number">Energy</th>
+        </>
+      }
+    >
+      {(row) => (
+        <tr key={row.name}>
+          <td class={group === "function" ? "" : "mono"}>{group === "function" ? <FunctionLink name={row.name} /> : row.name}</td>
+          <td class="number">{number(row.calls)}</td>
+          <td class="number">
+            {number(row.failed)} ({percent(row.calls ? row.failed / row.calls : 0)})
+          </td>
+          <td class="number">{duration(row.run_s)}</td>
+          <td class="number">{duration(row.gpu_s)}</td>
+          <td class="number">{energy(row.joules)}</td>
+        </tr>
+      )}
+    </BoundedTable>
   );
 }

@@ -3,9 +3,9 @@ import { send } from "../../api/request";
 import { useResource } from "../../api/resource";
 import { visible } from "../../core/format";
 import { Ask } from "../../ui/change/ask";
-import { useBounded } from "../../ui/lists/bounded";
+import { Delete } from "../../ui/change/delete";
+import { BoundedTable } from "../../ui/lists/bounded-table";
 import { Ago, Empty, ErrorBox, Loading, Panel } from "../../ui/parts";
-import { Scroll } from "../../ui/scroll";
 
 export default function UsersPage() {
   const { data, problem, reload } = useResource<{ users: readonly User[] }>("/v1/users");
@@ -46,58 +46,48 @@ export default function UsersPage() {
 }
 
 function Table({ users, onChange }: { users: readonly User[]; onChange: () => void }) {
-  const { shown, more } = useBounded(users);
-  if (users.length === 0) {
-    return (
-      <Empty title="No user has logged in.">
-        With an OpenID provider, users sign in with <code>gpufn login</code>: see "Login" in the documentation.
-      </Empty>
-    );
-  }
   return (
-    <>
-      <Scroll label="Users">
-        <table>
-          <thead>
-            <tr>
-              <th>Name</th>
-              <th>Id</th>
-              <th>Scopes</th>
-              <th>Last login</th>
-              <th>Provider</th>
-              <th />
-            </tr>
-          </thead>
-          <tbody>
-            {shown.map((user) => (
-              <tr key={user.id}>
-                <td>{visible(user.name)}</td>
-                <td class="mono">{user.id}</td>
-                <td class="mono reason">{visible(user.scopes.join(", "))}</td>
-                <td>
-                  <Ago at={user.seen_at} />
-                </td>
-                <td>{visible(user.issuer)}</td>
-                <td>
-                  <Ask
-                    label="End the tokens"
-                    of={user.name}
-                    title={`End the tokens of ${visible(user.name)}?`}
-                    isDangerous
-                    onSubmit={async () => {
-                      await send(`/v1/users/${encodeURIComponent(user.id)}/tokens`, { method: "DELETE" });
-                      onChange();
-                    }}
-                  >
-                    <p>The user can log in again. To exclude somebody, change the groups at the identity provider first.</p>
-                  </Ask>
-                </td>
-              </tr>
-            ))}
-          </tbody>
-        </table>
-      </Scroll>
-      {more}
-    </>
+    <BoundedTable
+      label="Users"
+      rows={users}
+      empty={
+        <Empty title="No user has logged in.">
+          With an OpenID provider, users sign in with <code>gpufn login</code>: see "Login" in the documentation.
+        </Empty>
+      }
+      head={
+        <>
+          <th>Name</th>
+          <th>Id</th>
+          <th>Scopes</th>
+          <th>Last login</th>
+          <th>Provider</th>
+          <th />
+        </>
+      }
+    >
+      {(user) => (
+        <tr key={user.id}>
+          <td>{visible(user.name)}</td>
+          <td class="mono">{user.id}</td>
+          <td class="mono reason">{visible(user.scopes.join(", "))}</td>
+          <td>
+            <Ago at={user.seen_at} />
+          </td>
+          <td>{visible(user.issuer)}</td>
+          <td>
+            <Delete
+              path={`/v1/users/${encodeURIComponent(user.id)}/tokens`}
+              label="End the tokens"
+              of={user.name}
+              title={`End the tokens of ${visible(user.name)}?`}
+              onDone={onChange}
+            >
+              <p>The user can log in again. To exclude somebody, change the groups at the identity provider first.</p>
+            </Delete>
+          </td>
+        </tr>
+      )}
+    </BoundedTable>
   );
 }

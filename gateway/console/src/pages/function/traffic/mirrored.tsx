@@ -2,9 +2,8 @@
 
 import { usePolled } from "../../../api/poll";
 import { duration, number, visible } from "../../../core/format";
-import { useBounded } from "../../../ui/lists/bounded";
+import { BoundedTable } from "../../../ui/lists/bounded-table";
 import { Ago, Badge, Empty, ErrorBox, Panel, Stat } from "../../../ui/parts";
-import { Scroll } from "../../../ui/scroll";
 import type { Difference, Traffic } from "./views";
 
 export function Mirrored({ name, traffic, mayDeploy }: { name: string; traffic: Traffic; mayDeploy: boolean }) {
@@ -32,46 +31,39 @@ export function Mirrored({ name, traffic, mayDeploy }: { name: string; traffic: 
 /** The API shows parts of results only with the scope deploy. */
 function Differences({ name }: { name: string }) {
   const { data, problem } = usePolled<{ differences: readonly Difference[] }>(`/v1/functions/${name}/differences`, 3_000);
-  const { shown, more } = useBounded([...(data?.differences ?? [])].reverse());
   if (data === null) {
     return problem ? <ErrorBox error={problem} /> : null;
   }
-  if (shown.length === 0) {
-    return <Empty title="No copy ended otherwise." />;
-  }
   return (
-    <>
-      <Scroll label="Differences">
-        <table>
-          <thead>
-            <tr>
-              <th>When</th>
-              <th>Call</th>
-              <th>Result</th>
-              <th>At</th>
-              <th>Answer</th>
-              <th>Copy</th>
-            </tr>
-          </thead>
-          <tbody>
-            {shown.map((each) => (
-              <tr key={each.invocation}>
-                <td>
-                  <Ago at={each.at} />
-                </td>
-                <td class="mono">{each.invocation}</td>
-                <td>
-                  <Badge tone={each.comparison === "failed" ? "bad" : "warn"}>{each.comparison}</Badge>
-                </td>
-                <td class="mono">{visible(each.path)}</td>
-                <td class="mono reason">{visible(each.answer)}</td>
-                <td class="mono reason">{visible(each.copy)}</td>
-              </tr>
-            ))}
-          </tbody>
-        </table>
-      </Scroll>
-      {more}
-    </>
+    <BoundedTable
+      label="Differences"
+      rows={[...data.differences].reverse()}
+      empty={<Empty title="No copy ended otherwise." />}
+      head={
+        <>
+          <th>When</th>
+          <th>Call</th>
+          <th>Result</th>
+          <th>At</th>
+          <th>Answer</th>
+          <th>Copy</th>
+        </>
+      }
+    >
+      {(each) => (
+        <tr key={each.invocation}>
+          <td>
+            <Ago at={each.at} />
+          </td>
+          <td class="mono">{each.invocation}</td>
+          <td>
+            <Badge tone={each.comparison === "failed" ? "bad" : "warn"}>{each.comparison}</Badge>
+          </td>
+          <td class="mono">{visible(each.path)}</td>
+          <td class="mono reason">{visible(each.answer)}</td>
+          <td class="mono reason">{visible(each.copy)}</td>
+        </tr>
+      )}
+    </BoundedTable>
   );
 }
