@@ -107,6 +107,14 @@ test("new calls wait until the user wants them, and no call moves away", async (
   expect(await rows.allTextContents()).toEqual([id, ...before]);
 });
 
+test("a call that leaves the filter stays in the list, with its new state", async () => {
+  const id = await submitted("slow", { seconds: 4 });
+  await open(page, "/calls?function=slow&state=running");
+  const row = page.getByRole("row", { name: id });
+  await row.getByText("running", { exact: true }).waitFor();
+  await row.getByText("succeeded", { exact: true }).waitFor();
+});
+
 test("a function is scaled and rolled back", async () => {
   await open(page, "/functions/greet?tab=revisions");
   await page.getByRole("cell", { name: "scaling.max_workers" }).waitFor();
