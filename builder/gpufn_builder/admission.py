@@ -1,11 +1,11 @@
-"""Admission of builds: whether a build may run beside those that run already. Pure.
+"""Admission of builds: whether a build may run beside the running builds. Pure.
 
 1. A kind of device without a running build always admits one. So a build waits only for builds of its own kind, and a
-   model that never ends does not block the other kinds.
+   model whose build never ends does not block the other kinds.
 2. Otherwise the number of builds is below its limit, and the memory suffices: of the host, and for a GPU of the device.
 
-The host memory that a running build needs in addition to what it holds already is reserved for it. GPU memory is
-reserved in full, although the free memory already lacks what the build holds: the result is fewer builds, not failures.
+The memory that a running build still needs, beyond its present use, is reserved for it. GPU memory is reserved in full,
+although the running builds already reduce the free memory: this admits fewer builds, but causes no failures.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def may_start(device: str, running: Sequence[RunningBuild], most: int) -> bool:
 
 
 def shortage(device: str, need: Need, running: Sequence[RunningBuild], free: FreeMemory, most: int) -> str:
-    """Return what a build for `device` lacks, "" if it may run."""
+    """Return the missing resource of a build for `device`, or "" if it may run."""
     same_device = [build for build in running if build.device == device]
     if not same_device:
         return ""

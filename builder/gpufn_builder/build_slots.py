@@ -92,7 +92,7 @@ class Slot:
 
 
 def free_gpu_memory(report: NodeReport) -> dict[str, int]:
-    """Return the free memory of each device by its uuid: without what workers and processes of others hold."""
+    """Return the free memory of each device by its uuid, excluding memory of workers and of other users' processes."""
     free = {device.uuid: device.memory_bytes - device.foreign_bytes for device in report.devices}
     for process in report.processes:
         for uuid, held_bytes in process.gpu_bytes.items():

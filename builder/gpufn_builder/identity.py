@@ -1,7 +1,7 @@
 """The identity of an engine before it exists: the EngineIdentity of each candidate for a model on one device.
 
 It is computed only from the ModelSpec, the device and the installed versions, without imports: an existing engine is
-found by its EngineKey in milliseconds. The compilers do exactly what the flags here say.
+found by its EngineKey in milliseconds. The compilers use exactly these flags.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _VECTOR_FLAGS: Final = (
     "avx512_fp16", "amx_tile", "amx_int8", "amx_bf16",
     "asimd", "asimdhp", "asimddp", "i8mm", "bf16", "sve", "sve2",
 )  # fmt: skip
-# Tools that rewrite the graph, besides the builder itself, whose changes `ENGINE_SCHEMA` counts.
+# Tools that rewrite the graph, in addition to the builder itself, whose changes `ENGINE_SCHEMA` counts.
 _TOOLS: Final = ("onnx",)
 _REWRITERS: Final = ("onnxruntime", "onnxruntime-gpu")
 

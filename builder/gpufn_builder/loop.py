@@ -51,7 +51,7 @@ _ACK_WAIT_S: Final = 8.0  # after a builder's death its build is redelivered
 _TOUCH_EVERY_S: Final = 2.0
 _RETRY_S: Final = 2.0
 _HANDED_BACK_S: Final = 1.0  # less than _RETRY_S: the redelivery is due before this builder requests the next id
-_MAX_DEATHS: Final = 5  # of builders with the same build
+_MAX_DEATHS: Final = 5  # deaths of builders with the same build
 _UNBOUNDED: Final = -1
 
 _report = msgspec.msgpack.Decoder(NodeReport)

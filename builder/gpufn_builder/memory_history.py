@@ -25,7 +25,8 @@ class MemoryHistory:
         return self._bytes.get(_key(build))
 
     def add(self, build: Build, held_bytes: int) -> None:
-        """Add what a build held. The largest amount remains, because a build may find some of its engines."""
+        """Record the memory that a build used. The largest amount remains, because a build may find some of its
+        engines."""
         key = _key(build)
         self._bytes[key] = max(held_bytes, self._bytes.pop(key, 0))
         for oldest in list(self._bytes)[:-_MOST]:

@@ -22,7 +22,7 @@ from gpufn_platform.process.settings import (
 )
 from gpufn_platform.sandbox.policy import Isolation, isolation
 
-_MEMORY_SHARE = 0.75  # of the machine's memory
+_MEMORY_SHARE = 0.75  # share of the machine's memory
 _LONGEST_MEASURE_S = 600
 _MOST_BUILDS = 1000
 DISK_BYTES = 64 << 30
@@ -36,8 +36,8 @@ class BuilderSettings:
     GPUFN_BUILD_MEMORY   memory limit of each compiler process, such as 16Gi. Default: three quarters of the machine's
                          memory
     GPUFN_BUILD_DISK     disk space that a build may use, such as 32Gi. Default: 64Gi
-    GPUFN_BUILDS         maximum number of builds that run at the same time, besides the first of each kind of device.
-                         Default: half of the cores, at least 2
+    GPUFN_BUILDS         maximum number of builds that run at the same time, in addition to the first of each kind of
+                         device. Default: half of the cores, at least 2
     GPUFN_BUILD_TIMEOUT  seconds without progress after which a build ends. Default: 600
     GPUFN_BUILD_MEASURE  minimum seconds of the measurement of an engine. Default: 3
     GPUFN_BUILD_RETRY    seconds that a build retries while NATS is unavailable or its disk is full. Default: 20

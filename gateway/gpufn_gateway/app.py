@@ -1,7 +1,7 @@
 """The ASGI application: checks for every request, then the hot path or Starlette's router.
 
 1. Requests above the rate of their address, with too many headers, or with a method that is not allowed are rejected.
-   The console responds to its own requests; a request of its pages to the API goes on with the key of the session.
+   The console responds to its own requests; a request of its pages to the API is authorized by the key of the session.
 2. Invoke and submit go straight to `Invoke`, inference goes to `Inference`.
 3. All other requests are authenticated, then routed.
 4. An exception before the response starts becomes a problem response in the format of the path's protocol. An
@@ -253,7 +253,7 @@ class App:
         return self._template_of(scope) or "unknown"
 
     def _methods_at(self, scope: Scope) -> set[str]:
-        """Return the methods of all routes that match this path; Starlette reports those of the first match only.
+        """Return the methods of all routes that match this path; Starlette reports the methods of the first match only.
 
         Only the matches with the fewest parameters count: /v1/dlq/f/replay also matches /v1/dlq/{fn}/{id}.
         """

@@ -1,8 +1,8 @@
-"""Graceful shutdown: what happens to the requests in flight.
+"""Graceful shutdown of the requests in flight.
 
 1. Calls that no runner has started fail at once with 503 `platform_stopping`, so that clients retry them.
 2. Running calls may finish within the grace period. After it they fail with the same error.
-3. Other requests, such as long polls for the result of a submitted call, are cancelled after a timeout of their own.
+3. Other requests, such as long polls for the result of a submitted call, are cancelled after their own timeout.
 """
 
 from __future__ import annotations

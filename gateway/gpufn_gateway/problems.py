@@ -59,7 +59,7 @@ _ERRORS_BY_STATUS: dict[int, tuple[type[GpufnError], ...]] = {
     504: (errors.InvocationTimedOut, errors.InvocationExpired),
 }
 _STATUS_BY_ERROR = {error: status for status, kinds in _ERRORS_BY_STATUS.items() for error in kinds}
-# Retry-After if the error has no value of its own.
+# Retry-After if the error has no value.
 _RETRY_AFTER_S: dict[int, float] = {429: 1.0, 503: 1.0}
 
 # For an attempt that ended without an error record.
@@ -162,7 +162,7 @@ class CallFailed(GpufnError):
 
 
 def problem_of(error: BaseException) -> Problem:
-    """Convert any exception of a request. An unexpected one is logged with an incident id, and the client sees only
+    """Convert any exception of a request. An unexpected error is logged with an incident id, and the client sees only
     that id."""
     return msgspec.structs.replace(_problem_of(error), request_id=request_id.current.get())
 

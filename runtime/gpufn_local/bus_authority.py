@@ -1,4 +1,4 @@
-"""The authority of a platform that certifies its bus by itself.
+"""The authority of a platform that issues the certificates of its own bus.
 
 Files in the folder: `authority.pem` (certificate and key, for 10 years), `ca.pem` (the certificate alone, for clients)
 and `server.pem` (certificate and key of nats-server). A server's certificate is for two years. A start renews it in its

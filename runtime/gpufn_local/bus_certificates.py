@@ -44,7 +44,7 @@ def with_own_authority(tls: BusTls, folder: Path) -> BusTls:
 
 
 def expiring_files(environ: Mapping[str, str], folder: Path) -> Iterator[tuple[Path, str]]:
-    """Return each certificate of the bus on this machine, with what to do when it ends."""
+    """Return each certificate of the bus on this machine, with the action to take when it ends."""
     if chain := environ.get("GPUFN_NATS_TLS_CERT", "").strip():
         yield Path(chain), "renew it, then send SIGHUP to nats-server, or restart the platform"
     elif (folder / "ca.pem").exists():

@@ -1,6 +1,6 @@
 """Detection of a full disk under nats-server, and of the moment when there is space again.
 
-nats-server remembers the error of its first failed write: that stream stores nothing until the server is restarted,
+nats-server remembers the error of its first failed write. That stream stores nothing until the server is restarted,
 even when there is space again, and publishers to it get no reply. Only the server's log shows this. So, each second:
 
 1. read the new part of the log and look for a write that failed for lack of space

@@ -254,7 +254,7 @@ def _clock() -> Iterator[Finding]:
 
 
 def _nodes() -> Iterator[Finding]:
-    """Compare the nodes: what they differ in decides where functions with locked packages run."""
+    """Compare the nodes: their differences decide where functions with locked packages run."""
     from gpufn.client.client import Client  # noqa: PLC0415
 
     nodes: list[dict[str, Any]] = []

@@ -48,7 +48,7 @@ _KILL_TIMEOUT_S = 10.0
 # Below the kernel's ephemeral range: a client that connects to a dead port inside that range may connect to itself.
 _PORTS = range(14_000, 32_000)
 _PORT_TRIES = 20
-_KEY_VARIABLE = "NATS_STORE_KEY"  # of nats-server only: its configuration is a file, and arguments are public
+_KEY_VARIABLE = "NATS_STORE_KEY"  # for nats-server only: its configuration is a file, and arguments are public
 
 
 class _PortTaken(BusUnavailable):
@@ -98,8 +98,8 @@ class EmbeddedServer:
         With `port` 0 the server uses the port of the last start in this directory if it is still free, else any.
         The server syncs its data to disk every `sync_interval_s`.
         With `ends_with_parent` the server shuts down when the calling thread ends, even after `kill -9`.
-        Raises BusUnavailable with a one-line message that says what to do, and InvalidSetting for a store with another
-        key than that of `encryption`.
+        Raises BusUnavailable with a one-line message that names the remedy, and InvalidSetting for a store with another
+        key than the key of `encryption`.
         """
         binary = find_binary()
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -211,7 +211,7 @@ class Leftover:
         Call this only while holding the lock of the platform that may start a server here.
         """
         for pid in map(int, filter(str.isdecimal, os.listdir("/proc"))):
-            with contextlib.suppress(OSError):  # the process is gone, or another user owns it
+            with contextlib.suppress(OSError):  # the process has ended, or another user owns it
                 if not _runs_with(pid, directory / "nats.conf"):
                     continue
                 pidfd = os.pidfd_open(pid)

@@ -15,7 +15,7 @@ _MAX_NAMES: Final = 3
 
 
 def differences(nodes: Sequence[dict[str, Any]]) -> list[str]:
-    """Return a text for each fact in which the nodes differ. `nodes` are those of `GET /v1/nodes`.
+    """Return a text for each fact in which the nodes differ. `nodes` is the response of `GET /v1/nodes`.
 
     >>> differences([{"node": "a", "machine": "x86_64"}, {"node": "b", "machine": "aarch64"}, {"node": "c"}])
     ['machines differ: aarch64 (b), x86_64 (a), unknown (c)']

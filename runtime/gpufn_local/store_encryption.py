@@ -2,7 +2,7 @@
 
 nats-server does not refuse a store that it cannot decrypt. It starts without the streams, and the gateway would create
 empty ones in their place. Therefore `encryption.json` in its folder has the id of the key, and a start with another key
-is refused (docs/decisions/0049-tls-and-encryption-of-the-bus.md has what was measured).
+is refused (docs/decisions/0049-tls-and-encryption-of-the-bus.md has the measurements).
 """
 
 from __future__ import annotations

@@ -6,11 +6,11 @@
 4. On a signal stop in order: gateway and agent together, which let running calls finish within the grace period; then
    runner and builder; NATS last. A second signal ends the grace period, a third kills everything at once.
 
-Until the platform is ready for the first time, restarts are limited: a process that exits with EXIT_CONFIGURATION stops
-everything with its last line as the error, and so does a process that ends three times. Afterwards every process is
+Until the platform is ready for the first time, restarts are limited. A process that exits with EXIT_CONFIGURATION stops
+everything with its last line as the error; so does a process that ends three times. Afterwards every process is
 restarted without limit, and each second the supervisor checks whether NATS has to be restarted.
 
-No process outlives the supervisor, not even after `kill -9`: the kernel kills our children when we die
+No process outlives the supervisor, not even after `kill -9`. The kernel kills our children when we die
 (`gpufn_platform.process.parent_death`), and workers exit when a FIFO closes that we hold open
 (`gpufn_platform.process.supervisor_fifo`).
 """

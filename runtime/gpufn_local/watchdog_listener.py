@@ -92,7 +92,7 @@ class _Prober(Protocol):
 
 
 class _TlsGreeter:
-    """As `_Greeter`, for a server with TLS. Blocks for `_HANDSHAKE_S` per wait at most."""
+    """Like `_Greeter`, but for a server with TLS. Blocks for `_HANDSHAKE_S` per wait at most."""
 
     def __init__(self, host: str, port: int, every_s: float) -> None:
         self._address = host, port

@@ -11,7 +11,7 @@
 ...     add.remote(2, b=5)
 7
 
-Every failure is a `GpufnError`; its subclasses show who can fix it:
+Every failure is a `GpufnError`; its subclasses show whether the caller, the operator or a retry can fix it:
 
 >>> from gpufn import CapacityError, FunctionRaised, GpufnError, InvocationEnded, PlatformError, RequestError
 >>> all(issubclass(kind, GpufnError) for kind in

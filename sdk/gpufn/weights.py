@@ -32,8 +32,8 @@ def load_safetensors(
 ) -> dict[str, torch.Tensor]:
     """Return the tensors of a `.safetensors` file by name, or of all such files in a folder.
 
-    The tensors of a file share one block of memory on `device`, which is freed when the last of them is gone. `threads`
-    read at the same time; default: 12, or fewer on a machine with fewer cores. On the CPU each tensor is a copy: use
+    The tensors of a file share one block of memory on `device`, which is freed with the last of them. `threads` read at
+    the same time; default: 12, or fewer on a machine with fewer cores. On the CPU each tensor is a copy: use
     `safetensors.torch.load_file` there, which maps the file. Raises ArtifactUnavailable if there is no file, or a file
     is damaged.
     """

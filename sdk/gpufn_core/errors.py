@@ -70,7 +70,7 @@ class ErrorInfo(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class GpufnError(Exception):
-    """Something went wrong in gpufn."""
+    """An error of gpufn; its subclasses are more specific."""
 
     code: str = "gpufn_error"
     retryable: bool = False
@@ -149,7 +149,7 @@ class PayloadTooLarge(RequestError, code="payload_too_large"):
 
 
 class UnsupportedMediaType(RequestError, code="unsupported_media_type"):
-    """The body's content type is not one that the function accepts."""
+    """The function does not accept the body's content type."""
 
 
 def pickles_refused(function: str) -> str:

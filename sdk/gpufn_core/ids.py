@@ -1,6 +1,6 @@
 """Typed ids and their generation: 26 characters of base32, sortable by time (ULID), safe in subjects and paths.
 
-A submitted call without a client-chosen id gets one whose last characters encode its position in the queue. The
+The id of a submitted call has its position in the queue in its last characters, unless the client chose the id. The
 record of such a call is found by its id alone.
 
 A client may choose the id of a call or a map. An id that the platform derives is larger than any ULID, so no client can
@@ -24,7 +24,7 @@ Digest = NewType("Digest", str)  # sha256, lower-case hex
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"  # Crockford's base32: no i, l, o, u
 _PAIRS = [first + second for first in _ALPHABET for second in _ALPHABET]  # two digits, by their value
 _ULID = re.compile(f"[{_ALPHABET}]{{26}}")
-_CLIENT_ID = re.compile(f"[0-7][{_ALPHABET}]{{25}}")  # 128 bits, as the ULID specification says
+_CLIENT_ID = re.compile(f"[0-7][{_ALPHABET}]{{25}}")  # 128 bits, as in the ULID specification
 CLIENT_ID_PATTERN = f"^[0-7][{_ALPHABET}{_ALPHABET[10:].upper()}]{{25}}$"  # a gateway also accepts capitals
 _DERIVED = 1 << 129  # the first of 130 bits
 DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -147,8 +147,8 @@ def is_call_or_item_id(text: str) -> bool:
 
 
 def invocation_id_for(function: str, caller: str, idempotency_key: str) -> InvocationId:
-    """Derive the id from the key: a repeated request finds its first invocation. Others may know what it is derived
-    from, so it is none that a client can choose: they could take it before the caller."""
+    """Derive the id from the key: a repeated request finds its first invocation. Others may know the values from which
+    it is derived, so a client cannot choose such an id: others could use it before the caller."""
     seed = "\0".join((function, caller, idempotency_key)).encode()
     number = int.from_bytes(hashlib.sha256(seed).digest()[:16], "big")
     return InvocationId(_base32(_DERIVED | number, 26))

@@ -1,4 +1,4 @@
-"""The error of an output that is too far from the reference. Without numpy, for the service's process."""
+"""The error of an output that is too far from the reference. Does not import numpy: the service's process uses it."""
 
 from __future__ import annotations
 

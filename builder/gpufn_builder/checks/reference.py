@@ -55,9 +55,9 @@ def _session(model: NormalModel) -> CpuSession:
 
 
 def observe(model: NormalModel, outputs: Sequence[Arrays]) -> NormalModel:
-    """Return `model` with the observed shapes of its outputs: a size that was declared fixed but varies becomes
-    dynamic, and a rank that was not declared, or that all cases contradict, becomes theirs, with dynamic sizes. Raises
-    BuildFailed for an output whose rank varies."""
+    """Return `model` with the observed shapes of its outputs. A size that was declared fixed but varies becomes
+    dynamic. A rank that was not declared, or that all cases contradict, becomes the observed rank, with dynamic sizes.
+    Raises BuildFailed for an output whose rank varies."""
     specs = tuple(_observed(spec, [each[spec.name].shape for each in outputs]) for spec in model.outputs)
     batched = model.batched and all(spec.shape[:1] == (-1,) for spec in specs)
     return replace(model, outputs=specs, batched=batched)

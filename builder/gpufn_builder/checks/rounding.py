@@ -21,7 +21,7 @@ from gpufn_core.domain.devices.engine import BuildStage
 from gpufn_core.errors import BuildFailed
 
 OPTIMIZER_FACTOR: Final = 4.0  # other compilers round in yet another order, and their kernels differ more
-LARGEST_SHARE: Final = 1e-2  # of the largest element; the optimizer may have errors too, which are no rounding
+LARGEST_SHARE: Final = 1e-2  # share of the largest element; the optimizer may also have errors, which are not rounding
 
 
 def rounding_floors(

@@ -1,10 +1,10 @@
 """Decides whether calls may share runs of an engine: only if rows give the same result alone and together. Pure.
 
 Shapes do not show this. A sort along the rows, a mean over them, or a scale computed from all of them keeps every
-shape, but makes the result of one caller depend on another caller's input. So rows are run alone and then together: in
-pairs in both orders, because a sort does not change sorted rows; all of them with one duplicate, because some models
-count or drop equal rows; and with a faint row, which a scale over all rows would erase. If there is only one row,
-another is made by rotating it.
+shape, but makes one caller's result depend on another caller's input. So rows are run alone and then together: in pairs
+in both orders, because a sort does not change sorted rows; all of them with one duplicate, because some models count or
+drop equal rows; and with a faint row, which a scale over all rows would erase. If there is only one row, another is
+made by rotating it.
 """
 
 from __future__ import annotations
@@ -24,8 +24,7 @@ NO_ROWS: Final = "the first dimension of its inputs and outputs does not count r
 _MAX_ROWS: Final = 3
 _FAINT: Final = 1 / 8
 # Kernels for one row and for several may add in a different order, also in half precision. So a row may differ by this
-# fraction of its own norm, or of a tenth of the largest row's norm: a small row is dominated by the errors of large
-# ones.
+# fraction of its own norm, or of a tenth of the largest row's norm: errors of large rows dominate a small row.
 _MIN_DISTANCE: Final = 1e-3
 _MAX_DISTANCE: Final = 1e-2
 _SMALL: Final = 0.1

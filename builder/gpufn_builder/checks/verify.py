@@ -23,7 +23,7 @@ from gpufn_core.spec.model_spec import TOLERANCES, Precision, Tolerance, absolut
 
 _FP32: Final = TOLERANCES[Precision.FP32]
 _FAR: Final = {"passes_fp32": False, "max_abs": math.inf, "p999_abs": math.inf, "rel_l2": math.inf, "cosine": 0.0}
-_MARGIN: Final = 1.05  # of a proposed tolerance over the measured distance
+_MARGIN: Final = 1.05  # ratio of a proposed tolerance to the measured distance
 _OTHER_NUMBERS: Final = (
     "The model draws random numbers, and a GPU draws other numbers than the reference: set verify=False (--no-verify)"
 )
@@ -79,7 +79,7 @@ def check(
     draws_other_numbers: bool = False,
 ) -> None:
     """Raise InaccurateOutput for the worst output if any is not within `tolerance`. With `draws_other_numbers`, the
-    engine draws other random numbers than the reference, and the error says so."""
+    engine draws other random numbers than the reference, and the error mentions it."""
     failed = [row for row in comparison.outputs if exceeds(row, tolerance)]
     if failed:
         row = max(failed, key=_distance)

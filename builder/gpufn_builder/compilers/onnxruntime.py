@@ -1,7 +1,7 @@
 """ONNX Runtime, on the CPU and with its CUDA provider: the engine is the optimized graph.
 
 1. Optimize the graph, as far as the result runs on every machine of its kind, and save it.
-2. Record which provider runs each node. Reject an engine for a GPU that would not use the GPU at all.
+2. Record which provider runs each node. Reject an engine for a GPU that would run entirely on the CPU.
 3. On the CPU try several numbers of threads, and keep the least that is as fast as the best.
 """
 

@@ -110,7 +110,7 @@ class TrtEngine:
         profile = self._profile_for(inputs)
         try:
             is_selected = self._context.set_optimization_profile_async(profile, self._stream)
-        except RuntimeError:  # as the bindings of 10 and 11 report it
+        except RuntimeError:  # as the bindings of versions 10 and 11 report it
             is_selected = False
         if not is_selected:
             raise self._log.failed(f"TensorRT cannot select profile {profile}", stage="verify")
@@ -322,7 +322,7 @@ def _save_timings(timing_cache: Any, path: Path) -> None:
     """Save the timing cache for the next build, which then tunes faster and makes the same choices. A failure does not
     affect the engine."""
     if timing_cache is not None:
-        part = path.with_suffix(f".{secrets.token_hex(8)}")  # builds have the same pids, each in a namespace of its own
+        part = path.with_suffix(f".{secrets.token_hex(8)}")  # builds have the same pids, each in its own namespace
         with contextlib.suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True)
             part.write_bytes(timing_cache.serialize())

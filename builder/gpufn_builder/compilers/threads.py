@@ -3,10 +3,10 @@
 Two numbers of threads are run alternately, so that other load on the machine affects both. The time of a run is
 
 - on a quiet machine the wall-clock time of its fastest run, because other load only adds time
-- on a busy machine an estimate from CPU time. There a run with two threads rarely has both cores at the same time, and
+- on a busy machine an estimate from CPU time. There a run with two threads rarely has both cores at the same time. It
   would look slower than a run with one thread, which fits between the time slices of others. The estimate is the work
-  of a single-threaded run divided among the threads, plus the CPU time that the threads add, and at least the CPU time
-  of the calling thread. Waiting for each other is included, because the threads spin
+  of a single-threaded run divided among the threads, plus the CPU time that the threads add. It is at least the CPU
+  time of the calling thread. Waiting for each other is included, because the threads spin
   (`gpufn_core.inference.ort_threads`). The longer one thread lacks a core, the longer the others spin, so here too the
   run with the least time counts
 """

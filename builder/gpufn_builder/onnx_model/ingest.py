@@ -37,7 +37,7 @@ _EXPORT_HINT: Final = "export the model to ONNX"
 class IngestLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Limits of one upload. ModelSpec limits the number of files."""
 
-    model_bytes: int = (2 << 30) - 1  # of the ONNX file; the limit of a protobuf
+    model_bytes: int = (2 << 30) - 1  # the ONNX file; the limit of a protobuf
     total_bytes: int = 64 << 30
     nodes: int = 200_000  # after inlining of functions
     nesting: int = 16  # of graphs in graphs, and of function calls
@@ -269,7 +269,7 @@ def used_domains(model: ModelProto) -> set[str]:
 
 
 def canonical_domain(domain: str) -> str:
-    """Return the canonical name of a domain; the main one has two names."""
+    """Return the canonical name of a domain; the main domain has two names."""
     return "" if domain in _MAIN else domain
 
 

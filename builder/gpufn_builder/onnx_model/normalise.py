@@ -1,6 +1,6 @@
 """Normalization of an ingested model: validated, without functions, with inferred shapes, in a new file.
 
-1. Remove what only concerns other programs: training information, functions, unused opsets.
+1. Remove the parts that only concern other programs: training information, functions, unused opsets.
 2. Set a version of the file format that the runtime supports, and seeds of random numbers. Add zero points that the
    runtime handles wrongly when they are omitted, and sort the nodes.
 3. Run the checker and shape inference.
@@ -127,7 +127,7 @@ def _use_canonical_names(graph: GraphProto) -> None:
 def _extract_defaults(model: ModelProto) -> dict[str, bytes]:
     """Return the default values of inputs that a caller may override, and turn the other such inputs into constants.
 
-    An input with an initializer is overridable, except before IR version 4, in models of old exporters, where each
+    An input with an initializer is overridable, with two exceptions: before IR version 4 (old exporters), where each
     weight is also an input, and for large tensors, which are weights too. An overridable input loses its initializer
     here, because compilers would fold it into the graph.
     """
@@ -231,8 +231,8 @@ def _normal_model(
 
 
 def _arithmetic(graph: GraphProto) -> Precision:
-    """Return the coarsest arithmetic of the model. It is int8 if values between nodes are rounded to 8 bits: the
-    compiled model multiplies integers, and its values may differ by one step where the float result is between two
+    """Return the coarsest arithmetic of the model. It is int8 if values between nodes are rounded to 8 bits. The
+    compiled model then multiplies integers, and its values may differ by one step where the float result is between two
     steps."""
     values = (*graph.input, *graph.value_info, *graph.output)
     by_name = {value.name: value.type.tensor_type.elem_type for value in values}

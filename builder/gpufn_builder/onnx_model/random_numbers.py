@@ -24,7 +24,7 @@ def random_nodes(model: ModelProto) -> tuple[str, ...]:
 
 
 def set_seeds(model: ModelProto) -> None:
-    """Set a seed of its own for each node that draws random numbers and has none."""
+    """Set a distinct seed for each node that draws random numbers and has none."""
     for number, node in enumerate(_random_nodes(model), 1):
         if not any(attribute.name == _SEED for attribute in node.attribute):
             seed = number if node.op_type == "Dropout" else float(number)

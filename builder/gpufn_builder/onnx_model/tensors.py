@@ -15,7 +15,7 @@ Array = npt.NDArray[Any]
 Arrays = dict[str, Array]  # by the name of the input or output; an array of BYTES holds str objects
 
 BF16: Final = np.dtype(ml_dtypes.bfloat16)
-MAX_ELEMENTS: Final = 1 << 34  # of one tensor
+MAX_ELEMENTS: Final = 1 << 34  # per tensor
 
 _DTYPES: Final[dict[str, np.dtype[Any]]] = {
     "BOOL": np.dtype(np.bool_),

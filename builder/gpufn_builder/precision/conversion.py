@@ -22,7 +22,7 @@ from gpufn_core.spec.model_spec import Precision
 HALVES: Final[dict[Precision, int]] = {Precision.FP16: TensorProto.FLOAT16, Precision.BF16: TensorProto.BFLOAT16}
 _BF16_OPSET: Final = 22  # the first with convolutions and poolings in bfloat16
 _CONVERTIBLE_OPSET: Final = 9  # a Scan of opset 8 has other shapes, which the converter does not report
-_INLINE_BYTES: Final = 1 << 30  # of constants; larger ones go to a separate file: a protobuf is limited to 2 GiB
+_INLINE_BYTES: Final = 1 << 30  # for constants; larger ones go to a separate file: a protobuf is limited to 2 GiB
 _WEIGHTS: Final = "weights.bin"
 
 

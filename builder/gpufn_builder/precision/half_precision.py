@@ -52,8 +52,8 @@ _KEPT: Final = frozenset(
 
 @dataclass(frozen=True)
 class Lowered:
-    """`nodes` nodes were lowered. `products` are those that start lowering, by their first output. `values` are outputs
-    of lowered nodes, with their names in half precision. `too_large` are constants that half precision cannot
+    """`nodes` nodes were lowered. `products` are the products that start lowering, by their first output. `values` are
+    outputs of lowered nodes, with their names in half precision. `too_large` are constants that half precision cannot
     represent."""
 
     model: ModelProto

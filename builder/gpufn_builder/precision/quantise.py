@@ -105,7 +105,7 @@ def _protect_returned_inputs(graph: GraphProto) -> None:
 
 
 def _finish(path: Path) -> None:
-    """Do what the tool omits: sort nodes after the inputs of their subgraphs, and rewrite shared constants."""
+    """Complete the work of the tool: sort nodes after the inputs of their subgraphs, and rewrite shared constants."""
     model = onnx.load(path, load_external_data=False)
     make_constants_explicit(model.graph)
     sort_nodes(model.graph)

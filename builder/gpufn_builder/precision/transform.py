@@ -159,8 +159,8 @@ class _OutputCheck:
         return Comparison(tuple(row for comparison in comparisons for row in comparison.outputs))
 
     def first_difference(self, conversion: Conversion, failure: _Failure) -> Difference | None:
-        """Return the first node that differs by more than is usual in the precision, else the first by more than the
-        tolerance, which is meant for outputs: values between nodes have another scale."""
+        """Return the first node that differs by more than is usual in the precision; otherwise the first that differs
+        by more than the tolerance. The tolerance is meant for outputs: values between nodes have another scale."""
         try:
             return find_first_difference(
                 self._model,

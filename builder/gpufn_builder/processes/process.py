@@ -66,7 +66,7 @@ _IN_SANDBOX: Final = "gpufn_platform.sandbox"
 _PASSED_ON: Final = ("PATH", "PYTHONPATH", "HOME", "LANG", "TMPDIR", "LD_LIBRARY_PATH", "VIRTUAL_ENV")
 
 _OUTPUT_COUNTS_S: Final = 3600.0  # after the last line
-_LONGEST_S: Final = 86_400.0  # of a process that makes progress; a hostile model could make progress forever
+_LONGEST_S: Final = 86_400.0  # for a process that makes progress; a hostile model could make progress forever
 _MORE_TIME: Final = "if one step of the model takes longer, set build_timeout of the Model (--build-timeout)"
 
 ReportProgress = Callable[[BuildStage, float, str], None]
@@ -79,7 +79,7 @@ class _Stalled(Exception):
 
 
 class _ExceedsLimit(Exception):
-    """The process, with those that it has started, exceeds a limit: of memory, disk space or time."""
+    """The process and its descendants exceed a limit: of memory, disk space or time."""
 
 
 def environment(environ: Mapping[str, str], *, gpu: str = "") -> dict[str, str]:
@@ -111,8 +111,8 @@ class ChildProcess:
         writes_to: Sequence[Path] = (),
     ) -> None:
         """Start the process. `folder` is for the request and the output. `name` identifies it in errors. The processes
-        that it starts are in its `sandbox` too. The request's disk limit is for what it adds to the folders
-        `writes_to`."""
+        that it starts are in its `sandbox` too. The request's disk limit applies to the bytes that it adds to the
+        folders `writes_to`."""
         self._name = name
         self._leads_group = leads_group
         self._memory_limit_bytes = request.memory_limit_bytes
@@ -164,8 +164,8 @@ class ChildProcess:
         on_held: Callable[[int], None] | None = None,
     ) -> _Result:
         """Wait for the process and return its result. Raises BuildFailed if it fails, or makes no progress for
-        `timeout_s`. It gets `grace_s` more, because a child that knows the timeout reports what made no progress.
-        `on_held` receives the memory that it and its descendants hold, with each line and each second."""
+        `timeout_s`. It gets `grace_s` more, because a child that knows the timeout reports the step that made no
+        progress. `on_held` receives the memory that it and its descendants hold, with each line and each second."""
         last: ProgressUpdate | None = None
         error: ErrorInfo | None = None
         problem = case = ""

@@ -77,8 +77,8 @@ Line = ProgressUpdate | Failed
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
     """The request of a child process. The memory limit applies to allocated data of each process, not to mapped files.
-    A process and those that it starts have twice as much: a candidate's process runs beside the build's. Their files
-    may grow by the disk limit."""
+    A process and its descendants have twice as much: a candidate's process runs beside the build's. Their files may
+    grow by the disk limit."""
 
     memory_limit_bytes: int | None = None
     disk_limit_bytes: int | None = None

@@ -1,7 +1,7 @@
 """Plot of the latencies of candidates as an SVG: latency over the percentile of runs.
 
-The time axis is linear from zero, or logarithmic if the slowest run took many times as long as the fastest, because a
-linear plot would only show a flat line with a cliff at its end. If only percentiles are known, they are plotted.
+The time axis is linear from zero. It is logarithmic if the slowest run took many times as long as the fastest: a linear
+plot would only show a flat line with a cliff at its end. If only percentiles are known, they are plotted.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The parameters and options of a variant from the selector of its name, in canonical form. Pure.
 
-`size=big&layers=2` has values without types, which are read like those of a query. `{"size": "big"}`, percent-encoded,
-has JSON. A parameter that has its default is left out, so that all spellings of a variant are the same one.
+`size=big&layers=2` has values without types, which are read like the values of a query. `{"size": "big"}`,
+percent-encoded, has JSON. A parameter that has its default is omitted, so that all spellings of a variant are equal.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Selected(NamedTuple):
 
 
 def read(selector: str, schema: Mapping[str, Any], function: str) -> Selected:
-    """Return what a selector sets, without parameters that have their default. `schema` is the JSON Schema of the
+    """Return the parameters that a selector sets, except those with their default. `schema` is the JSON Schema of the
     constructor of `function`. Raises InvalidInput with the field."""
     if len(selector) > MAX_SELECTOR_BYTES:
         raise InvalidInput(f"the parameters of {function} exceed {MAX_SELECTOR_BYTES:,} bytes: pass a reference")

@@ -1,1 +1,1 @@
-"""The audit log: which principal did what, from where, with which result."""
+"""The audit log: the principal, action, source and result of each change."""

@@ -1,7 +1,8 @@
 """The audit log on the bus: an append-only stream whose records form a hash chain.
 
-Several gateways append. Each record is stored only if it follows the last stored one, which the server checks; after a
-lost race the record gets the next number and the hash of the winner. A gateway appends one record at a time, in order.
+Several gateways append. Each record is stored only if it follows the last stored record, which the server checks. After
+a lost race the record gets the next number and the hash of the winner. A gateway appends one record at a time, in
+order.
 
 The stream refuses deletion and purges. The server removes records older than its `max_age`.
 """
@@ -50,7 +51,7 @@ class AuditLog:
         return len(self._waiting)
 
     def check_writable(self) -> None:
-        """Raises AuditLogUnavailable if records cannot be stored now: what is not recorded must not happen."""
+        """Raises AuditLogUnavailable if records cannot be stored now: an action without a record must not happen."""
         if self._is_failing or not self._bus.connected or len(self._waiting) >= _MAX_WAITING:
             raise AuditLogUnavailable
 

@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 
 WINDOW_S: Final = 60.0
-MAX_KINDS: Final = 1000  # of refusals that are counted at the same time; further kinds are counted together
+MAX_KINDS: Final = 1000  # kinds that are counted separately at the same time; further kinds are counted together
 
 
 class Refused(msgspec.Struct, frozen=True):

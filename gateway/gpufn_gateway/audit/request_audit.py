@@ -1,4 +1,4 @@
-"""Which requests are audited, and what their records contain.
+"""The audited requests, and the contents of their records.
 
 Audited are all requests that change something other than a call, by the routes that Starlette found, so a new native
 route is audited without further code. The adapter of another protocol lists its audited routes, since most of them are
@@ -45,7 +45,7 @@ def is_audited(method: str, template: str) -> bool:
 
 
 def add_details(scope: Scope, **details: object) -> None:
-    """Add what a request changes to its record: short values without secrets."""
+    """Add a request's changes to its record: short values without secrets."""
     present = {name: value for name, value in details.items() if value is not None and value is not msgspec.UNSET}
     scope.setdefault(_DETAILS, {}).update({name: str(value)[:LONGEST_TEXT] for name, value in present.items()})
 

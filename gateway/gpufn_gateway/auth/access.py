@@ -41,7 +41,7 @@ AUTH_PATH: Final = "/v1/auth"
 EXCHANGE_PATH: Final = f"{AUTH_PATH}/token"
 OPEN_PATHS: Final = frozenset(
     {"/", "/healthz", "/readyz", "/v2/health/live", "/v2/health/ready"}  # for probes
-    | {AUTH_PATH, EXCHANGE_PATH}  # for `gpufn login`; the latter checks what it exchanges
+    | {AUTH_PATH, EXCHANGE_PATH}  # for `gpufn login`; the latter verifies the tokens
 )
 _PREFIX = "gpufn_"
 _NO_LIMITS: Final = KeyLimits()
@@ -132,9 +132,9 @@ def principal_with(id_: str, given: Collection[str], limits: KeyLimits | None) -
 class Access:
     """The API keys, kept in memory by a watch.
 
-    `loopback`: the gateway listens only on loopback. `hosts`: the names that a Host header may have with keys, besides
-    loopback; empty means any name. Without keys it may name only loopback: a proxy in front would let everybody in.
-    `now` returns UNIX seconds.
+    `loopback`: the gateway listens only on loopback. `hosts`: the allowed names of a Host header when keys are
+    required, in addition to loopback; empty means any name. Without keys it may name only loopback: a proxy in front
+    would let everybody in. `now` returns UNIX seconds.
     """
 
     def __init__(
@@ -167,7 +167,7 @@ class Access:
         return "" if key is None else key.label
 
     def sender_of(self, principal: Principal) -> str:
-        """Return who shares the gateway with others: the team of a key, otherwise the key or the user."""
+        """Return the unit of fair sharing at the gateway: the team of a key, otherwise the key or the user."""
         key = self._keys.get(principal.id)
         return quota_id(key.team) if key is not None and key.team else principal.owner
 
@@ -226,7 +226,8 @@ class Access:
     def authenticate(self, headers: Mapping[bytes, bytes], *, serves_own_pages: bool = False) -> Principal:
         """Return the principal of a request. Raises Unauthorized, or Forbidden for a browser request of a page.
 
-        `serves_own_pages` allows pages of this origin. They come from web functions: they may use those, not the API.
+        `serves_own_pages` allows pages of this origin. They come from web functions: they may use web functions, not
+        the API.
         """
         if self._keys:
             if self._hosts:
@@ -306,7 +307,7 @@ class Access:
         return principal_with(key.id, still, key.limits), expires_at
 
     def _is_replaced(self, digest: str, replaced: ReplacedSecret) -> bool:
-        """Return whether a digest is that of a replaced secret that is still valid."""
+        """Return whether a digest belongs to a replaced secret that is still valid."""
         return hmac.compare_digest(digest, replaced.sha256) and self._now() < replaced.valid_until
 
     def _check_host(self, host: bytes) -> None:
@@ -336,7 +337,7 @@ def _check_origin(headers: Mapping[bytes, bytes], host: bytes | None) -> None:
     """Raises Forbidden for a request that a page has sent. With a `host`, pages of its origin are allowed.
 
     Not every such request has an Origin. A link from another origin is allowed: it only reads, for the user. A page of
-    this origin could read what its link opens.
+    this origin could read the pages that its links open.
     """
     origin, site = headers.get(b"origin"), headers.get(b"sec-fetch-site")
     is_own = host is not None and origin is not None and origin.lower() in (b"http://" + host, b"https://" + host)
@@ -370,7 +371,7 @@ def new_key(
 
 def rotated(key: ApiKey, now: float, overlap_s: float) -> tuple[ApiKey, str]:
     """Give a key a new secret. Return the record to store and the secret to show once. The old secret stays valid for
-    `overlap_s` seconds; one that was replaced earlier does not."""
+    `overlap_s` seconds; a secret that was replaced earlier does not."""
     secret, digest = _new_secret(key.id)
     replaced = ReplacedSecret(key.sha256, now + overlap_s) if overlap_s else None
     return msgspec.structs.replace(key, sha256=digest, replaced=replaced), secret

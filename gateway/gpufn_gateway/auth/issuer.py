@@ -275,7 +275,7 @@ async def _load(library: str) -> None:
 
 
 def _key_of(jwk: dict[str, Any]) -> jwt.PyJWK | None:
-    """Return a public key of a set, or None for one that we do not use."""
+    """Return a public key of a set, or None for an unsupported key."""
     import jwt  # noqa: PLC0415
 
     if jwk.get("kty") not in {kind for kind, _ in _ALGORITHMS.values()}:

@@ -1,7 +1,7 @@
 """When API keys were last used: kept in memory, and written to the bus at most once per key and five minutes.
 
-A request only adds the id of its key to a set. The time is that of the next write, so it is up to five minutes late,
-and the last minutes before a crash are lost.
+A request only adds the id of its key to a set. The recorded time is the time of the next write, so it is up to five
+minutes late, and the last minutes before a crash are lost.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ class KeyUse:
             await self._records.put(key, _encode(now))
 
     async def last_used(self) -> dict[str, float]:
-        """Return the time of the last use by key, in unix seconds; that of keys used since the last write is now."""
+        """Return the time of the last use by key, in unix seconds; keys used since the last write have the present
+        time."""
         stored = {entry.key: _decode(entry.value) for entry in await self._records.entries()}
         return stored | dict.fromkeys(self._access.used, self._clock.time())
 

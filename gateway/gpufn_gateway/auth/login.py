@@ -194,7 +194,7 @@ def user_id(issuer: str, subject: str) -> str:
 
 
 def _name_in(claims: Mapping[str, Any]) -> str:
-    """Return the name of a user for lists and the audit log. It identifies nobody: users can choose it."""
+    """Return the name of a user for lists and the audit log. It does not identify the user: users can choose it."""
     names = [claims.get(claim) for claim in ("email", "preferred_username", "name", "sub")]
     name = next(name for name in names if isinstance(name, str) and name)
     return "".join(each if each.isprintable() else "?" for each in name[:_MAX_NAME])

@@ -1,9 +1,9 @@
 """Enforce the limits of API keys and teams (`quotas` decides), and exchange usage between gateways.
 
 A call counts against its key, and against the team of its function. A holder without limits costs nothing here. With
-one gateway the limits are exact. With several, each reports its usage to the others once a second, so a holder can
-exceed its rate and concurrency by what it uses at the other gateways within that second. The number of queued calls
-comes from the bus, which has them all. Run time and GPU seconds come from records that runners write every ten seconds.
+one gateway the limits are exact. With several, each reports its usage to the others once a second. So a holder can
+exceed its rate and concurrency by its usage at the other gateways within that second. The number of queued calls comes
+from the bus, which has them all. Run time and GPU seconds come from records that runners write every ten seconds.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class QuotaSync:
                 raise KeyLimitExceeded(*refusal, quota.headers(now))
 
     def begin(self, principal: Principal) -> Callable[[object], None] | None:
-        """Start a call that a client waits for. Return a callback for its end, if one is needed.
+        """Start a call that a client waits for. Return a callback for its end, if required.
 
         Raises KeyLimitExceeded.
         """

@@ -7,7 +7,7 @@ queued        Submitted calls that have not ended. The bus counts them from time
               the last count, and ended ones are not noticed until the next count, so this is an upper bound.
 run_s, gpu_s  The usage of the current UTC day, as read last.
 
-A refusal says when to retry: the earliest time at which one more call may be admitted, as far as that is known.
+A refusal includes the time to retry: the earliest time at which one more call may be admitted, if that is known.
 """
 
 from __future__ import annotations

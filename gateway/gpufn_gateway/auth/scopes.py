@@ -1,4 +1,4 @@
-"""Scopes of API keys: what they allow, and for which functions. Pure.
+"""Scopes of API keys: the allowed actions, and the functions to which they apply. Pure.
 
 admin                everything
 hi, pickle           calls of class `hi`, pickled arguments; of the functions that the key may invoke
@@ -53,7 +53,7 @@ def check(scope: str) -> None:
 
 
 def check_of_team(scope: str) -> None:
-    """Raise InvalidInput unless `scope` is a scope for a key of a team, whose patterns are those of the team."""
+    """Raise InvalidInput unless `scope` is a scope for a key of a team, whose patterns belong to the team."""
     if scope not in (DEPLOY, READ, INVOKE_ALL, EXEC, HI, PICKLE):
         raise InvalidInput(
             f"{scope!r} is not a scope for a key of a team: use deploy, read, invoke:*, exec, hi or pickle; they hold "
@@ -76,8 +76,7 @@ def of_team(scopes: Iterable[str], owned: Iterable[str]) -> list[str]:
 
 
 def effective(scopes: Iterable[str]) -> Scopes:
-    """Return the scopes as the checks read them: a pattern that names every function is left out of `read` and
-    `deploy`.
+    """Return the scopes as the checks read them: `read` and `deploy` omit a pattern that names every function.
 
     >>> sorted(effective(["read:*", "invoke:*/*/*", "deploy:dev/*"]))
     ['deploy:dev/*', 'invoke:*', 'read']

@@ -4,8 +4,8 @@ A token is `gpufnt_<payload>.<MAC>`, in base64url. The payload names the princip
 The MAC is HMAC-SHA256 under a signing key that all gateways have. A verified token is cached, so that a further request
 with it costs one lookup.
 
-A token ends early if its signing key is removed, if its user is signed out, or if the API key that it was made with is
-deleted or gets another secret.
+A token ends early if its signing key is removed, if its user is signed out, or if the API key behind it is deleted or
+gets another secret.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class User(msgspec.Struct, frozen=True, kw_only=True):
 
 class Token(msgspec.Struct, frozen=True, array_like=True):
     """The payload of a token. `secret` is the start of the digest of the API key that it was made with, empty for the
-    token of a user. `generation` is that of the user."""
+    token of a user. `generation` is the user's generation."""
 
     signing_key: int
     principal: str
@@ -81,8 +81,8 @@ class _Verified(msgspec.Struct, Generic[P], frozen=True):
 class Tokens(Generic[P]):
     """The signing keys and the users, kept in memory by watches, and the verified tokens.
 
-    `principal_of(token)` returns the principal of a token and until when it is valid, in unix seconds; it raises
-    Unauthorized if the principal is gone. `now` returns unix seconds.
+    `principal_of(token)` returns the principal of a token and the end of its validity, in unix seconds; it raises
+    Unauthorized if the principal no longer exists. `now` returns unix seconds.
     """
 
     def __init__(self, now: Callable[[], float], principal_of: Callable[[Token], tuple[P, float]]) -> None:
@@ -107,7 +107,7 @@ class Tokens(Generic[P]):
             self.forget()
 
     def forget(self) -> None:
-        """Verify each token anew with its next request."""
+        """Verify each token again with its next request."""
         self._verified.clear()
 
     def authenticate(self, credential: bytes) -> P:

@@ -1,4 +1,4 @@
-"""Build rules: what to build for a revision with models, the build that another waits for, and the revision's state
+"""Build rules: the builds that a revision with models needs, the build that another waits for, and the revision's state
 once its builds have ended. Pure."""
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def device_kinds(resources: Resources, nodes: Iterable[NodeReport]) -> tuple[str
 def after_builds(
     revision: Revision, builds: Mapping[str, Build], manifests: Mapping[str, EngineManifest], now: float
 ) -> Revision | None:
-    """Return a BUILDING revision as READY or FAILED; None while one of its builds is running.
+    """Return a BUILDING revision as READY or FAILED; None while one of its builds runs.
 
     `builds` are the known builds, by id. `manifests` are the known manifests, by EngineKey; `now` is in unix seconds.
     """
@@ -68,7 +68,7 @@ def _awaits_manifest(build: Build, manifests: Mapping[str, EngineManifest], now:
 
 
 def build_ahead(build: Build, builds: Iterable[Build]) -> Build | None:
-    """Return the build that a PENDING build waits for: the one of its DeviceKind that runs for the longest time.
+    """Return the build that a PENDING build waits for: the build of its DeviceKind that has run the longest.
 
     None if none runs. A builder always runs one build of each DeviceKind, so builds of other kinds are not ahead.
     """

@@ -32,8 +32,8 @@ class Engines:
         self._clock = clock
 
     def views(self, principal: Principal) -> list[dict[str, Any]]:
-        """Return the engines of the functions that the principal may read, newest first; without a pattern also those
-        that no function uses."""
+        """Return the engines of the functions that the principal may read, newest first; without a pattern also unused
+        engines."""
         readable = (each for each in self._registry.all_revisions() if principal.may_read(each.function))
         used_by = users(readable, self._registry.functions)
         reads_all = principal.has_scope(READ)

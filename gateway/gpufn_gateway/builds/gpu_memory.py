@@ -2,8 +2,8 @@
 
 A TensorRT session holds the weights, which are nearly all of the plan's bytes, and one execution context for each slot.
 TensorRT reports the memory of a context (`ICudaEngine.device_memory_size_v2`), and the builder records it. ONNX Runtime
-reports no such figure, so its engines are not counted. Nor are the buffers of inputs and outputs, and CUDA's own
-context.
+reports no such figure, so its engines are not counted. The buffers of inputs and outputs, and CUDA's own context, are
+not included either.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Detection of orphaned builds.
 
-A build without a builder for its DeviceKind says so in its record, until a builder runs. A pending build that is in no
-queue, because its gateway died after recording it, is queued again.
+A build without a builder for its DeviceKind has a note about it in its record, until a builder runs. A pending build
+that is in no queue, because its gateway died after recording it, is queued again.
 
 Every gateway runs this, and the controller's leader acts. Builders answer the request even while they build. The state
 of their queue does not help: a delivery to a dead builder counts as in progress until it is redelivered.

@@ -55,7 +55,7 @@ def explain_expiry(function: str, error: InvocationExpired, status: FunctionStat
 
 
 def too_large(what: str, limit_bytes: int, size: int | None = None) -> PayloadTooLarge:
-    """Build the error for a body above its limit. `what` is the kind of body, `size` its bytes if known."""
+    """Build the error for a body above its limit. `what` names the kind of body, `size` its bytes if known."""
     problem = "is too large" if size is None else f"has {size:,} bytes"
     return PayloadTooLarge(f"The body {problem}: the limit for {what} is {format_bytes(limit_bytes)}.")
 

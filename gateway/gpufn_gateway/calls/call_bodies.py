@@ -66,7 +66,7 @@ class CallBodies:
     async def receive_body(
         self, headers: Mapping[bytes, bytes], receive: Receive, *, may_share: bool, is_queued: bool = False
     ) -> CallBody:
-        """Receive a body that the gateway does not decode. A large one is written to a file while it arrives.
+        """Receive a body that the gateway does not decode. A large body is written to a file while it arrives.
 
         Raises the exceptions of BodyReader.read.
         """

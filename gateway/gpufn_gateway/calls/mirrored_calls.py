@@ -15,7 +15,7 @@ from gpufn_gateway.functions.registry import Registry
 from gpufn_platform.bus.connection import Bus
 from gpufn_platform.bus.typed_handler import decoded
 
-MAX_DIFFERENCES: Final = 100  # of one split
+MAX_DIFFERENCES: Final = 100  # per split
 
 _call = msgspec.msgpack.Decoder(MirroredCall)
 

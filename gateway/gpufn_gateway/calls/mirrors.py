@@ -80,7 +80,7 @@ class Mirrors:
             answer, copied = _end_of(pending), _end_of(copy)
             if isinstance(copied, tuple):
                 self.discard_result(copied[0])
-            if isinstance(answer, InvocationCancelled):  # the client is gone
+            if isinstance(answer, InvocationCancelled):  # the client has disconnected
                 return
             has_large = any(isinstance(each, tuple) and _is_large(each[0]) for each in (answer, copied))
             if has_large:

@@ -297,7 +297,7 @@ class Calls:
             self.stored_bodies.remove_result(reply.reference)
 
     def _discard_copy(self, reply: ResultReply) -> None:
-        """Remove a large result that nobody receives."""
+        """Remove a large result without a receiver."""
         self.discard_result(reply)
         if reply.shared_body and self.shared_bodies is not None:
             self.shared_bodies.remove(reply.shared_body)

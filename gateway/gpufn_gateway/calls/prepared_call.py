@@ -1,4 +1,4 @@
-"""A call that is ready to be queued, and the queue that takes it."""
+"""A call that is ready to be queued, and its queue."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Composition of the gateway: which objects it has, and what each of them gets.
+"""Composition of the gateway: its objects, and the arguments of each.
 
 services      connections and stores, opened in order
 parts         objects built on them

@@ -24,7 +24,7 @@ from gpufn_gateway.webhooks.sender import WebhookSender
 
 log = logging.getLogger("gpufn_gateway")
 
-_RETRY_DELAY_S: Final = 1.0  # of a controller that failed
+_RETRY_DELAY_S: Final = 1.0  # after a failure of the controller
 
 
 def background_tasks(parts: Parts, server: Server) -> Iterator[tuple[str, Coroutine[Any, Any, None]]]:

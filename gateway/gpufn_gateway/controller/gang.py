@@ -8,7 +8,8 @@ from typing import Final
 from gpufn_core.domain.worker import Gang, Rank
 from gpufn_gateway.controller.state.world import World
 
-# A gang takes two successive ports of rank 0's node. They are below those that Linux gives to outgoing connections.
+# A gang takes two successive ports of rank 0's node. They are below the ports that Linux assigns to outgoing
+# connections.
 PORTS: Final = range(29400, 30400, 2)
 
 

@@ -8,8 +8,8 @@
 4. Actions run as tasks (`execute`). The World learns of them before the bus does, so that no step repeats an action.
 5. `reports` publishes the result of the steps.
 
-While the bus is unreachable, steps stop but workers do not: nothing is decided, and afterwards the silence timers of
-nodes and runners start anew.
+While the bus is unreachable, steps stop but workers do not: no decision is made, and afterwards the silence timers of
+nodes and runners restart.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Controller:
         self.world = World(clock.monotonic())
         self.step_seconds = Histogram()
         self._arrival_store = ArrivalStore(buckets.arrivals, self.world.arrivals, self.leads)
-        self._versions: dict[str, int] = {}  # of the function records
+        self._versions: dict[str, int] = {}  # versions of the function records
         self._poked = asyncio.Event()
         self._poke_names: set[str] = set()
         self._poke_all = False
@@ -274,7 +274,7 @@ class Controller:
             took_s = self._clock.monotonic() - started_at
             if self._was_leading:
                 self.step_seconds.observe(took_s)
-            # Coalesce what arrives in the meantime, so that a storm of events costs at most half of a core.
+            # Coalesce the events of the meantime, so that a burst costs at most half of a core.
             await asyncio.sleep(COALESCE_S if is_full else max(COALESCE_S, took_s))
 
     def step(self, now: float, only: Iterable[str] | None = None) -> None:

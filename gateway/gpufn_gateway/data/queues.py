@@ -143,7 +143,7 @@ class Queues:
         def on_message(message: Message) -> None:
             if not arrived.done():
                 arrived.set_result(message)
-            elif not message.status:  # the client is gone: the item is for another one
+            elif not message.status:  # the client has disconnected: the item is for another client
                 self._bus.publish(message.reply, b"-NAK")
 
         inbox = self._bus.new_inbox()

@@ -1,7 +1,7 @@
 """Apps: the functions of one environment and app, and the rollback of all of them. Pure.
 
-A deploy gives its revisions one `deploy_id`. The rollback undoes the newest deploy that has something to go back to:
-the newest by the gateway's clock, because ids contain the time of the client.
+The revisions of a deploy have the same `deploy_id`. The rollback undoes the newest deploy that has something to go back
+to: the newest by the gateway's clock, because ids contain the time of the client.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Revisions = Mapping[str, Mapping[int, Revision]]
 
 
 class AppView(msgspec.Struct, frozen=True):
-    """An app with its functions. `deployed_at`, in unix seconds, and `deploy_id` are those of its newest revision."""
+    """An app with its functions. `deployed_at`, in unix seconds, and `deploy_id` belong to its newest revision."""
 
     environment: str
     app: str
@@ -66,7 +66,7 @@ def _active(function: Function, revisions: Revisions) -> Revision | None:
 
 
 def _is_same_deploy(one: Revision, other: Revision) -> bool:
-    """A revision of an earlier release or a plain HTTP client has no id: it is a deploy of its own."""
+    """A revision of an earlier release or a plain HTTP client has no id: it counts as a separate deploy."""
     return one is other or (bool(one.deploy_id) and one.deploy_id == other.deploy_id)
 
 

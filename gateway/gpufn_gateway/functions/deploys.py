@@ -1,8 +1,9 @@
 """Deploys: functions and their revisions, changed by compare-and-set, so that concurrent changes all take effect.
 
 deploy    1. the bundle must be stored   2. create `REVISIONS <fn>.<n>`, create-only: n is one above the highest
-          3. move `active` in `FUNCTIONS <fn>` to n; `serving` moves with it only if no worker of the old one is READY,
-          and the revision needs no check. The controller does the rest (`gpufn_gateway.controller.decide.rollout`)
+          3. move `active` in `FUNCTIONS <fn>` to n; `serving` moves with it only if the old revision has no READY
+             worker, and the new revision needs no check. The controller does the rest
+             (`gpufn_gateway.controller.decide.rollout`)
 build     deploy of a function with models: step 2 creates a BUILDING revision, after its builds; step 3 is `finish`,
           when the builds have ended (`gpufn_gateway.builds.revision_activation`)
 delete    remove the Function's record, cancel its builds, end queued calls as cancelled; retire or fail its revisions,
@@ -97,7 +98,7 @@ class LeaseLost(Conflict):
 class DeployOptions(msgspec.Struct, frozen=True):
     """Options of a deploy. `check`: move calls once a worker of the revision has started. `replace`: allow an active
     revision that came from another file or project than `source`. `code`, `deploy_id`, `signature` and `lease` are as
-    in Revision. `principal`: who deploys, and so which secrets the function may get."""
+    in Revision. `principal` is the deployer, whose rights determine the secrets of the function."""
 
     check: bool = True
     source: Source | None = None
@@ -187,7 +188,7 @@ class Deploys:
         self, name: str, number: int | None, check: Callable[[Revision], None] = lambda revision: None
     ) -> Function:
         """Make an earlier revision active: `number`, or the one before the active one. `check` may refuse it.
-        Raises RevisionNotFound, and what `check_rules` raises."""
+        Raises RevisionNotFound, and the errors of `check_rules`."""
 
         def change(function: Function) -> Function:
             known = self.registry.revisions.get(name, {})
@@ -249,7 +250,7 @@ class Deploys:
         return await self.change(name, change)
 
     async def add_variant(self, revision: Revision) -> Function:
-        """Make a revision of a variant active, without workers of its own before its first call. Raises Conflict."""
+        """Make a revision of a variant active, without its own workers before its first call. Raises Conflict."""
         return await self._move_active(await self._add_revision(revision), min_workers=0)
 
     async def renew(self, name: str, lease: Lease) -> Function:
@@ -262,8 +263,8 @@ class Deploys:
         return await self.change(name, change)
 
     async def delete(self, name: str, check: Callable[[Function], None] = lambda function: None) -> None:
-        """Delete a function. Running calls finish; queued calls and builds are cancelled. `check` may refuse what is
-        stored. Raises FunctionNotFound."""
+        """Delete a function. Running calls finish; queued calls and builds are cancelled. `check` may reject the stored
+        record. Raises FunctionNotFound."""
         entry = await self.buckets.functions.get(name)
         if entry is not None:
             check(decode_function(entry.value))
@@ -428,7 +429,7 @@ class Deploys:
         def change(function: Function) -> Function:
             if function.latest > number:
                 return function  # a later deploy was faster: it stays active
-            kept = None if function.lease is None else lease  # what became permanent meanwhile stays so
+            kept = None if function.lease is None else lease  # a permanent function stays permanent
             return msgspec.structs.replace(self.with_active(function, revision), latest=number, lease=kept)
 
         return await self.change(name, change, absent=first)

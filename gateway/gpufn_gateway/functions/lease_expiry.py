@@ -1,8 +1,8 @@
 """Delete temporary functions whose leases were not renewed: their client was killed, or lost the gateway. Delete
 variants without recent calls, once they have neither calls nor workers.
 
-Every gateway runs this, and the controller's leader acts. It deletes only what the stored record confirms, because a
-watch may lag behind a renewal.
+Every gateway runs this, and the controller's leader acts. It deletes a function only if the stored record confirms it,
+because a watch may lag behind a renewal.
 """
 
 from __future__ import annotations

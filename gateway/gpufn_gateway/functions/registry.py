@@ -51,7 +51,7 @@ log = logging.getLogger(__name__)
 
 CONTROLLER_FRESH_S: Final = 5.0
 NODE_FRESH_S: Final = 10.0
-ARRIVES_WITHIN_S: Final = 10.0  # for a revision that a Function points to: each bucket has a watch of its own
+ARRIVES_WITHIN_S: Final = 10.0  # for a revision that a Function points to: each bucket has its own watch
 _MAX_SPELLINGS: Final = 10_000
 
 _controller_report = msgspec.msgpack.Decoder(ControllerReport)
@@ -227,7 +227,7 @@ class Registry:
             raise FunctionNotFound(f"There is no function {shown(name)} that this API key may call.") from None
 
     def find_or_deleted(self, name: str, principal: Principal = LOCAL) -> str:
-        """Like `find`, but a name without a function is taken as the full name of a deleted one that the principal
+        """Like `find`, but a name without a function counts as the full name of a deleted function that the principal
         could see. Raises InvalidInput, FunctionNotFound, AmbiguousFunction."""
         try:
             return self.find(name, principal)
@@ -349,7 +349,7 @@ class Registry:
         return self._runners.all()
 
     def why_not_ready(self) -> str | None:
-        """Return what is missing before calls can be served; None if nothing is."""
+        """Return the preconditions that are missing before calls can be served; None if nothing is."""
         if not self.loaded:
             return "the functions are not loaded yet"
         if not self.has_fresh_controller_report():

@@ -1,9 +1,9 @@
 """The secrets that a principal may give to a function.
 
-The code of a revision can read the secrets that it names. A principal may therefore use those whose scope its own
-`deploy` scopes cover, and those that the active revision has. The scope that was found at the deploy is stored as the
-widest one (`Revision.secret_scopes`): if the secret is removed, the function does not fall back to one that the
-principal could not use.
+The code of a revision can read the secrets that it names. A principal may therefore use secrets whose scope its own
+`deploy` scopes cover, and secrets of the active revision. The scope that was found at the deploy is stored as the
+widest allowed scope (`Revision.secret_scopes`). If the secret is removed, the function does not fall back to a secret
+that the principal could not use.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def check_secret_use(principal: Principal, registry: Registry, revision: Revisio
 
 def check_secret_view(principal: Principal, revision: Revision) -> None:
     """Raise Forbidden unless the principal may give the function each secret that its workers can get. A terminal shows
-    the values, so those that the active revision has are no exception."""
+    the values, so secrets of the active revision are no exception."""
     for name in revision.spec.secrets:
         for ref in usable(revision, name):
             if not principal.may_on_all(DEPLOY, ref.scope):

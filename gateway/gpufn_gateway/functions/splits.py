@@ -103,8 +103,8 @@ class Splits:
         return await self.deploys.change(name, change)
 
     async def give_back(self, name: str, split: Split, revision: int, reason: str) -> Function:
-        """Restore the split before `split`, or send all calls to the serving revision if a revision of it is gone. Does
-        nothing if `split` was replaced. Raises FunctionNotFound."""
+        """Restore the split before `split`, or send all calls to the serving revision if one of its revisions was
+        deleted. Does nothing if `split` was replaced. Raises FunctionNotFound."""
         now = self.clock.time()
 
         def change(function: Function) -> Function:

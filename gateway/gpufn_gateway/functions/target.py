@@ -45,8 +45,8 @@ class Target:
         return f"{self.name}.{self.method.name}" if self.method.name else self.name
 
     def of(self, key: str, headers: Mapping[bytes, bytes] = NO_HEADERS, revision: str = "") -> Target:
-        """Return the target of one call: that of `revision`, if the client names one that gets calls, else by the
-        headers and the key. Calls with equal keys get the same target."""
+        """Return the target of one call: `revision`, if the client names one that receives calls, otherwise chosen by
+        the headers and the key. Calls with equal keys get the same target."""
         if self.split is None:
             return self
         return (self.split.by_number.get(revision) if revision else self.split.choose(key, headers)) or self
@@ -63,6 +63,6 @@ class SplitTargets:
         self.by_number = {str(target.number): target for target in targets}
 
     def choose(self, key: str, headers: Mapping[bytes, bytes]) -> Target | None:
-        """`key` is what repeats of the call have in common. Without one it is the Idempotency-Key, or random."""
+        """`key` is the common key of repeated calls. Without a key it is the Idempotency-Key, or random."""
         sent = key.encode() or headers.get(_IDEMPOTENCY_KEY) or secrets.token_bytes(_RANDOM_BYTES)
         return self.by_number.get(str(choose(self.split, sent, headers)))

@@ -1,11 +1,12 @@
 """Variants: pools of workers of one function, each for other parameters of its constructor (decision 0064).
 
-A variant is a function record of its own, `clf=3f2a9c1b0d`, whose revisions copy those of `clf`. The first call makes
-it, a call after a deploy of `clf` adds a revision, and the controller scales it like any function. It exists as long as
-its lease, which calls renew. `LeaseExpiry` deletes it when the lease has ended and it has no call and no worker.
+A variant has its own function record, `clf=3f2a9c1b0d`, whose revisions copy the revisions of `clf`. The first call
+makes it, a call after a deploy of `clf` adds a revision, and the controller scales it like any function. It exists as
+long as its lease, which calls renew. `LeaseExpiry` deletes it when the lease has ended and it has no call and no
+worker.
 
-No accepted call is lost: `provide` leaves at least three quarters of the lease, a call asks again after a long upload,
-and a queued call keeps its variant.
+No accepted call is lost: `provide` leaves at least three quarters of the lease, a call repeats `provide` after a long
+upload, and a queued call keeps its variant.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from gpufn_gateway.functions.target import Target
 from gpufn_platform.process.clock import Clock
 
 TTL_S: Final = 300.0
-_RENEW_AFTER: Final = 0.25  # of the lease
+_RENEW_AFTER: Final = 0.25  # share of the lease
 _LEASE: Final = Lease("variant", TTL_S)
 
 
@@ -70,7 +71,7 @@ class Variants:
         principal.require_invoke(full)
         wanted = self._stored(full) if variant_names.is_variant(full) else self._wanted(full, selection)
         self._registry.target(wanted.function.name, selection.method)  # raises for a method that does not exist
-        if wanted.options:  # they change what a deploy has set
+        if wanted.options:  # they change settings of a deploy
             principal.require_on(DEPLOY, full)
         await self._make_current(wanted)
         return self._registry.target(wanted.name, selection.method)

@@ -1,14 +1,14 @@
 """Garbage collector: runs once a minute, and after a function was deleted until none of its revisions is in use.
-`gpufn_gateway.garbage_collection.rules` decides what to remove.
+`gpufn_gateway.garbage_collection.rules` selects the objects to remove.
 
-Every gateway runs this, and the controller's leader acts, because it knows what is running:
+Every gateway runs this, and the controller's leader acts, because it knows the running workers and calls:
 
 1. revisions, each by compare-and-set after reading its Function's record; then the consumers of its queues
 2. build records
 3. blobs that no record names, and the remains of interrupted uploads. The watches may lag, so the stored records are
    read before a blob is removed. A process that is about to name a blob touches it first
    (`gpufn_platform.bus.storage.object_store`)
-4. queued calls past their deadline, whose caller is gone
+4. queued calls past their deadline, whose caller has left
 
 A pass also records maps that have ended (`gpufn_gateway.maps.map_closer`), and removes unneeded arguments
 (`gpufn_gateway.garbage_collection.argument_files`) and files of volumes (`gpufn_gateway.volumes.volumes`).

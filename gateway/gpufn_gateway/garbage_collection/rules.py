@@ -5,7 +5,7 @@ The collector (`gpufn_gateway.garbage_collection.collector`) removes automatical
 revisions   A READY revision that is not called, and too old for rollbacks, is retired. It is removed a minute later,
             because a rollback may be in progress; at once if its function was deleted. The highest number leaves a
             tombstone, because that number must not be reused. The tombstone of a temporary function is removed an hour
-            later: each `gpufn run` has a name of its own, and would leave a record forever
+            later: each `gpufn run` has its own name, and its record would remain forever
 builds      records that ended long ago, and all but the newest few hundred that ended
 blobs       blobs that no record names. An upload precedes its record, so young blobs stay
 
@@ -179,8 +179,9 @@ def unused(
     now: float,
 ) -> Unused:
     """Return the engines that nothing keeps. A revision keeps its engines while it can be rolled back to or is called.
-    A running build keeps those of its model. An ended build keeps those that it made until the revision that waits for
-    it is READY; without a revision, for a minute, because a build is recorded before its revision."""
+    A running build keeps the blobs of its model. An ended build keeps the blobs that it made until the revision that
+    waits for it is READY. Without a revision it keeps them for a minute, because a build is recorded before its
+    revision."""
     kept: set[str] = set()
     waited_for: set[str] = set()
     has_revision: set[str] = set()

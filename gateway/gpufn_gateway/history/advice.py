@@ -26,7 +26,7 @@ _DAY_S: Final = 86_400
 _TOTALS: Final = ("calls", "memory_max", "gpu_memory_max", "gpu_held_s", "gpu_s", "batch_sizes")
 _FEW_CALLS: Final = 100
 _ROOM: Final = 1.3  # times the largest recorded use
-_LOW: Final = 0.5  # of the request
+_LOW: Final = 0.5  # share of the request
 _HIGH: Final = 0.9
 _RARE: Final = 0.001  # share of the calls
 _STEP_BYTES: Final = 64 << 20
@@ -49,8 +49,8 @@ class RecordedUse(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Advice(msgspec.Struct, frozen=True):
-    """`value` is what to set `option` to; "" if the figures only inform. `scale` is the body of a request that sets it
-    at once, without a deploy; empty if it needs one."""
+    """`value` is the proposed value of `option`; "" if the figures only inform. `scale` is the body of a request that
+    sets it at once, without a deploy; empty if it needs one."""
 
     option: str
     finding: str
@@ -68,7 +68,7 @@ class Replayed(msgspec.Struct, frozen=True):
 
 
 def recorded_use(read: Read, subject: str, now: float) -> RecordedUse:
-    """Return what the history has of a function."""
+    """Return the history of a function."""
     end = int(now) // HOUR * HOUR + HOUR
     days = _values(read, subject, _TOTALS, Span(end - DAYS * _DAY_S, end, HOUR, HOUR))
     end = int(now) // MINUTE * MINUTE
@@ -142,7 +142,7 @@ def _with_room(used: float) -> int:
 
 
 def _mebibytes(count: int) -> str:
-    """Return a number of bytes as options take it."""
+    """Format a number of bytes as options accept it."""
     return f"{count >> 20}Mi"
 
 
@@ -158,7 +158,7 @@ def _of_min_workers(lowest: int, slots: int, use: RecordedUse) -> Advice | None:
 
 
 def _of_batch(largest: int, batches: Mapping[int, float]) -> Advice | None:
-    """Advise a smaller batch if none fills. Sizes are known as powers of two: 8 stands for 5 to 8 calls.
+    """Advise a smaller batch if none fills. Sizes are known as powers of two: 8 means 5 to 8 calls.
 
     >>> _of_batch(32, {1: 900.0, 2: 90.0, 4: 10.0}).value, _of_batch(32, {1: 990.0, 32: 10.0})
     ('Batch(max_size=4)', None)

@@ -4,7 +4,7 @@ ADD   the points of ten seconds: readers add them to their points of this slot, 
 SET   the points of a minute or an hour that has ended: readers replace theirs
 Event one mark on the time line
 
-So a reader that starts anew gets minutes and hours whose ADDs were removed long ago.
+So a new reader gets minutes and hours whose ADDs were removed long ago.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MINUTE: Final = 60
 HOUR: Final = 3600
 RESOLUTIONS: Final = (SECONDS_10, MINUTE, HOUR)
 _MAX_SUBJECTS: Final = 2_000  # per message: below 300 KiB
-_MAX_BYTES: Final = 64 << 20  # of an unpacked message
+_MAX_BYTES: Final = 64 << 20  # per unpacked message
 
 
 class EventKind(enum.StrEnum):
@@ -45,8 +45,8 @@ class EventKind(enum.StrEnum):
 
 
 class Event(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A mark on the time line. `subject` is what it is about, such as ``function:prod/search/predict`` or ``node:a``;
-    `at` is in unix seconds."""
+    """A mark on the time line. `subject` is the object of the event, such as ``function:prod/search/predict`` or
+    ``node:a``; `at` is in unix seconds."""
 
     at: float
     kind: EventKind
@@ -64,7 +64,7 @@ class Event(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Block(msgspec.Struct, frozen=True, array_like=True):
-    """`slot` counts spans of `resolution` seconds since 1970. `gateway` is the name of the one that recorded it."""
+    """`slot` counts spans of `resolution` seconds since 1970. `gateway` is the name of the gateway that recorded it."""
 
     resolution: int
     slot: int

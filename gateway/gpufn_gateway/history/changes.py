@@ -1,7 +1,7 @@
-"""Marks of the time line, from the differences between what the platform reports now and a moment ago. Pure.
+"""Marks of the time line, from the differences between two reports of the platform. Pure.
 
-Every gateway watches. Only the leader publishes; after a change of the leader the new one publishes its last marks
-too, and the stream drops those that it has.
+Every gateway watches. Only the leader publishes; after a change of the leader the new leader publishes its last marks
+too, and the stream drops duplicates.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The fields of a point: what is stored about a subject in a span of time, and how two spans add up. Pure.
+"""The fields of a point: the data about a subject in a span of time, and how two spans add up. Pure.
 
 A point maps numbers of fields to integers, or to counts by a key. Gauges are stored as sums over the seconds of their
 span, so that adding two points needs no weights: five workers for ten seconds are 50.
@@ -27,9 +27,9 @@ class Field(enum.IntEnum):
     START_FAILURES = 6
     # Sums over seconds.
     READY = 7
-    STARTING = 8  # with those that resume
+    STARTING = 8  # including resumed workers
     DRAINING = 9
-    PARKED = 10  # with those that are being parked
+    PARKED = 10  # including workers that are being parked
     QUEUED = 11
     RUNNING = 12
     WANTED = 13

@@ -1,4 +1,4 @@
-"""A gateway's copy of the stream HISTORY, in SQLite. Blocking: it runs in a thread of its own.
+"""A gateway's copy of the stream HISTORY, in SQLite. Blocking: it runs in its own thread.
 
 Points are stored by resolution, slot and subject: writing ten seconds touches a few pages, and reading a subject is one
 look-up per slot. The sequence of the last message is stored in the same transaction as its points, so that a message
@@ -29,13 +29,13 @@ from gpufn_platform.bus.storage.ordered_reader import StoredMessage
 
 log = logging.getLogger(__name__)
 
-# Of the points of each resolution.
+# For the points of each resolution.
 MAX_BYTES: Final[Mapping[int, int]] = {SECONDS_10: 4 << 20, MINUTE: 9 << 20, HOUR: 18 << 20}
-_ROW_BYTES: Final = 16  # besides the value of a point
+_ROW_BYTES: Final = 16  # in addition to the value of a point
 MAX_EVENTS: Final = 20_000
 _CACHE_KIB: Final = 1024
 _VERSION: Final = 1
-_MAX_GATEWAYS: Final = 64  # of one home
+_MAX_GATEWAYS: Final = 64  # per home
 _DAMAGE: Final = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 _SCHEMA: Final = """
 CREATE TABLE IF NOT EXISTS state(key TEXT PRIMARY KEY, value) WITHOUT ROWID;
@@ -124,7 +124,7 @@ class Index:
         db.execute("PRAGMA synchronous = NORMAL")
         db.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
         db.execute("PRAGMA journal_size_limit = 4194304")
-        if db.execute("PRAGMA user_version").fetchone()[0] not in (0, _VERSION):  # of another release
+        if db.execute("PRAGMA user_version").fetchone()[0] not in (0, _VERSION):  # a file of another release
             db.close()
             path.unlink()
             return self._open(path)
@@ -142,7 +142,7 @@ class Index:
             self._lock = self._path = None
 
     def move_aside(self, reason: str) -> None:
-        """Move a damaged file aside, in place of an earlier one. The next `open` starts anew."""
+        """Move a damaged file aside, in place of an earlier one. The next `open` starts with an empty copy."""
         if self._db is not None:
             self._db.close()
             self._db = None

@@ -22,7 +22,7 @@ MAX_VALUES: Final = 50_000
 MAX_POINTS: Final = 50_000  # stored points that a query may read
 _GOOD_STEPS_S: Final = (10, 30, 60, 300, 900, 3600, 3 * 3600, 6 * 3600, 86_400)
 _GOOD_COUNT: Final = 300
-_SLACK_S: Final = 900.0  # beyond what is kept: a client's clock differs, and so do its last and our first step
+_SLACK_S: Final = 900.0  # beyond the stored range: a client's clock differs, and so do its last and our first step
 
 Read = Callable[[int, int, int, Sequence[str]], Mapping[int, Points]]  # resolution, first and last slot, subjects
 

@@ -73,7 +73,8 @@ class Recorder:
             await self.close()
 
     async def flush(self) -> None:
-        """Publish the seconds since the last slot, if this gateway leads: it stops, and nobody else has its calls."""
+        """Publish the seconds since the last slot, if this gateway leads: it stops, and no other gateway has its
+        calls."""
         self._sampler.end_now()
         await self.store()
 
@@ -213,7 +214,7 @@ class Recorder:
     # --- read ---
 
     async def query(self, read: Callable[[Index], T]) -> T:
-        """Return what `read` reads from the copy. Raises RateLimited, HistoryUnavailable."""
+        """Return the result of `read` on the copy. Raises RateLimited, HistoryUnavailable."""
         if self._queries >= _MAX_QUERIES:
             raise RateLimited("the gateway answers other queries of the history: try again", retry_after_s=1.0)
         if not self._is_open:

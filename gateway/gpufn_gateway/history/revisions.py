@@ -1,7 +1,7 @@
 """Points of revisions, without storing twice the calls of a function's only revision. Pure.
 
-A function mostly has calls of one revision. Then the point of the revision would repeat the function's: it is left out,
-and the function's point has the number of the revision instead.
+A function mostly has calls of one revision. Then the point of the revision would repeat the function's point: it is
+omitted, and the function's point has the number of the revision.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Samples the reports of the platform each second, and cuts what it collects into slots of ten seconds.
+"""Samples the reports of the platform each second, and divides the samples into slots of ten seconds.
 
 Every gateway samples, so a new leader has the slots and events that the former one did not publish.
 """

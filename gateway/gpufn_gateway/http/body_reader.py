@@ -1,6 +1,6 @@
 """Read request bodies within limits, and detect that a client has disconnected.
 
-Limits apply to the bytes that arrive, whatever Content-Length says. `uvicorn_protocol.GuardedProtocol` disconnects
+Limits apply to the received bytes, independent of Content-Length. `uvicorn_protocol.GuardedProtocol` disconnects
 clients that send nothing.
 """
 
@@ -33,8 +33,8 @@ class ClientDisconnected(GpufnError):
 class BodyBudget:
     """The total bytes of all bodies that are being received. A complete body no longer counts.
 
-    A sender may use `_SHARE` times what it leaves free. So one sender alone has four fifths of the budget, and another
-    one always finds room.
+    A sender may use `_SHARE` times the bytes that it leaves free. So one sender alone has four fifths of the budget,
+    and another one always finds room.
     """
 
     def __init__(self, limit_bytes: int) -> None:

@@ -16,7 +16,7 @@ from typing import Final
 
 FIELD: Final = b"x-request-id"
 SCOPE_KEY: Final = "gpufn.request_id"
-current: Final[ContextVar[str]] = ContextVar("request_id", default="")  # of the request that this task serves
+current: Final[ContextVar[str]] = ContextVar("request_id", default="")  # id of the request that this task serves
 
 _MAX_LENGTH: Final = 128
 _WELL_FORMED: Final = re.compile(rb"[A-Za-z0-9._~+/=:@-]{1,%d}" % _MAX_LENGTH)  # safe in a log line and a header

@@ -1,4 +1,4 @@
-"""Turns of the senders of requests at work that keeps the event loop busy, or that holds what all of them share.
+"""Turns for senders of requests: for work that keeps the event loop busy, or that holds a resource that all share.
 
 A sender is a team, or a key or a user without a team (`Access.sender_of`).
 """

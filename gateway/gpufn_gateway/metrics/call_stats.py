@@ -22,7 +22,7 @@ _SUCCEEDED: Final = OutcomeKind.SUCCEEDED  # each call needs it, and Python look
 
 
 class CodeCounts(Counter[str]):
-    """Counts by code, which are bounded: a code may come from another process."""
+    """Counts by code. Their number is bounded: a code may come from another process."""
 
     def count(self, code: str) -> None:
         self[code if code in self or len(self) < MAX_CODES else OTHER] += 1

@@ -1,6 +1,6 @@
 """The catalogue of all series at `/metrics`. The documentation and the exposition are made from it.
 
-A series of the gateway counts what this gateway did, so the figures of several gateways add up. A series of the
+A series of the gateway counts events of this gateway only, so the figures of several gateways add up. A series of the
 platform comes from reports that every gateway receives. Only the gateway whose controller leads exposes it, so it is
 not counted twice.
 """

@@ -3,8 +3,8 @@
 A scrape of 200 functions and 16 GPUs has 20,000 samples. prometheus_client takes 0.4 s to write them, which other
 requests would feel; the lines here take a tenth of it (`benchmarks/scrape.py`). Its parser reads them in the tests.
 
-Every label is bounded here, because nodes and callers choose some values. Samples beyond a bound are left out and
-counted.
+Every label is bounded here, because nodes and callers choose some values. Samples beyond a bound are counted, not
+written.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Final
 from gpufn_gateway.metrics.catalogue import SERIES, Kind
 from gpufn_gateway.metrics.histogram import Bucket, Exemplar, Histogram
 
-MAX_SAMPLES: Final = 20_000  # of one metric; a histogram has 19 a series
-MAX_ALL_SAMPLES: Final = 150_000  # of a scrape
+MAX_SAMPLES: Final = 20_000  # per metric; a histogram has 19 per series
+MAX_ALL_SAMPLES: Final = 150_000  # per scrape
 MAX_LABEL_CHARS: Final = 200
 _UNITS: Final = ("seconds", "bytes", "ratio", "celsius", "watts", "joules", "hertz")  # these end a name
 _ESCAPES: Final = str.maketrans({"\\": "\\\\", "\n": "\\n", '"': '\\"'})
@@ -33,7 +33,7 @@ class Families:
         self.dropped = 0
 
     def add(self, name: str, value: float | None, *labels: str) -> None:
-        """Add a sample, with the labels in the catalogue's order. An unknown value, None, is left out."""
+        """Add a sample, with the labels in the catalogue's order. An unknown value, None, is omitted."""
         if value is None or (lines := self._room(name, 1)) is None:
             return
         series = SERIES[name]

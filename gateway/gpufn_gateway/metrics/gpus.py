@@ -148,7 +148,8 @@ def _add_dcgm(families: Families, each: DeviceMetrics, labels: tuple[str, str, s
 
 
 def _add_functions(families: Families, node: NodeReport, gpus: list[Device]) -> None:
-    """Add what the workers of each function hold of the GPUs. A worker has no label: its id is new at each start."""
+    """Add the GPU resources that the workers of each function hold. A worker has no label: its id is new at each
+    start."""
     held: dict[tuple[str, str], int] = {}
     busy: dict[str, float] = {}
     uuids = {device.uuid for device in gpus}

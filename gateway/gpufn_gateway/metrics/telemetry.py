@@ -14,15 +14,15 @@ from gpufn_gateway.metrics.exposition import OPENMETRICS, TEXT, accepts_openmetr
 from gpufn_gateway.metrics.families import Families
 from gpufn_gateway.metrics.histogram import Histogram
 
-MAX_FUNCTIONS: Final = 1_000  # with series of their own at a gateway
+MAX_FUNCTIONS: Final = 1_000  # with their own series at a gateway
 OTHER_FUNCTIONS: Final = f"_{OTHER}"  # the name of all functions beyond it; no function can have it
 
 Fill = Callable[[Families], None]
 
 
 class Source(Protocol):
-    """A part of the scrape. `snapshot` runs in the event loop, and only copies what other code may change meanwhile.
-    The function that it returns adds the samples, in a thread."""
+    """A part of the scrape. `snapshot` runs in the event loop, and only copies data that other code may change
+    meanwhile. The function that it returns adds the samples, in a thread."""
 
     def snapshot(self) -> Fill: ...
 
@@ -35,7 +35,7 @@ class Telemetry:
         self._in_flight = in_flight
         self._leads = leads
         self._functions: dict[str, CallStats] = {}
-        self._own: set[str] = set()  # functions with series of their own
+        self._own: set[str] = set()  # functions with their own series
         self._deleted = CallStats()  # of functions without
         self.of_gateway: list[Source] = []
         self.of_platform: list[Source] = []
@@ -55,7 +55,7 @@ class Telemetry:
         if function in self._own:
             self._own.remove(function)
         elif stats is not None:
-            self._deleted.add(stats)  # so that the counters of `_other` do not go back
+            self._deleted.add(stats)  # so that the counters of `_other` do not decrease
 
     def take_recent(self) -> Points:
         """Return the calls that were counted since the last time, for the history."""

@@ -1,7 +1,7 @@
 """Dashboards for Grafana: the fleet, one function, one GPU.
 
-A panel says what its queries need before they return data: nothing but a running platform with calls, or a GPU, or a
-fault. The test of the queries makes what they need.
+A panel states the condition under which its queries return data: only a running platform with calls, or also a GPU, or
+a fault. The test of the queries creates these conditions.
 """
 
 from __future__ import annotations

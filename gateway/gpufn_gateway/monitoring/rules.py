@@ -10,10 +10,10 @@ import enum
 from typing import Any, Final, NamedTuple
 
 RUNBOOK: Final = "docs/alerts.md"
-OBJECTIVE: Final = 0.999  # of the calls of a function
+OBJECTIVE: Final = 0.999  # share of the calls of a function
 _BUDGET: Final = 1 - OBJECTIVE
-GOOD: Final = "succeeded|rejected|cancelled|invocation_cancelled"  # outcomes that take nothing from the error budget
-_MIN_CALLS: Final = 20  # with fewer calls in the long window, a ratio says nothing
+GOOD: Final = "succeeded|rejected|cancelled|invocation_cancelled"  # outcomes that do not count against the error budget
+_MIN_CALLS: Final = 20  # with fewer calls in the long window, a ratio is meaningless
 WINDOWS: Final = ("5m", "30m", "1h", "6h")
 
 DEFAULT_TEMPERATURE_C: Final = 85  # for a GPU that reports no limit
@@ -36,7 +36,7 @@ class Recorded(NamedTuple):
 
 
 class Alert(NamedTuple):
-    """`duration` is how long the condition must hold. `fault` is the fault that makes it fire, for the test of it."""
+    """`duration` is how long the condition must hold. `fault` is the fault that makes it fire, for its test."""
 
     name: str
     expression: str
@@ -54,7 +54,7 @@ def _recorded(window: str) -> Recorded:
 
 
 def _burns(long: str, short: str, times: float) -> str:
-    """Both windows burn: the long one shows that it matters, the short one that it goes on."""
+    """Both windows burn: the long window shows that the failures matter, the short window that they continue."""
     limit = f"{times * _BUDGET:.4g}"
     return (
         f"gpufn:call_error_ratio:rate{long} > {limit} and gpufn:call_error_ratio:rate{short} > {limit}"

@@ -15,7 +15,7 @@ import msgspec
 from gpufn_core.domain.devices.device import Health
 
 DRAIN_BELOW: Final = 0.5
-_MIN_STARTS: Final = 5  # with fewer starts or attempts, a share says nothing
+_MIN_STARTS: Final = 5  # with fewer starts or attempts, a share is meaningless
 _MIN_ATTEMPTS: Final = 20
 _MIN_FUNCTIONS: Final = 3  # if fewer fail on a node, it is the fault of their code
 

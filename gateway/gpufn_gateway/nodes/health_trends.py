@@ -1,6 +1,6 @@
 """The last hour of each node and GPU, for their health scores. Pure.
 
-A reading is kept per minute, so a trend costs 60 small records per GPU. Counters that went back, after a reload of the
+A reading is kept per minute, so a trend costs 60 small records per GPU. Counters that decreased, after a reload of the
 driver or a restart of the runner, count from zero.
 """
 
@@ -21,7 +21,7 @@ SPAN_S: Final = 3600.0
 _STEP_S: Final = 60.0
 _TOTALS_STEP_S: Final = 600.0  # between two kept reports of a runner
 _MAX_NODES: Final = 1_000
-_MAX_GPUS: Final = 256  # of one node
+_MAX_GPUS: Final = 256  # per node
 _BRAKES: Final = frozenset({"thermal", "hardware_thermal", "hardware", "power_brake"})
 _COUNTERS: Final = ("ecc_corrected", "ecc_uncorrected", "rows_remapped", "pcie_replays", "xids")
 
@@ -53,7 +53,7 @@ class _History:
             steps.popleft()
 
     def increases(self) -> list[int | None]:
-        """Return how much each counter has grown; None for one that is unknown."""
+        """Return how much each counter has grown; None for an unknown function."""
         grown: list[int | None] = [None if value is None else 0 for value in self._steps[-1].counters]
         for before, after in zip(self._steps, list(self._steps)[1:], strict=False):
             for index, (old, new) in enumerate(zip(before.counters, after.counters, strict=True)):
@@ -124,7 +124,7 @@ def _room(histories: dict[str, T], node: str, new: T) -> T:
 
 
 def _node_trend(reports: Sequence[tuple[float, TotalsReport]] | None) -> NodeTrend:
-    """Return what the runner counted between its first and its last kept report."""
+    """Return the differences between the runner's first and last kept reports."""
     if not reports:
         return NodeTrend()
     before = {each.function: each for each in reports[0][1].functions}

@@ -1,7 +1,7 @@
 """Open Inference Protocol V2: inference with models, and with functions that take arrays. The hot path is invoke's.
 
 The body is passed to the worker unchanged, and so is the response; neither is decoded here, unless tensors are in
-shared memory. The gateway reads only the header that says where the JSON ends and the tensors start. The version of a
+shared memory. The gateway reads only the header that has the length of the JSON before the tensors. The version of a
 model is the number of a revision that gets calls: the serving one, or a revision of a split (`gpufn traffic`). Other
 revisions cannot be called.
 """

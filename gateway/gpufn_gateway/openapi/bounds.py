@@ -1,7 +1,7 @@
 """Bounds, patterns and cross-field rules for management bodies, as JSON Schema that extends the struct types. Pure.
 
-They use the constants of the checks that run after decoding. Those checks also cover what a schema cannot express:
-stored state, the current time, which of two numbers is larger.
+They use the constants of the checks that run after decoding. Those checks also cover rules that a schema cannot
+express: stored state, the current time, the order of two numbers.
 """
 
 from __future__ import annotations

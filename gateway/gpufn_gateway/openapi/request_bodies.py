@@ -33,7 +33,7 @@ MIN_DELAY_S: Final = 0.001  # a smaller delay would be lost when added to the ti
 MAX_DELAY_S: Final = 366 * 86400.0
 MAX_SECRET_BYTES: Final = 64 << 10
 MAX_DIGESTS: Final = 1000  # files that one request asks for
-MAX_SIGNER_PATTERNS: Final = 100  # of one trusted key
+MAX_SIGNER_PATTERNS: Final = 100  # per trusted key
 MAX_LABEL_LENGTH: Final = 200  # characters
 MAX_OWNED: Final = 100  # patterns of a team
 MIN_WEIGHT: Final = 0.001
@@ -90,9 +90,9 @@ class Scale(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Profile(msgspec.Struct, forbid_unknown_fields=True):
-    """A profile of one worker: `worker`, or the one that runs `call`, or the first one in the next `wait_s` whose call
-    runs for `slower_than_s`, or any. `idle`: also threads that wait. The profile of a GPU is Chrome's JSON, compressed
-    by gzip, in each `format`."""
+    """A profile of one worker: `worker`; or the worker that runs `call`; or the first worker in the next `wait_s` whose
+    call runs for `slower_than_s`; or any worker. `idle`: also threads that wait. The profile of a GPU is Chrome's JSON,
+    compressed by gzip, in each `format`."""
 
     kind: ProfileKind = ProfileKind.CPU
     seconds: float = 10.0

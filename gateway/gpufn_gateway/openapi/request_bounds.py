@@ -17,6 +17,6 @@ HISTORY_SUBJECT: Final = re.compile(r"overview|(function|node|gpu):[^\s:@]+(@[0-
 NAMES: Final = re.compile(r"[a-z0-9_]+(,[a-z0-9_]+)*")
 _COLUMN = "(?:day|team|app|function|key)"
 COST_COLUMNS: Final = re.compile(rf"{_COLUMN}(?:,{_COLUMN})*")
-MAX_INDEX_DIGITS: Final = 12  # of an item in its map
+MAX_INDEX_DIGITS: Final = 12  # index of an item in its map
 MAX_SEQUENCE_DIGITS: Final = 18
 MAX_IDEMPOTENCY_KEY_LENGTH: Final = 255  # characters

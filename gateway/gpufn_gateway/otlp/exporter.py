@@ -15,7 +15,7 @@ MAX_QUEUED_BYTES: Final = 16 << 20
 BATCH: Final = 512
 BATCH_BYTES: Final = 4 << 20  # collectors refuse requests of more than 20 MiB
 _DELAY_S: Final = 0.5  # time in which items are collected for a request
-_END_S: Final = 2.0  # at the end of the gateway, for the items that are left
+_END_S: Final = 2.0  # at the end of the gateway, for the remaining items
 
 T = TypeVar("T")
 
@@ -63,11 +63,11 @@ class Exporter(Generic[T]):
             self._changed.notify()
 
     def counts(self) -> dict[str, int]:
-        """Return the items by what became of them, as in the metrics."""
+        """Return the counts of items by outcome, as in the metrics."""
         return {"exported": self.exported, "refused": self.failed, "dropped": self.dropped}
 
     def close(self, wait_s: float = _END_S) -> None:
-        """Send what is left, for a moment. Blocks."""
+        """Send the remaining items, within a short time. Blocks."""
         with self._changed:
             self._is_ending = True
             self._changed.notify()
@@ -81,7 +81,7 @@ class Exporter(Generic[T]):
         while (batch := self._next()) is not None:
             try:
                 problem = self._send(batch)
-            except Exception as error:  # of the library: no item is worth the thread
+            except Exception as error:  # an error of the library must not end the thread
                 log.exception("an export of %s failed", self._what)
                 problem = type(error).__name__
             if self._is_over:

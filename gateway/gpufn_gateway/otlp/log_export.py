@@ -44,14 +44,14 @@ class LogExport:
         self._bus.subscribe(subjects.LOGS_FILTER, self._take, queue=_GROUP)
 
     async def run(self) -> None:
-        """Wait until cancelled, then export what is left."""
+        """Wait until cancelled, then export the remaining lines."""
         try:
             await asyncio.Event().wait()
         finally:
             await asyncio.to_thread(self._exporter.close)
 
     def snapshot(self) -> Fill:
-        """A part of the scrape: what became of the lines."""
+        """A part of the scrape: the outcomes of the lines."""
         return functools.partial(_fill, self._exporter.counts())
 
     def _take(self, message: Message) -> None:

@@ -21,7 +21,7 @@ from gpufn_core.encoding.msgspec_errors import DECODE_ERRORS
 from gpufn_core.protocol.messages import LogLine
 from gpufn_gateway.otlp.last_message import LastMessage
 
-_TIMEOUT_S: Final = 10.0  # of a request, with its retries
+_TIMEOUT_S: Final = 10.0  # per request, with its retries
 _SCOPE: Final = InstrumentationScope("gpufn")
 _LOGGER: Final = "opentelemetry.exporter.otlp.proto.http._log_exporter"
 _STREAMS: Final = ("stdout", "stderr")
@@ -62,7 +62,7 @@ def _lines(batch: Sequence[bytes]) -> Iterator[LogLine]:
 
 
 def record_of(line: LogLine, resource: Resource, *, has_span: bool) -> ReadableLogRecord:
-    """Return a record of the library. Only failures have a severity of their own: a stream has none."""
+    """Return a record of the library. Only failures have their own severity: a stream has none."""
     attributes: dict[str, str | int] = {"faas.name": line.function, "faas.version": str(line.revision)}
     optional = {"gpufn.node": line.node, "gpufn.worker": line.worker, "faas.invocation_id": line.invocation}
     attributes |= {name: value for name, value in optional.items() if value}

@@ -16,7 +16,7 @@ from gpufn_core.protocol import spans
 from gpufn_core.protocol.spans import Span
 from gpufn_gateway.otlp.last_message import LastMessage
 
-_TIMEOUT_S: Final = 10.0  # of a request, with its retries
+_TIMEOUT_S: Final = 10.0  # per request, with its retries
 _SCOPE: Final = InstrumentationScope("gpufn")
 _KINDS: Final = {
     spans.SpanKind.INTERNAL: SpanKind.INTERNAL,

@@ -1,1 +1,1 @@
-"""Protocols of other platforms on the gateway's port. Each one is an adapter in its own folder."""
+"""Protocols of other platforms on the gateway's port. Each protocol is an adapter in its own folder."""

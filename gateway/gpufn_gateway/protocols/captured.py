@@ -1,4 +1,4 @@
-"""The outcome of a call in memory, for protocols that put it into a body of their own."""
+"""The outcome of a call in memory, for protocols that put it into their own body."""
 
 from __future__ import annotations
 

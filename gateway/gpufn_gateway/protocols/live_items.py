@@ -16,7 +16,7 @@ from gpufn_core.protocol.messages import ItemReply
 from gpufn_core.protocol.records import unpack_record
 from gpufn_platform.bus.connection import Bus, Message, Subscription
 
-_MAX_CALLS: Final = 64  # of which items are kept; a worker sends at most 4 MiB of each
+_MAX_CALLS: Final = 64  # calls whose items are kept; a worker sends at most 4 MiB of each
 _KEPT_S: Final = 30.0  # after the end; a call that failed has no result with its items
 
 _unpack: Unpacker[ItemReply] = Unpacker(ItemReply)

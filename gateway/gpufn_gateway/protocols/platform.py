@@ -1,4 +1,4 @@
-"""The platform for an adapter: functions, calls, and figures, for the principal of a request.
+"""The platform for an adapter: functions, calls and figures that the principal of a request may see.
 
 Every method raises GpufnError; the application sends it in the adapter's form. Arguments and results are JSON.
 """

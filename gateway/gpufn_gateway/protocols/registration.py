@@ -1,4 +1,4 @@
-"""The adapters of this installation, and the one that a path belongs to."""
+"""The adapters of this installation, and the adapter of a path."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Route of profiles: what a worker of a function does now."""
+"""Route of profiles: the present work of a worker."""
 
 from __future__ import annotations
 

@@ -106,7 +106,8 @@ class StreamedResponse:
 
 
 async def _while_allowed(chunks: AsyncIterator[bytes], check: Callable[[], None]) -> AsyncIterator[bytes]:
-    """Yield `chunks`. Raises what `check` raises: a stream may last for days, and its key may be deleted meanwhile."""
+    """Yield `chunks`. Raises the errors of `check`: a stream may last for days, and its key may be deleted
+    meanwhile."""
     async with contextlib.aclosing(chunks) as source:  # type: ignore[type-var]
         async for chunk in source:
             check()

@@ -2,9 +2,9 @@
 
 At the start of each second:
 1. align the records with the schedules that functions declare
-2. submit each schedule that is due, unless it was paused since the watch last reported it. One whose team may queue no
-   further call is tried again each second. The invocation's id is derived from the schedule and the time, so that a new
-   leader, or two that both believe to lead, submit it once
+2. submit each schedule that is due, unless it was paused since the watch last reported it. A schedule whose team may
+   queue no further call is tried again each second. The invocation's id is derived from the schedule and the time, so
+   that a new leader, or two that both believe to lead, submit it once
 3. with `GPUFN_SYNC=always`, sync the submitted calls to disk
 4. record the run; remove a schedule that runs once
 """
@@ -123,7 +123,7 @@ class ScheduleRuns:
             return (await self._schedules.submit(record, at)).id
 
     async def _run(self, id_: str, now: float) -> None:
-        """Submit what is due of a schedule, by its stored record. Raises ScheduleNotFound."""
+        """Submit the due runs of a schedule, by its stored record. Raises ScheduleNotFound."""
         record = await self._schedules.stored(id_)
         if record is None or record.paused:
             return

@@ -94,7 +94,7 @@ class Schedules:
         return await self.change(id, change)
 
     async def remove(self, id: str) -> None:  # noqa: A002
-        """Remove a schedule. Raises ScheduleNotFound; Conflict for one that a function declares."""
+        """Remove a schedule. Raises ScheduleNotFound; Conflict for a schedule that a function declares."""
         if self.get(id).declared:
             raise Conflict(f"{id} declares its schedule in code: deploy it without one, or pause the schedule.")
         await self.delete(id)

@@ -35,7 +35,7 @@ class NoMasterKey(Conflict):
 
 
 class SecretView(msgspec.Struct, frozen=True):
-    """A secret, without its value. `functions`: those whose workers get it."""
+    """A secret, without its value. `functions`: the functions whose workers receive it."""
 
     name: str
     scope: str
@@ -159,7 +159,7 @@ class Secrets:
         return keyring
 
     def _users(self, ref: SecretRef, known: Container[str]) -> list[str]:
-        """Return the functions whose workers get a secret, of those whose keys are known."""
+        """Return the functions whose workers receive a secret, among functions with known keys."""
         return sorted({name for name, refs in self._wanted(ref.name) if effective(refs, known) == ref})
 
     def _wanted(self, name: str, *, is_built: bool = False) -> Iterator[tuple[str, list[SecretRef]]]:

@@ -65,8 +65,8 @@ class TrustedKeys:
         return self._view(key)
 
     async def distrust(self, name: str) -> SignerView:
-        """Stop trusting a key. Workers that run go on; new ones of what it signed do not start. Raises
-        SignerNotFound."""
+        """Stop trusting a key. Running workers continue; new workers of the revisions that it signed do not start.
+        Raises SignerNotFound."""
         known = next((key for key in self._signatures.keys if key.name == name), None)
         if known is None:
             raise SignerNotFound(f"There is no trusted key {name[:80]!r}.")

@@ -99,7 +99,7 @@ def wait_reason(
 def event_number(state: InvocationState, attempt: int) -> int:
     """Return a number that grows with each state change (queued, running, ended) and each attempt.
 
-    With it, any gateway can tell which events a client has missed.
+    With it, any gateway can determine which events a client has missed.
 
     >>> event_number(InvocationState.RUNNING, 1) < event_number(InvocationState.QUEUED, 2)
     True

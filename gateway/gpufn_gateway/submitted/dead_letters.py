@@ -120,7 +120,7 @@ class DeadLetters:
             try:
                 call = await self.replay(function, letter.id, principal, is_counted=not replayed)
             except (DeadLetterNotFound, FunctionNotFound, Forbidden, UnsupportedMediaType):
-                continue  # another client replayed it, its method is gone, or `principal` may not make this call
+                continue  # replayed by another client, its method no longer exists, or `principal` may not call it
             except CapacityError:
                 if not replayed:
                     raise

@@ -1,8 +1,8 @@
 """End submitted calls that no runner will end. Runners read a queue only while its function has workers.
 
-Every few seconds the controller's leader checks the head of each queue and one more part of it, moving from one end to
-the other, so that a long queue costs no more per round than a short one. It ends the calls that `reap_rules` selects.
-It also removes calls that have already ended: a gateway or runner may end a call and die before it removes it.
+Every few seconds the controller's leader checks the head of each queue and one more part of it, from one end to the
+other. So a long queue costs no more per round than a short queue. It ends the calls that `reap_rules` selects. It also
+removes calls that have already ended: a gateway or runner may end a call and die before it removes it.
 """
 
 from __future__ import annotations

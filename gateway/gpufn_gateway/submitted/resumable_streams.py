@@ -29,7 +29,7 @@ _IDLE_TIMEOUT_S: Final = 60.0
 _STREAM_BYTES: Final = 16 << 20  # more than the buffers of a connection hold
 _ITEM_OVERHEAD_BYTES: Final = 400  # memory per item in addition to its body; most of the cost of a token stream
 _MAX_STREAMS: Final = 1000
-_SHARE: Final = 4  # a sender has at most this many times the streams that are left: four fifths if it is alone
+_SHARE: Final = 4  # a sender has at most this many times the free streams: four fifths if it is alone
 _MAX_TOTAL_BYTES: Final = 256 << 20  # all streams; beyond it none starts, and existing ones keep only unread items
 
 

@@ -43,7 +43,7 @@ from gpufn_platform.queue.wakeups import WakeupSender
 WEBHOOK: Final = b"x-gpufn-webhook"
 
 _VIEWS_AT_ONCE: Final = 100
-_SEARCH_S: Final = 0.4  # then a search answers with what it has found
+_SEARCH_S: Final = 0.4  # the search then returns the calls found so far
 
 
 class Search(msgspec.Struct, frozen=True):
@@ -274,8 +274,8 @@ class Submissions:
         return calls
 
     async def search(self, wanted: Search, principal: Principal) -> tuple[list[dict[str, Any]], CallCursor | None]:
-        """Return the calls that a search finds, and where it continues: after some tenths of a second it stops, so
-        that a page may have few calls, or none, and still lead on."""
+        """Return the calls that a search finds, and where it continues. After some tenths of a second it stops, so a
+        page may have few calls, or none, and still have a next page."""
         return await self._search(wanted, principal, self._search_budget)
 
     async def _search(
@@ -308,7 +308,7 @@ class Submissions:
         return views, page.before
 
     def _search_budget(self) -> Callable[[], bool]:
-        """Return a function that tells whether a search that begins now should answer."""
+        """Return a function that reports whether the time of a search that begins now is over."""
         over_at = self._calls.clock.monotonic() + _SEARCH_S
         return lambda: self._calls.clock.monotonic() >= over_at
 
@@ -351,7 +351,7 @@ class Submissions:
     async def _locate(self, record: CallRecord) -> tuple[int | None, CallLocation | None]:
         """Return the call's place in the queue, or its holder.
 
-        It asks the runners only if the call is not in the queue: without a holder the request would time out.
+        It queries the runners only if the call is not in the queue: without a holder the request would time out.
         """
         place = await queue_position.position(self._bus, record)
         return place, None if place is not None else await call_records.locate(self._bus, record.id)
@@ -369,7 +369,7 @@ class Submissions:
             raise missing
         function = stored[0].function
         if not principal.may_see(function):
-            await call_records.read_without_record(self._bus, invocation)  # as for an unknown id, to take as long
+            await call_records.read_without_record(self._bus, invocation)  # takes as long as an unknown id
             raise missing
         if not (allow_read_scope and principal.may_read(function)):
             principal.require_invoke(function)

@@ -1,11 +1,11 @@
 """The bytes that a team keeps in queues, dicts and stored values. Only teams with a limit of storage are counted.
 
-A new value is added at once. A removed one, and one that another gateway has stored, shows at the next count. The count
-comes after `_COUNT_EVERY_S`, or sooner before a value is refused, and takes at most a tenth of the time.
+A new value is added at once. An item that was removed, or that another gateway has stored, shows at the next count. The
+count comes after `_COUNT_EVERY_S`, or sooner before a value is refused, and takes at most a tenth of the time.
 
 A count reads the headers of entries. The items of a queue cannot be read without taking them: the bus has only their
-number. So a gateway keeps the sizes of the items that it has put, and assumes that the smallest ones were taken. This
-is an upper bound, also if clients take items in another order. Other items count as the newest one.
+number. So a gateway keeps the sizes of its own items, and assumes that the smallest items were taken. This is an upper
+bound, also if clients take items in another order. Other items count as the newest one.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class DataUse:
         self._lock = asyncio.Lock()
 
     def add(self, team: Team, size: int) -> None:
-        """Add what is being stored."""
+        """Count the bytes of an upload in progress."""
         if (count := self._counts.get(team.name)) is not None:
             count.bytes += size
 
@@ -59,7 +59,8 @@ class DataUse:
         self.add(team, rounded)
 
     async def of(self, team: Team, *, before_refusal: bool = False) -> int:
-        """Return the bytes of a team: an upper bound for what this gateway has stored. Raises BusUnavailable."""
+        """Return the bytes of a team: an upper bound for the data that this gateway has stored. Raises
+        BusUnavailable."""
         async with self._lock:
             now = self._clock.monotonic()
             count = self._counts.get(team.name)

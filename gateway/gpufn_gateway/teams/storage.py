@@ -1,8 +1,8 @@
 """Storage of teams: their volumes, queues, dicts and stored values, and the bundles, the files of models and weights,
 and the engines that the revisions of their functions name. A team has each of these once.
 
-The sizes are those in the object stores, not those that clients declare. The bodies of calls do not count: they belong
-to calls, and end with them. Two deploys at the same time can exceed the limit together.
+The sizes are measured in the object stores, not declared by clients. The bodies of calls do not count: they belong to
+calls, and end with them. Two deploys at the same time can exceed the limit together.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from gpufn_platform.bus.connection import Bus
 from gpufn_platform.bus.storage import object_store
 
 _STORES: Final = (subjects.BUNDLES, subjects.MODEL_FILES, subjects.ENGINE_FILES)
-_LISTED: Final = 3  # of the largest functions
+_LISTED: Final = 3  # number of the largest functions
 
 Blobs = set[tuple[str, str]]  # store and digest
 
@@ -71,12 +71,12 @@ class TeamStorage:
         await self.admit_for(self._registry.teams.name_of(name), size)
 
     async def admit_for(self, name: str, size: int) -> None:
-        """As `admit`, for a team."""
+        """Like `admit`, but for a team."""
         if (team := await self._with_room(name, size)) is not None:
             self._data.add(team, size)
 
     async def admit_item(self, queue: str, size: int) -> None:
-        """As `admit`, for an item of a queue."""
+        """Like `admit`, but for an item of a queue."""
         if (team := await self._with_room(self._registry.teams.name_of(queue), size)) is not None:
             self._data.add_item(team, queue, size)
 

@@ -1,1 +1,1 @@
-"""Terminals: a command in a worker of its own, in the environment of a function (decision 0057)."""
+"""Terminals: a command in its own worker, in the environment of a function (decision 0057)."""

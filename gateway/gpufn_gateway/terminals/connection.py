@@ -22,7 +22,7 @@ from gpufn_platform.web.pending_session import PendingSession
 
 IDLE_S: Final = 15 * 60.0  # without input or output
 OUTPUT_BYTES_PER_S: Final = 1 << 20
-_BURST_S: Final = 2.0  # of output, before the rate applies
+_BURST_S: Final = 2.0  # seconds of output before the rate applies
 _CHECK_S: Final = 1.0
 _END_S: Final = 15.0  # for the worker, after its client has left
 _NOTHING: Final = pack(MessagePart(False, False))
@@ -47,7 +47,7 @@ class Connection:
 
     @property
     def is_left(self) -> bool:
-        """Whether the client is gone."""
+        """Whether the client has disconnected."""
         return self._left_at is not None
 
     async def run(self) -> None:
@@ -81,8 +81,8 @@ class Connection:
                 self._pending.cancel()
 
     async def _watch(self) -> None:
-        """End an idle terminal, one whose worker does not end, and one whose key was deleted. Tell the worker that this
-        gateway is alive."""
+        """End an idle terminal, a terminal whose worker does not end, and a terminal whose key was deleted. Notify the
+        worker that this gateway is alive."""
         while True:
             await asyncio.sleep(_CHECK_S)
             self._check()

@@ -25,7 +25,7 @@ from gpufn_platform.process.clock import Clock
 
 log = logging.getLogger(__name__)
 
-MAX_TERMINALS: Final = 10  # of one function; several gateways may exceed it together by one each
+MAX_TERMINALS: Final = 10  # per function; several gateways may together exceed it by one each
 _LEASE: Final = Lease("terminal", 300.0)
 
 

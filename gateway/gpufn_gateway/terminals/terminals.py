@@ -58,7 +58,7 @@ def function_in(path: str) -> str | None:
 
 
 class _Client(NamedTuple):
-    """`scope` is that of its WebSocket, as the audit log reads it. `check` raises Unauthorized once the client has
+    """`scope` is the scope of its WebSocket, as the audit log reads it. `check` raises Unauthorized once the client has
     other rights."""
 
     principal: Principal

@@ -15,7 +15,7 @@ _NO_ERRORS = (OutcomeKind.SUCCEEDED, OutcomeKind.CANCELLED)
 
 
 class Called(NamedTuple):
-    """A call as its client made it. `trace` is that of its message."""
+    """A call as its client made it. `trace` is the trace of its message."""
 
     invocation: str
     function: str
@@ -69,7 +69,7 @@ def of_submission(call: Called, end: float) -> Span:
 
 
 def of_chunk(call: Called, first: int, items: int, end: float) -> Span:
-    """Return the span of a request that added items to a map; `call.invocation` is the map. The first one is the span
+    """Return the span of a request that added items to a map; `call.invocation` is the map. The first span is the span
     of the map, to which its items are linked."""
     context = trace_context.of_call(call.invocation, call.trace)
     is_first = first == 0

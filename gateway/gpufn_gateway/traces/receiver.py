@@ -42,7 +42,7 @@ class Receiver:
             self._bus.subscribe(subjects.SPANS, decoded(_batch, self._export), queue=_GROUP)
 
     async def run(self) -> None:
-        """Wait until cancelled, then export what is left."""
+        """Wait until cancelled, then export the remaining spans."""
         try:
             await asyncio.Event().wait()
         finally:
@@ -53,7 +53,7 @@ class Receiver:
                 await asyncio.to_thread(self._exporter.close)
 
     def snapshot(self) -> Fill:
-        """A part of the scrape: what became of the spans."""
+        """A part of the scrape: the outcomes of the spans."""
         counts = {"not_sent": sum(self._dropped.values())}
         if self._exporter is not None:
             counts |= self._exporter.counts()

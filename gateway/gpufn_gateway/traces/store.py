@@ -13,8 +13,8 @@ import msgspec
 from gpufn_core.protocol.spans import Span, SpanKind
 
 MAX_BYTES: Final = 32 << 20
-MAX_SPANS: Final = 5_000  # of one trace
-_SPAN_BYTES: Final = 100  # overhead of a span in memory, besides its encoding
+MAX_SPANS: Final = 5_000  # per trace
+_SPAN_BYTES: Final = 100  # overhead of a span in memory, in addition to its encoding
 _TRACE_BYTES: Final = 1_000
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -22,7 +22,7 @@ _decode = msgspec.msgpack.Decoder(Span).decode
 
 
 class Share(msgspec.Struct):
-    """The spans of one function in a trace. `name` and `invocation` are those of its first call, if there is one."""
+    """The spans of one function in a trace. `name` and `invocation` belong to its first call, if there is one."""
 
     function: str
     start: float

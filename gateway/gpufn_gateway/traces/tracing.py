@@ -44,7 +44,7 @@ class Tracing:
 
     def begin_map(self, trace: str, map_id: str) -> str:
         """Return the `trace` of the items of a map. Without a traceparent, all of its chunks belong to one trace, which
-        its id determines. Items have traces of their own, which begin without a tracestate."""
+        its id determines. Items have their own traces, which begin without a tracestate."""
         if trace[36:52] != trace_context.NO_SPAN:
             return trace_context.without_state(trace)
         return trace_context.begun(trace_context.trace_id(map_id), *self._sampling)

@@ -3,7 +3,7 @@
 1. check that the files it adds are uploaded. This renews their age, so the garbage collector keeps them
 2. read the newest version, and make the list of files of the next one
 3. check the limits of the volume and of its team, and store the list
-4. replace the volume's record, if nobody else has meanwhile; otherwise go back to 2
+4. replace the volume's record, unless another commit replaced it meanwhile; otherwise go back to 2
 
 A crash before 4 leaves the old version. The lists of files never change, so they are kept in memory.
 """

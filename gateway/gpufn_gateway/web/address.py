@@ -11,7 +11,7 @@ _PARTS = 3
 
 
 class Address(NamedTuple):
-    """`name` is the function as callers write it. `root` is the path as far as the function, `rest` what follows."""
+    """`name` is the function as callers write it. `root` is the path up to the function, `rest` the remaining path."""
 
     name: str
     root: str

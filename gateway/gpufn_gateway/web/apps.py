@@ -49,13 +49,13 @@ class WebApps:
             await refuse(error, send)
 
     def _sender(self, match: Match) -> str:
-        """Return who opens a stream. A visitor of a public function counts for the team that owns it."""
+        """Return the principal that opens a stream. A visitor of a public function counts for the team that owns it."""
         if match.principal.id:
             return self._calls.access.sender_of(match.principal)
         return quota_id(self._calls.registry.teams.name_of(match.target.name))
 
     def _check(self, match: Match, scope: Scope) -> Callable[[], None]:
-        """Return what raises Unauthorized once the sender has other rights: a WebSocket may last for days."""
+        """Return a check that raises Unauthorized once the sender has other rights: a WebSocket may last for days."""
         if not match.principal.id:
             return lambda: None
         return functools.partial(self._calls.access.check_unchanged, dict(scope["headers"]), match.principal)

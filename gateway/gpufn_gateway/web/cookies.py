@@ -1,6 +1,6 @@
 """Cookies of an application, for its own paths only. Pure.
 
-All applications share an origin. Frameworks set cookies for all of its paths, so a browser would send them to the
+All applications share an origin. Frameworks set cookies for all of its paths. So a browser would send them to the
 applications of others, and an application could replace cookies of others and of the console.
 """
 

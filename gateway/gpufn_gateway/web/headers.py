@@ -1,6 +1,6 @@
-"""Header fields between a client and a web application: what is passed on, and what stays at the gateway. Pure.
+"""Header fields between a client and a web application: which are passed on, and which stay at the gateway. Pure.
 
-The API key of the caller is not shown to the application, whose code may belong to somebody else. Fields of one
+The API key of the caller is not shown to the application, whose code may belong to another team. Fields of one
 connection end at the gateway (RFC 9110, 7.6.1).
 """
 

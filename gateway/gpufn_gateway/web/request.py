@@ -54,7 +54,7 @@ async def serve_request(calls: Calls, match: Match, scope: Scope, receive: Recei
 
 
 async def _first_part(headers: dict[bytes, bytes], receive: Receive) -> tuple[bytes, bool]:
-    """Return a small body, or b"" for one that follows while the application runs. Raises ClientDisconnected."""
+    """Return a small body, or b"" for a body that follows while the application runs. Raises ClientDisconnected."""
     length = int(headers.get(b"content-length", b"0"))
     if b"transfer-encoding" in headers or length > PART_BYTES:
         return b"", True
@@ -90,7 +90,8 @@ async def _send_body(pending: PendingSession, receive: Receive) -> None:
 
 
 class _Response:
-    """`root` is the path of the application. `own_headers` are added to its fields. `is_unread`: the client is gone."""
+    """`root` is the path of the application. `own_headers` are added to its fields. `is_unread`: the client has
+    disconnected."""
 
     def __init__(self, send: Send, root: str, own_headers: Headers) -> None:
         self._send = send
@@ -101,7 +102,7 @@ class _Response:
         self.is_unread = False
 
     async def take(self, event: Down, data: bytes) -> None:
-        """Pass an event on. Raises FunctionRaised for one that HTTP does not allow here."""
+        """Pass an event on. Raises FunctionRaised for a response that HTTP does not allow here."""
         if isinstance(event, ResponseStart) and not self._has_started:
             if not _FIRST_STATUS <= event.status <= _LAST_STATUS:
                 raise FunctionRaised(f"The application sent the status {event.status}.")
@@ -119,5 +120,5 @@ class _Response:
             return
         try:
             await self._send(event)
-        except RuntimeError as error:  # of the server, for a body that contradicts its Content-Length
+        except RuntimeError as error:  # an error of the server, for a body that contradicts its Content-Length
             raise FunctionRaised(f"The application's response is not valid: {error}") from None

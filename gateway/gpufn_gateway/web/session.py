@@ -1,4 +1,4 @@
-"""Start a web session, and tell how it ended."""
+"""Start a web session, and report how it ended."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def _interrupt(pending: PendingSession, ended: asyncio.Task[None]) -> None:
 
 
 async def failure(calls: Calls, call: PreparedCall, pending: PendingSession) -> Problem | None:
-    """Wait for the end of a session whose events have ended. Return why it failed, for its client."""
+    """Wait for the end of a session whose events have ended. Return the reason of a failure, for its client."""
     try:
         reply, _ = await pending.future
     except GpufnError as error:

@@ -87,7 +87,7 @@ async def _follow_client(pending: PendingSession, socket: _Socket, receive: Rece
 
 
 class _Socket:
-    """`root` is the path of the application. `is_unread`: the client is gone."""
+    """`root` is the path of the application. `is_unread`: the client has disconnected."""
 
     def __init__(self, send: Send, root: str) -> None:
         self._send = send
@@ -100,7 +100,7 @@ class _Socket:
         self.is_unread = False
 
     async def take(self, event: Down, data: bytes) -> None:
-        """Pass an event on. Raises FunctionRaised for one that is not allowed here."""
+        """Pass an event on. Raises FunctionRaised for an event that is not allowed here."""
         if isinstance(event, MessagePart) and self._is_accepted and not self.is_closed:
             await self._take_message(event, data)
         elif isinstance(event, Close) and not self.is_closed:

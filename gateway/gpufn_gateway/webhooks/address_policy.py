@@ -63,7 +63,7 @@ class AddressPolicy:
 
 
 def webhook_of(header: bytes | None, owner: str, addresses: AddressPolicy, form: str = "") -> Webhook | None:
-    """Return the webhook that a request asks for; `owner` owns the calls. Raises InvalidInput."""
+    """Return the webhook of a request; `owner` owns the calls. Raises InvalidInput."""
     if header is None:
         return None
     url = header.decode("latin-1")

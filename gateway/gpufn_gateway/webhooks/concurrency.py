@@ -34,7 +34,7 @@ class _Receiver:
     def __init__(self) -> None:
         self.started: list[float] = []  # start times of the deliveries in flight
         self.is_slow = False
-        self.retry_at = 0.0  # of the last postponed delivery
+        self.retry_at = 0.0  # time of the last postponed delivery
 
 
 class Receivers:
@@ -60,7 +60,7 @@ class Receivers:
         self.withdraw(receiver, started_at)
 
     def withdraw(self, receiver: str, started_at: float) -> None:
-        """Take back a `begin` whose delivery did not start."""
+        """Undo a `begin` whose delivery did not start."""
         state = self._receivers[receiver]
         state.started.remove(started_at)
         if not state.started:

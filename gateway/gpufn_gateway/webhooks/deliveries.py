@@ -93,7 +93,7 @@ class Deliveries:
 
     async def _settle(self, delivery: Delivery) -> None:
         self._in_flight.add(delivery)
-        retry_after_s: float | None = 0.0  # on cancellation: another gateway takes it at once
+        retry_after_s: float | None = 0.0  # on cancellation: another gateway receives it at once
         try:
             failure = await self._deliver(delivery)
             if failure is None:

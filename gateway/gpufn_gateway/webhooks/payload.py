@@ -1,4 +1,4 @@
-"""Webhook payload: how a call ended, and its result if it is small JSON. Other protocols have payloads of their own."""
+"""Webhook payload: how a call ended, and its result if it is small JSON. Other protocols have their own payloads."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MAX_RESULT_BYTES: Final = 256 << 10
 
 
 class Payload(NamedTuple):
-    """The body of a webhook, and its headers besides the signature."""
+    """The body of a webhook, and its headers other than the signature."""
 
     body: bytes
     headers: dict[str, str] = {"content-type": media.JSON}  # noqa: RUF012  never changed

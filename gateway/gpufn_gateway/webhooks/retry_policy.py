@@ -1,4 +1,4 @@
-"""Retry policy of webhooks: what a response status means, and when to retry. Pure."""
+"""Retry policy of webhooks: the meaning of a response status, and the time of the next retry. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ class Verdict(enum.Enum):
 
 
 def verdict(status: int) -> Verdict:
-    """2xx: delivered. 410: the receiver wants no more. Anything else may pass, even a redirect to another host."""
+    """2xx: delivered. 410: the receiver wants no further deliveries. Anything else may pass, even a redirect to another
+    host."""
     if 200 <= status < 300:
         return Verdict.DELIVERED
     return Verdict.GIVE_UP if status == _GONE else Verdict.RETRY

@@ -1,7 +1,6 @@
-"""The workers in the memory of a simulated GPU, by the platform's rules: a limited number shares the GPU, an idle
-worker is stopped after a timeout, and the worker that was idle longest makes room for another. A stopped worker is
-parked
-while the host has memory for it. The controller's `HostMemory` decides which parked worker is evicted."""
+"""The workers in the memory of a simulated GPU, by the platform's rules. A limited number shares the GPU. An idle
+worker is stopped after a timeout. The worker that was idle the longest makes room for another. A stopped worker is
+parked while the host has memory for it. The controller's `HostMemory` decides which parked worker is evicted."""
 
 from __future__ import annotations
 

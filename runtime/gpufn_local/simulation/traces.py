@@ -88,7 +88,7 @@ def _poisson(per_s: float, begin: float, end: float, rng: random.Random) -> list
 
 
 def _bursts(function: Function, load: Load, rng: random.Random) -> list[float]:
-    """As many calls on average as without bursts."""
+    """On average, as many calls as without bursts."""
     per_s = function.calls_per_s * (_ON_S + _OFF_S) / _ON_S
     times: list[float] = []
     at = -rng.uniform(0.0, _ON_S + _OFF_S)

@@ -56,7 +56,7 @@ class Subscription:
         self._bus.unsubscribe(self._sid)
 
     def drain(self) -> None:
-        """Stop receiving messages once those that the server has already sent have arrived."""
+        """Stop receiving messages once all messages that the server has already sent have arrived."""
         self._bus.drain(self._sid)
 
 
@@ -183,7 +183,8 @@ class Bus:
     async def request_server(
         self, subject: str, payload: bytes = b"", *, headers: Mapping[str, str] | None = None, timeout_s: float = 5.0
     ) -> Message:
-        """Like `request`, for what the server answers itself: requests of JetStream, and messages for a stream."""
+        """Like `request`, for requests that the server itself answers: requests of JetStream, and messages for a
+        stream."""
         return await self._request(self._inbox, subject, payload, headers, timeout_s)
 
     async def _request(

@@ -53,7 +53,7 @@ class LeaderLease:
         self._name = name
         self._holder = holder.encode()
         self._ttl_s = ttl_s
-        self._revision = 0  # of our last successful publish; 0: none
+        self._revision = 0  # revision of our last successful publish; 0: none
         self._held_until = 0.0
         self._writing: asyncio.Future[int] | None = None  # our last publish; it goes out even if we are cancelled
         self.epoch = 0

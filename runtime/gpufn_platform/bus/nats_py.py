@@ -14,7 +14,7 @@ from typing import Any
 
 @contextlib.contextmanager
 def _without(module: str) -> Iterator[None]:
-    """Make `module` look uninstalled to imports inside the block. An already imported module is left alone."""
+    """Make `module` look uninstalled to imports inside the block. An already imported module stays unchanged."""
     if module in sys.modules:
         yield
         return

@@ -15,11 +15,12 @@ from gpufn_core.home import Home
 from gpufn_core.protocol import subjects
 from gpufn_platform.bus.connection import Bus, Message
 
-_TIMEOUT_S = 0.5  # the server may still list a process whose host is gone, and which does not respond
+_TIMEOUT_S = 0.5  # the server may still list a process on a lost host, which does not respond
 
 
 async def claim_node(bus: Bus, role: str, node: str, home: Home) -> None:
-    """Claim `node` for `role` (agent, runner or builder). Raises Conflict, which says where the other process runs."""
+    """Claim `node` for `role` (agent, runner or builder). Raises Conflict, which names the location of the other
+    process."""
     subject = subjects.on_node(role, node)
     with contextlib.suppress(BusUnavailable):  # also if no process is subscribed
         response = await bus.request(subject, timeout_s=_TIMEOUT_S)

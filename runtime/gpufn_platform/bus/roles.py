@@ -75,7 +75,7 @@ _STORES = (
     subjects.ARGUMENT_FILES,
     subjects.RESULT_FILES,
 )
-# Appended to and read by gateways, and changed by nobody.
+# Gateways append to it and read it; no role changes it.
 _AUDIT = tuple(f"STREAM.{verb}" for verb in ("INFO", "CREATE", "UPDATE", "MSG.GET"))
 _API = "$JS.API."
 _P = subjects.PREFIX

@@ -132,7 +132,7 @@ class Link(asyncio.Protocol):
                 return
             data = bytes(self._rest)
             self._rest.clear()
-        self._flush_is_due = True  # so that the handlers' writes leave in one piece, below
+        self._flush_is_due = True  # so that the handlers' writes are sent in one piece, below
         try:
             consumed = self._dispatch(data)
         except (ValueError, IndexError) as error:
@@ -246,7 +246,7 @@ async def dial(
     ping_interval_s: float,
     tls: ssl.SSLContext | None = None,
 ) -> Link:
-    """Connect to the first of `servers` that accepts us. `tls` verifies those that speak TLS.
+    """Connect to the first of `servers` that accepts us. `tls` verifies servers that speak TLS.
 
     Raises BusUnavailable with the last server's reason.
     """
@@ -306,7 +306,7 @@ def _take_over(
 ) -> Link:
     """Move nats-py's connected socket to a Link. There is no await in here, so no bytes are lost.
 
-    gpufn touches no private names of nats-py but these and those in `_Client` and `_abandon`.
+    gpufn uses no private names of nats-py except these and the names in `_Client` and `_abandon`.
     tests/platform/bus/test_tcp_connection.py and test_tls.py detect changes to them.
     """
     internals = cast("Any", client)

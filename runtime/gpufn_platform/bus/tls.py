@@ -40,7 +40,7 @@ class BusTls:
 
     @property
     def environment(self) -> dict[str, str]:
-        """The settings for a process that `gpufn up` starts. Empty ones replace those that it would inherit."""
+        """The settings for a process that `gpufn up` starts. Empty variables replace inherited ones."""
         ca_file = os.path.abspath(self.ca_file) if self.ca_file else ""  # its working folder is not ours
         return {CA: self.ca, CA_FILE: ca_file, PLAINTEXT: "allow" if self.plaintext else ""}
 
@@ -87,7 +87,7 @@ PUBLIC_AUTHORITIES: Final = BusTls()
 
 
 def problem_of(error: ssl.SSLError) -> str:
-    """Return why a handshake failed, and what to do."""
+    """Return the reason of a failed handshake, and the remedy."""
     if not isinstance(error, ssl.SSLCertVerificationError):
         return f"the TLS handshake failed ({error.reason or error})"
     if error.verify_code in _UNTRUSTED:

@@ -26,7 +26,7 @@ class Tasks:
         task.add_done_callback(self._on_done)
 
     async def done(self) -> None:
-        """Wait until no task is left, including tasks started meanwhile."""
+        """Wait until all tasks have ended, including tasks started meanwhile."""
         while self._running:
             await asyncio.wait(self._running)
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Final
 
 ALIVE: Final = b"WATCHDOG=1"
-_PER_TIMEOUT: Final = 3  # notifications per timeout, so that one may be late
+_PER_TIMEOUT: Final = 3  # notifications per timeout, so that one notification may be late
 
 
 def notify_watchdog(environ: Mapping[str, str] = os.environ) -> None:

@@ -311,7 +311,7 @@ async def search(
             before_seq=await _end_of_search(bus, before, until),
             is_over=budget(),
             is_rare=is_rare,
-            is_common=function == "*",  # besides items of maps
+            is_common=function == "*",  # in addition to items of maps
         )
     waiting = [call for call in queued.calls if call.id not in seen]  # a call that has just ended is still in its queue
     both = [(_changed_at(record), True, seq, record) for seq, record in recorded.records]
@@ -353,7 +353,7 @@ async def search_items(
     before_seq: int | None = None,
     is_over: Callable[[], bool] = lambda: False,
 ) -> header_summary.RecordPage[CallRecord]:
-    """Return the items of a map that have a record and match, the one that changed last first."""
+    """Return the items of a map that have a record and match, the most recently changed first."""
     results = subjects.map_results(function, map_id)
     return await header_summary.search(
         bus, subjects.RESULTS, results, _summary, limit=limit, matches=matches, before_seq=before_seq, is_over=is_over

@@ -34,7 +34,7 @@ class CallRequest(NamedTuple):
     is_live: bool = False
 
     def message(self, invocation: str, now: float, **fields: Any) -> InvocationMessage:
-        """Return the call's message. `fields` are those that only submitted or only awaited calls have."""
+        """Return the call's message. `fields` are the fields that only submitted or only awaited calls have."""
         return InvocationMessage(
             id=invocation,
             function=self.revision.function,

@@ -8,8 +8,8 @@
    While the stream has no leader (an election, a restart), the server reports that it stored nothing. `tick` then
    publishes the message again, for `_STORE_TIMEOUT_S` at most.
 3. The runner's ResultReply ends the call, whatever the outcome; the caller reads its kind.
-4. Runners periodically ask whether a caller still waits for the calls that they run, because a cancellation may have
-   been lost with a broken connection.
+4. Runners periodically query whether a caller still waits for their running calls, because a cancellation may have been
+   lost with a broken connection.
 5. `tick` ends calls whose deadline has passed, and calls whose queue timeout has passed (`lost_call_lookup`).
 """
 
@@ -140,7 +140,7 @@ class Caller:
         self._lookup.end_unless_begun(list(self._pending.values()), error)
 
     def fail_all(self, error: GpufnError) -> None:
-        """End all calls, and cancel those that run."""
+        """End all calls, and cancel the running ones."""
         self._fail(list(self._pending.values()), error)
 
     def _fail(self, calls: list[PendingCall], error: GpufnError) -> None:
@@ -185,7 +185,8 @@ class Caller:
             call.fail(error)
 
     def on_lost(self, invocation: str) -> None:
-        """The runner of an offered call is gone. The call may have started there; queue it, without queue timeout."""
+        """The runner of an offered call has disconnected. The call may have started there; queue it, without queue
+        timeout."""
         call = self._pending.get(invocation)
         if call is not None and call.offered is not None:
             message, body = call.offered
@@ -307,7 +308,7 @@ class Caller:
             call.fail(error)
 
     def _answer_wait_check(self, message: Message) -> None:
-        if message.payload and is_inbox(message.reply):  # an older runner only asks which callers exist
+        if message.payload and is_inbox(message.reply):  # an older runner only queries which callers exist
             query = _wait_check.decode(message.payload)
             if query.anew:
                 for call in [call for name in query.invocations if (call := self._pending.get(name)) is not None]:

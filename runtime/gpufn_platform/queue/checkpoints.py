@@ -30,12 +30,12 @@ async def last(bus: Bus, invocation: str) -> StoredCheckpoint | None:
 
 
 async def forget(bus: Bus, seq: int) -> None:
-    """Remove the checkpoint stored at `seq`. An absent one is no error."""
+    """Remove the checkpoint stored at `seq`. A missing checkpoint is not an error."""
     await streams.delete_message(bus, subjects.CHECKPOINTS, seq)
 
 
 async def drop(bus: Bus, invocation: str) -> None:
-    """Remove a call's checkpoint when it ended without a runner: a later call with this id must not resume from it. An
-    absent one is no error."""
+    """Remove a call's checkpoint when it ended without a runner: a later call with this id must not resume from it. A
+    missing checkpoint is not an error."""
     if (kept := await last(bus, invocation)) is not None:
         await forget(bus, kept.seq)

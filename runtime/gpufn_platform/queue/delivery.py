@@ -19,7 +19,7 @@ class Ledger:
     """The deliveries of a Pull, to detect redelivered messages.
 
     A server that is killed loses deliveries and acknowledgements that it had not written to disk, and redelivers
-    messages that are running here or done. A server whose clock is set forward redelivers everything that runs, since
+    messages that are running here or done. A server whose clock is set forward redelivers every running call, since
     `ack_wait` seems to be over.
     """
 
@@ -80,7 +80,7 @@ class Delivery:
         "subject",
     )
 
-    is_direct = is_withdrawn = False  # those of the fast path are DirectDelivery
+    is_direct = is_withdrawn = False  # deliveries of the fast path are DirectDelivery
 
     def __init__(self, bus: Bus, message: Message, ledger: Ledger) -> None:
         self._bus = bus
@@ -101,7 +101,7 @@ class Delivery:
 
     def starts_since(self, delivered: int = 0) -> int:
         """Return how many deliveries after `delivered` and before this one may have started something. An upper bound:
-        only those that this process handed back are known to have started nothing."""
+        only deliveries that this process handed back are known to have started nothing."""
         return self._ledger.starts_between(self.key, delivered, self.delivered)
 
     def ack(self) -> None:

@@ -26,7 +26,7 @@ from gpufn_core.protocol.records import BodyReference
 from gpufn_platform.bus.connection import Bus
 from gpufn_platform.bus.storage import object_store
 
-MAX_ARGUMENT_BYTES: Final = 16 << 30  # of all waiting calls; the same limit as the queue of submitted calls
+MAX_ARGUMENT_BYTES: Final = 16 << 30  # for all waiting calls; the same limit as the queue of submitted calls
 EXPIRES_LATER_S: Final = 60.0  # after the call's deadline
 RESULT_EXPIRES_S: Final = 600.0  # the caller reads it at once
 _EXPIRING_PREFIX = "waited-"  # no invocation id starts with this
@@ -92,7 +92,7 @@ async def read_into(bus: Bus, bucket: str, reference: BodyReference, write: Call
 
 
 async def remove(bus: Bus, bucket: str, reference: BodyReference) -> None:
-    """Remove a body. An absent one is no error. If removing fails now, the body expires or is collected."""
+    """Remove a body. A missing body is not an error. If removing fails now, the body expires or is collected."""
     with contextlib.suppress(GpufnError):
         await object_store.discard(bus, bucket, reference.digest, owner=reference.owner)
 

@@ -28,7 +28,7 @@ from gpufn_platform.queue.pending import PendingCall
 
 log = logging.getLogger(__name__)
 
-# A runner reconnects within a second and knows what it runs.
+# A runner reconnects within a second and knows its running calls.
 _LOST_AFTER_S = 2.0
 _LOST_RETRY_S = 0.25
 _RECHECK_S = 2.0
@@ -108,7 +108,7 @@ class LostCallLookup:
                 try:
                     async with self._lookups:
                         if await self._queued(call) is not None:
-                            # It may have ended, with neither the bus nor us knowing: make its runner check.
+                            # It may have ended, but neither the bus nor this process may know: its runner must check.
                             self._bus.publish(subjects.WHEREABOUTS, encode(LocateCall(call.id)))
                             return
                         is_held = await locate(self._bus, call.id) is not None

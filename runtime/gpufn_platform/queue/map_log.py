@@ -194,7 +194,7 @@ async def recent(
 
 
 async def count_ended(bus: Bus, entry: MapEntry) -> int:
-    """Count a map's items that have a record: those that have ended, and the few that wait for another attempt."""
+    """Count a map's items that have a record: ended items, and the few that wait for another attempt."""
     return await streams.count(bus, subjects.RESULTS, subjects.map_results(entry.function, entry.id))
 
 

@@ -101,7 +101,8 @@ class Pull:
         self._issue_soon()
 
     def limit(self, credits: int) -> None:  # noqa: A002
-        """Reduce the outstanding credits to `credits`, because slots are gone. Excess deliveries are handed back."""
+        """Reduce the outstanding credits to `credits`, because slots no longer exist. Excess deliveries are handed
+        back."""
         if self._credits > credits and not self._is_withdrawn:
             self._credits = credits
             self._renew()

@@ -1,4 +1,4 @@
-"""Queued calls that no runner has: their position in the queue, and ending those that will not run."""
+"""Queued calls without a runner: their position in the queue, and the end of calls that will not run."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ async def position(bus: Bus, record: CallRecord) -> int | None:
     """Return the call's position among the waiting submitted calls of its revision, from 1, after calls of higher
     priority. None if a runner has taken it, even if it was handed back.
 
-    Exact for the first few hundred. Further back it is estimated if other calls lie in between, because the server
-    would have to read what it counts.
+    Exact for the first few hundred. Further back it is estimated if other calls lie in between, because an exact count
+    would make the server read them.
     """
     classes = [priority for priority in Priority if not record.priority.is_above(priority)]
     *above, own = [address(record.function, record.revision, QueueKind(each, is_sync=False)) for each in classes]
@@ -131,8 +131,8 @@ async def end_queued(
 async def end_overdue(bus: Bus, now: float) -> int:
     """End calls at or near the heads of the sync queues whose deadline passed over a minute ago; returns how many.
 
-    A waiting caller ends its calls itself, and a runner refuses expired ones. These calls are left by a gateway that
-    died, for functions that have no worker.
+    A waiting caller ends its calls itself, and a runner refuses expired ones. A gateway that died left these calls, for
+    functions that have no worker.
     """
     error = InvocationExpired("it was still queued a minute after its deadline").info()
     outcome = Outcome(OutcomeKind.EXPIRED, error)

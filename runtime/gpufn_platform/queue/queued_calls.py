@@ -1,7 +1,7 @@
 """Submitted calls that have no record yet: their message in ASYNC is the only data about them.
 
 The id of a call that was submitted without one ends with its sequence in ASYNC (`gpufn_core.ids`). So the call can be
-found by its id without a record, and a queued call costs the server one message, but no subject of its own, which it
+found by its id without a record. A queued call costs the server one message, but not its own subject, which the server
 would keep in memory.
 """
 

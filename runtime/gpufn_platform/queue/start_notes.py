@@ -29,7 +29,7 @@ async def last(bus: Bus, invocation: str) -> StartNote | None:
 
 
 async def drop(bus: Bus, invocation: str) -> None:
-    """Remove the note. An absent one is no error."""
+    """Remove the note. A missing note is not an error."""
     message = await streams.last_message(bus, subjects.CHECKPOINTS, subjects.start_note(invocation))
     if message is not None:
         await checkpoints.forget(bus, message.seq)

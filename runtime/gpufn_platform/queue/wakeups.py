@@ -56,11 +56,11 @@ class WakeupSender:
 
 
 def queue_of(payload: bytes) -> QueueKind | None:
-    """Return which queue a wakeup is for, or None if the payload does not say."""
+    """Return the queue of a wakeup, or None if the payload does not name it."""
     return _BY_PAYLOAD.get(payload.rpartition(b" ")[0])
 
 
 def revision_of(payload: bytes) -> int | None:
-    """Return the revision that a wakeup is for, or None if the payload does not say."""
+    """Return the revision of a wakeup, or None if the payload does not name it."""
     number = payload.rpartition(b" ")[2]
     return int(number) if number.isdigit() and len(number) < _MAX_DIGITS else None

@@ -2,7 +2,7 @@
 
 The process goes on in a child. In a PID namespace the child's parent is process 1: when it ends, the kernel kills all
 others at once, whatever they do. Without a namespace, the processes that outlive their parents become children of the
-one that waits (a subreaper), which kills them in the end.
+waiting process (a subreaper), which kills them in the end.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def _outlive(child: int) -> NoReturn:
 
 
 def _wait(child: int) -> int:
-    """Reap children until this one has ended. Return its exit code as a shell does."""
+    """Reap children until this process has ended. Return its exit code as a shell does."""
     while True:
         pid, status = os.wait()
         if pid == child:

@@ -39,8 +39,8 @@ _filters_of_template: list[bytes] = []  # which this process inherits
 
 
 def prepare(template: Sandbox) -> None:
-    """Do what is the same for all sandboxes in the one of `template`, in a process that will enter one of them. It
-    takes most of the time of an entry. Raises OSError."""
+    """Perform the steps common to all sandboxes in the sandbox of `template`, in a process that will enter one of them.
+    It takes most of the time of an entry. Raises OSError."""
     if template.namespaces:
         common = layout.common(template)
         own = layout.own_paths(common, _list("/dev"), _pid_in_proc())
@@ -125,7 +125,8 @@ def _program(may_set_up: bool) -> bytes:
 
 @functools.cache
 def _list(folder: str) -> tuple[str, ...]:
-    """Return the names in a folder. A template has listed those that its workers, inside its sandbox, cannot list."""
+    """Return the names in a folder. A template has listed the folders that its workers, inside its sandbox, cannot
+    list."""
     try:
         return tuple(os.listdir(folder))
     except OSError:

@@ -31,7 +31,8 @@ def system_secrets() -> tuple[str, ...]:
 
 
 def private_paths(folder: str) -> tuple[str, ...]:
-    """Return the paths in `folder` that other users cannot read. Root without capabilities still reads what it owns."""
+    """Return the paths in `folder` that other users cannot read. Root without capabilities can still read its own
+    files."""
     found: list[str] = []
     for parent, folders, files in os.walk(folder):
         closed = [name for name in folders if not _is_public(os.path.join(parent, name), stat.S_IXOTH)]

@@ -40,7 +40,7 @@ class Ruleset:
                 _allow(self._fd, root + path, access, self._files)
 
     def restrict(self) -> None:
-        """Allow this process only what the rules allow."""
+        """Limit this process to the accesses that the rules allow."""
         if self._fd is not None:
             try:
                 system_calls.landlock_restrict_self(self._fd)

@@ -1,6 +1,6 @@
 """The files of a sandbox: the mounts that its root consists of, and the rules for Landlock. Pure.
 
-A sandbox has the host's paths, but only those that it needs. The paths of the system are the same for all sandboxes.
+A sandbox has the host's paths, but only the required ones. The paths of the system are the same for all sandboxes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Kind(enum.Enum):
     READ_ONLY = "read-only"
     WRITABLE = "writable"
     MEMORY = "memory"  # a new, empty file system in memory
-    TERMINALS = "terminals"  # pseudo-terminals of its own: those of the host include the terminals of its users
+    TERMINALS = "terminals"  # its own pseudo-terminals: the host's include the terminals of its users
     HIDDEN = "hidden"  # an empty folder that cannot be written to, or an empty file
 
 
@@ -58,8 +58,8 @@ SHARED_MEMORY: Final = "/dev/shm"  # noqa: S108
 TERMINALS: Final = "/dev/pts"
 _DEVICE_FOLDER: Final = "/dev"
 TEMPORARY: Final = (TMP, "/var/tmp")  # noqa: S108
-# As in Docker's containers: the kernel's settings, and what tells about other users of the machine. Nothing is mounted
-# inside the hidden ones.
+# As in Docker's containers: the kernel's settings, and files with data about other users of the machine. Nothing is
+# mounted inside the hidden ones.
 _PROC_READ_ONLY: Final = tuple(f"/proc/{name}" for name in ("bus", "fs", "irq", "sys", "sysrq-trigger"))
 HIDDEN: Final = (
     *(
@@ -76,9 +76,9 @@ _ACCELERATORS: Final = ("nvidia", "dri", "kfd", "infiniband", "gdrdrv", "dxg", "
 
 
 def own_paths(sandbox: Sandbox, names: Iterable[str], pid: int) -> list[str]:
-    """Return the paths that a process may write to besides those in `sandbox`: devices, from the names in /dev, and its
-    own entries in /proc, where CUDA names its threads. A template may write to all entries, because its workers need
-    theirs."""
+    """Return the paths that a process may write to in addition to the paths in `sandbox`: devices, from the names in
+    /dev, and its own entries in /proc, where CUDA names its threads. A template may write to all entries, because its
+    workers need theirs."""
     chosen = [name for name in names if name in _DEVICES or (sandbox.gpus and name.startswith(_ACCELERATORS))]
     return [*(f"/dev/{name}" for name in sorted(chosen)), PROC if sandbox.is_template else f"{PROC}/{pid}"]
 
@@ -91,8 +91,8 @@ def common(template: Sandbox) -> Sandbox:
 
 
 def mounts(sandbox: Sandbox, own: Iterable[str], present: Mapping[str, Kind] = _NO_MOUNTS) -> list[Mount]:
-    """Return the mounts that are not `present`, each after those that it is in. They include the mounts that new ones
-    cover. A writable path in a read-only one is writable."""
+    """Return the mounts that are not `present`, each after the mounts that contain it. They include the mounts that new
+    ones cover. A writable path inside a read-only path is writable."""
     kinds: dict[str, Kind] = dict.fromkeys(
         (*SYSTEM, *_resolvers(sandbox), PROC, *sandbox.shared, *sandbox.readable, *_PROC_READ_ONLY), Kind.READ_ONLY
     )
@@ -119,7 +119,7 @@ def _resolvers(sandbox: Sandbox) -> tuple[str, ...]:
 
 
 def rules(sandbox: Sandbox, own: Iterable[str], list_folder: Callable[[str], Sequence[str]]) -> list[Rule]:
-    """Return the rules for Landlock. It knows no exceptions: without namespaces, each path next to a hidden one is
+    """Return the rules for Landlock. It knows no exceptions: without namespaces, each path next to a hidden path is
     listed."""
     if sandbox.namespaces:  # there are no other files
         writable = (_DEVICE_FOLDER, *(path for path in own if not is_inside(path, _DEVICE_FOLDER)))
@@ -150,7 +150,7 @@ def _without(path: str, hidden: Collection[str], list_folder: Callable[[str], Se
 
 
 def as_prefixes(paths: Iterable[str]) -> tuple[str, ...]:
-    """Return the paths with a slash at the end. `str.startswith` then finds what is inside one of them."""
+    """Return the paths with a slash at the end. `str.startswith` then finds the paths inside one of them."""
     return tuple(path.rstrip("/") + "/" for path in paths)
 
 

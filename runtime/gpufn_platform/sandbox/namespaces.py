@@ -1,6 +1,6 @@
 """Namespaces of a sandbox: a root that consists of its mounts, and optionally a network without interfaces.
 
-The process gets a user namespace of its own, in which it may mount. Its user and group stay the same.
+The process gets its own user namespace, in which it may mount. Its user and group stay the same.
 """
 
 from __future__ import annotations

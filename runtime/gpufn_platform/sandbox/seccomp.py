@@ -112,8 +112,8 @@ def program(machine: str, *, may_set_up: bool) -> bytes:
 
 @functools.cache
 def without_set_up(machine: str) -> bytes:
-    """Return the program that a process needs besides the one that it inherited with `may_set_up`. The kernel runs
-    both, and the strictest result counts. Installing it takes a fifth of the time."""
+    """Return the program that a process needs in addition to the program that it inherited with `may_set_up`. The
+    kernel runs both, and the strictest result counts. Installing it takes a fifth of the time."""
     steps: list[_Step] = [(_LOAD, 0, 0, _NUMBER)]
     for number in _set_up_calls(machine):
         steps += _if_equal(number, [_error(_EPERM)])

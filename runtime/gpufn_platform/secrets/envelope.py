@@ -1,8 +1,8 @@
 """Envelope encryption of secrets. Pure, except for random numbers.
 
-Each value is encrypted with AES-256-GCM under a data key of its own, and the data key under a master key. Name, scope
-and version are associated data of both, so a record that was copied under another name, scope or version does not open.
-A rotation of the master key encrypts the data keys again, not the values.
+Each value is encrypted with AES-256-GCM under its own data key, and the data key under a master key. Name, scope and
+version are associated data of both, so a record that was copied under another name, scope or version does not open. A
+rotation of the master key encrypts the data keys again, not the values.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ def settings_of(name: str) -> tuple[str, str, str]:
 
 @dataclass(frozen=True)
 class KeySource:
-    """The setting that gives a key, and its value. `load` reads it anew, so that a rotation needs no restart."""
+    """The setting that gives a key, and its value. `load` reads it again, so that a rotation needs no restart."""
 
     setting: str
     value: str = field(repr=False)

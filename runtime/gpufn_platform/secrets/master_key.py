@@ -1,4 +1,4 @@
-"""The master key of the secrets, and where it comes from. Earlier keys are those that a rotation replaces."""
+"""The master key of the secrets, and its source. Earlier keys are the keys that a rotation replaces."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ class Redactor:
         return self._emit(buffer, self._occurrences(buffer), end)
 
     def flush(self) -> bytes:
-        """Return what is held back. A secret that continues after it is not recognized."""
+        """Return the text that is held back. A secret that continues after it is not recognized."""
         buffer = self._held
         output = self._emit(buffer, self._occurrences(buffer), len(buffer))
         self._in_mask = False

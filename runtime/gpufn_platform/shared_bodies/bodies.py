@@ -2,9 +2,9 @@
 
 A shared body is a file in memory (tmpfs), named by its writer. A gateway writes a call's body while it arrives. The
 runner links it into the folder of the worker that runs the call. The worker maps the file and reads arrays in place.
-Results return the same way, but the gateway reads them instead of mapping them: a worker may truncate its file at any
-time, and a process that has mapped it would then crash. The process that takes a shared body unlinks its name, and the
-memory is free when the last mapping is gone. Each body gets a new file: no process can see a later call through a file
+Results return the same way, but the gateway reads them instead of mapping them. A worker may truncate its file at any
+time, and a process that has mapped the file would then crash. The process that receives a shared body unlinks its name,
+and the memory is freed with the last mapping. Each body gets a new file: no process can see a later call through a file
 that it still has open or mapped (docs/decisions/0041).
 
     Home.shared_bodies/<gateway>   bodies written by one gateway, and results for it
@@ -104,7 +104,7 @@ class SharedBodies:
         return linked_name
 
     def remove(self, name: str) -> None:
-        """Unlink a shared body. An absent one is no error."""
+        """Unlink a shared body. A missing body is not an error."""
         with contextlib.suppress(OSError):
             os.unlink(self._path(name))
 

@@ -23,7 +23,7 @@ MODE = "GPUFN_SIGNATURES"
 FILE = "GPUFN_TRUSTED_KEYS_FILE"
 _MODES = ("off", "policy", "require")
 
-_Version = tuple[int, int, int]  # of the file: it changes when the file does
+_Version = tuple[int, int, int]  # version of the file: it changes when the file does
 
 
 class _Key(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -39,7 +39,7 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class LocalTrust:
-    """`mode` is off, policy or require. `file` has the trusted keys; without one, those on the bus count."""
+    """`mode` is off, policy or require. `file` has the trusted keys; without a file, the keys on the bus count."""
 
     def __init__(self, mode: str = "policy", file: Path | None = None) -> None:
         self._mode = mode
@@ -84,7 +84,7 @@ class LocalTrust:
         return True
 
     def combine(self, shared: Trust) -> Trust:
-        """Return the rules of this node, given those on the bus. The bus can add requirements, but remove none."""
+        """Return the rules of this node, given the rules on the bus. The bus can add requirements, but remove none."""
         own = self._own if self._file is not None else Trust(keys=shared.keys)
         return Trust(keys=own.keys, required=own.required | shared.required, requires_all=self._mode == "require")
 

@@ -1,4 +1,4 @@
-"""Checks of signatures by a gateway, agent or builder, with the rules on the bus and those of the node.
+"""Checks of signatures by a gateway, agent or builder, with the rules on the bus and the rules of the node.
 
 A revision is verified once: the result counts until its record or a rule changes, so a start does not pay for it.
 Before a refusal the rules are read from the bus, because a watch may lag: the key may have been trusted just now.
@@ -81,7 +81,7 @@ class Signatures:
             check()
 
     def check_revision(self, key: RevisionKey, revision: Revision) -> None:
-        """As `verify_revision`, with the rules that are known here. Raises UntrustedDeploy."""
+        """Like `verify_revision`, with the rules that are known here. Raises UntrustedDeploy."""
         if self._local.is_off:
             return
         self._refresh()
@@ -94,13 +94,13 @@ class Signatures:
         self._verified[key] = revision
 
     def check_new(self, revision: Revision) -> None:
-        """As `verify_new`, with the rules that are known here. Raises UntrustedDeploy."""
+        """Like `verify_new`, with the rules that are known here. Raises UntrustedDeploy."""
         if not self._local.is_off:
             self._refresh()
             check_revision(self._trust, revision.function, revision)
 
     def check_build(self, build: Build) -> None:
-        """As `verify_build`, with the rules that are known here. Raises UntrustedDeploy."""
+        """Like `verify_build`, with the rules that are known here. Raises UntrustedDeploy."""
         if not self._local.is_off:
             self._refresh()
             check_build(self._trust, build)

@@ -21,7 +21,7 @@ _AT_ONCE: Final = 64  # spans in a message: with the longest texts they have 250
 
 
 class SpanReporter:
-    """Collects spans for a moment and publishes them. `dropped` counts those that could not be sent."""
+    """Collects spans for a moment and publishes them. `dropped` counts spans that could not be sent."""
 
     def __init__(self, bus: Bus, sender: str) -> None:
         self._bus = bus
@@ -38,7 +38,7 @@ class SpanReporter:
             self._timer = asyncio.get_running_loop().call_later(_DELAY_S, self.flush)
 
     def flush(self) -> None:
-        """Publish what was collected. While the bus is away, it is dropped."""
+        """Publish the collected spans. While the bus is away, they are dropped."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -101,7 +101,8 @@ class S3Store:
         return found
 
     async def remove(self, file: StoredFile) -> bool:
-        # A file that was touched since it was listed is stored again by its commit, which checks what it names.
+        # A file that was touched since it was listed is stored again by its commit, which checks the files that it
+        # names.
         url = self._url(file.digest)
         found = await self._request("HEAD", url, accepts_absence=True)
         if found is None or _modified_at(found.headers.get("last-modified", "")) > file.put_at:

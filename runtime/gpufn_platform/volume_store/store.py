@@ -52,5 +52,5 @@ class VolumeStore(Protocol):
         ...
 
     async def remove_unfinished(self, before: float) -> None:
-        """Remove what uploads left that ended before `before` (unix seconds) without storing a file."""
+        """Remove leftovers of uploads that ended before `before` (unix seconds) without storing a file."""
         ...

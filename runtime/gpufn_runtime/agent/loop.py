@@ -1,7 +1,8 @@
 """Node agent: makes this node's workers match its Assignments. Only this module applies the decisions of others.
 
 When an Assignment or a report changes, and each second:
-    `reconcile` returns an action; `start` starts a worker, `supervise` ends it, `cleanup` removes what it leaves.
+    `reconcile` returns an action; `start` starts a worker, `supervise` ends it, `cleanup` removes its files and
+    processes.
 Each second:
     NodeReport; clock skew (each minute); overdue workers; retries of unsent events and failed removals; orphans.
 At the start:

@@ -43,8 +43,8 @@ class Directory:
         self._watches.append(await self._functions.watch(self._on_change))
 
     def find(self, name: str, caller: str) -> str:
-        """Return the full name of the function that `name` means to the function `caller`: one of its own app first.
-        Raises FunctionNotFound, AmbiguousFunction."""
+        """Return the full name of the function that `name` denotes for the function `caller`: functions of its own app
+        come first. Raises FunctionNotFound, AmbiguousFunction."""
         return self._names.find(name, home_of(caller), lambda full: self._teams.may_call(caller, full))
 
     def may_call(self, caller: str, function: str) -> bool:
@@ -61,12 +61,12 @@ class Directory:
 
     async def called(self, name: str, caller: str, key: bytes) -> Revision:
         """Return the revision for a call with `key` of the function, or the variant, that `name` means to `caller`.
-        Raises FunctionNotFound, AmbiguousFunction, and what `Variants.find` raises."""
+        Raises FunctionNotFound, AmbiguousFunction, and the errors of `Variants.find`."""
         function, selector, _ = split(name)
         full = self.find(function, caller)
         if selector is None:
             if (traffic := self._splits.get(full)) is not None:
-                with contextlib.suppress(FunctionNotFound):  # the record of the chosen revision is gone
+                with contextlib.suppress(FunctionNotFound):  # the record of the chosen revision was deleted
                     revision = await self.revision(full, choose(traffic, full.encode() + key))
                     if not revision.is_checked_first:
                         return revision

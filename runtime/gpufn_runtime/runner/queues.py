@@ -28,7 +28,7 @@ class Queues(dict[RevisionKey, RevisionQueue]):
             queue.offer(delivery)
 
     def withdraw(self, delivery: DirectDelivery) -> None:
-        """Cancel a fast-path call: its gateway is gone, or has queued it."""
+        """Cancel a fast-path call: its gateway has disconnected, or has queued it."""
         queue = self.get((delivery.message.function, delivery.message.revision))
         if queue is not None:
             queue.dispatch(events.Withdrawn(delivery))

@@ -45,7 +45,7 @@ class Totals:
         self._counted: dict[str, None] = {}  # workers whose start was counted, in order
 
     def add_traffic(self, traffic: Iterable[RevisionTraffic]) -> None:
-        """Add what all queues have counted since the last time."""
+        """Add the counts of all queues since the last time."""
         current = {(each.function, each.revision): each for each in traffic}
         for key, now in current.items():
             before = self._last.get(key)
@@ -84,7 +84,7 @@ class Totals:
         )  # fmt: skip
 
     def _of(self, function: str) -> _Counts:
-        """Return the counts of a function, and make it the one that changed last."""
+        """Return the counts of a function, and move it to the end of the order of changes."""
         counts = self._counts.pop(function, None) or _Counts()
         self._counts[function] = counts
         if len(self._counts) > MAX_FUNCTIONS:

@@ -71,7 +71,7 @@ def _wait_and_work(modules: list[str]) -> None:
                 os._exit(0)
             line += data
     request = msgspec.json.decode(line, type=ForkRequest)
-    output = os.open(request.output, os.O_RDWR)  # O_RDWR, so that writing never fails when the reader is gone
+    output = os.open(request.output, os.O_RDWR)  # O_RDWR, so that writing never fails without a reader
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
         os.dup2(output, stream.fileno())

@@ -37,7 +37,7 @@ def thread_count() -> int:
 
 
 def reason_not_to_fork(probe_timeout_s: float = _PROBE_TIMEOUT_S) -> str:
-    """Return what this process has done that forbids a fork, such as `started 2 threads, ...`; empty if nothing."""
+    """Return the reason that forbids a fork of this process, such as `started 2 threads, ...`, or an empty string."""
     sees_gpus = os.environ.get("CUDA_VISIBLE_DEVICES") != ""
     if sees_gpus and _has_initialized_cuda():
         return "initialized CUDA, which is then unusable in a forked worker"

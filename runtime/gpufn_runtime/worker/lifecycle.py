@@ -5,12 +5,12 @@
 3. load the bundle's code; instantiate the class and run its @enter hooks: Ready, or StartFailed and, once the runner
    has hung up, exit code 3
 4. the reader thread receives frames; the user threads, the main thread first, run calls (`executor`)
-5. the runner disconnects: drop queued calls, reconnect for RECONNECT_S, send Hello and Ready again, with the attempts
-   that still run and those that have ended meanwhile; otherwise exit code 4
+5. the runner disconnects: drop queued calls, reconnect for RECONNECT_S, send Hello and Ready again, with the running
+   attempts and the attempts that ended meanwhile; otherwise exit code 4
 6. Park: while no call runs, move GPU memory to host memory: Ready, parked, or NotParked. Resume: move it back; Ready,
    or StartFailed and exit code 3 (`parking`)
-7. Drain: finish the calls that are here. SIGTERM: notify the runner, which may have sent a call that is not here yet,
-   and wait for its Drain; without a runner, finish the calls that are here
+7. Drain: finish the calls that are here. SIGTERM: notify the runner, which may have sent a call that has not arrived
+   yet, and wait for its Drain; without a runner, finish the received calls
 8. run the @exit hooks, exit
 9. a GPU fault: like SIGTERM, because the worker has to be replaced
 In a gang: rank 0 listens for the other ranks before step 3, and is Ready when they are. It passes its calls to them and
@@ -129,9 +129,9 @@ class Worker:
         self._draining = False  # the worker has to end
         self._may_end = False  # and no call is on its way to it
         self._exit_code = 0
-        self._cause = Cause.STOP  # why it ends, unless its runner or a fault tells otherwise
+        self._cause = Cause.STOP  # why it ends, unless its runner or a fault gives another reason
         self._is_ready = False
-        self._has_failed = False  # it cannot start, and has told the runner
+        self._has_failed = False  # it cannot start, and has notified the runner
         self._runner_left = threading.Event()
         self._drained = threading.Event()  # the runner has sent Drain
         self._rank_zero: RankZero | None = None  # if this process is rank 0 of a gang
@@ -304,8 +304,8 @@ class Worker:
             self._runner_left.set()
 
     def _end_failed_start(self) -> int:
-        """Wait until the runner has hung up, and so has reported the error: the agent reports the exit, which says
-        less, and the controller acts on what arrives first. Return the exit code."""
+        """Wait until the runner has disconnected, and so has reported the error: the agent reports the exit with fewer
+        details, and the controller acts on the first report. Return the exit code."""
         self._runner_left.wait(_HUNG_UP_WITHIN_S)
         return self._exit_code
 

@@ -125,20 +125,21 @@ class Link:
                 return False
             self._unsent.append(data)
             # A signal handler or __del__ of user code can get here in the middle of a send of the same thread: its
-            # frames are sent after that one.
+            # frames are sent after that frame.
             while self._unsent and not self._sending:
                 self._sending = True
                 try:
                     self._socket.sendall(self._unsent.popleft())
                 except OSError:
-                    self._unsent.clear()  # the runner is gone; `receive` reports it
+                    self._unsent.clear()  # the runner has disconnected; `receive` reports it
                     return False
                 finally:
                     self._sending = False
         return True
 
     def receive(self, wait_s: float | None = None) -> bool:
-        """Wait for frames, for a while or at most `wait_s`, and add them to `frames`. False if the runner disconnected.
+        """Wait for frames, for a limited time or at most `wait_s`, and add them to `frames`. False if the runner
+        disconnected.
 
         Only one thread at a time. Raises ProtocolMismatch if the runner uses another protocol.
         """

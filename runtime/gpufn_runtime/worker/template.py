@@ -92,7 +92,7 @@ def serve(modules: list[str]) -> int:
 
 
 def import_all(modules: list[str], after_each: Callable[[str], None] = lambda _: None) -> tuple[str, ...]:
-    """Import all modules. Return those that failed: the worker will report their errors to its user."""
+    """Import all modules. Return the modules that failed: the worker will report their errors to its user."""
     for name in _COMMON_MODULES:
         importlib.import_module(name)
     for name in gpufn.__all__:
@@ -140,7 +140,7 @@ class _HasThreads(Exception):
 
 class _Forks:
     """Forks workers, or uses the one forked ahead. `replies` is the descriptor for replies, which workers close.
-    `sandbox` is that of this process."""
+    `sandbox` is the sandbox of this process."""
 
     def __init__(self, replies: int, sandbox: Sandbox | None) -> None:
         self.may_fork_ahead = False
@@ -251,7 +251,7 @@ def _detach() -> None:
 
 
 def _become_worker(request: ForkRequest) -> None:
-    output = os.open(request.output, os.O_RDWR)  # O_RDWR, so that writing never fails when the reader is gone
+    output = os.open(request.output, os.O_RDWR)  # O_RDWR, so that writing never fails without a reader
     os.dup2(output, 1)
     os.dup2(output, 2)
     os.close(output)

@@ -79,7 +79,7 @@ def _result_by(call: Call[Any], deadline: float | None, timeout: float | None) -
 
 
 class Step(Generic[V]):
-    """A call in a Graph. As an argument of another step, it stands for its result."""
+    """A call in a Graph. As an argument of another step, it represents its result."""
 
     def __init__(self, number: int, remote: Remote[..., Any, V], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.number = number

@@ -95,10 +95,10 @@ class Remote(Generic[P, R, V]):
     def with_options(self, **options: Any) -> Remote[P, R, V]:
         """Return the same function with other options: ``f.with_options(gpu="L4", max_workers=2).remote(x)``.
 
-        `timeout`, `priority` and `trust_results` are those of `options`. The others are options of `@gpu_function` that
-        a caller may change: `gpu`, `share`, `vram`, `sm`, `cpu`, `memory`, `max_workers`, `idle_timeout`,
-        `concurrency` and `retries`. They make a variant: a pool of workers of its own. A key needs the scope `deploy`
-        for that. Raises InvalidInput.
+        `timeout`, `priority` and `trust_results` come from `options`. The others are options of `@gpu_function` that a
+        caller may change: `gpu`, `share`, `vram`, `sm`, `cpu`, `memory`, `max_workers`, `idle_timeout`, `concurrency`
+        and `retries`. They make a variant: a separate pool of workers. A key needs the scope `deploy` for that. Raises
+        InvalidInput.
         """
         of_calls = {name: options.pop(name) for name in ("timeout", "priority", "trust_results") if name in options}
         if not options:
@@ -155,7 +155,7 @@ class Remote(Generic[P, R, V]):
         return _map.begin(self, self.remote, arguments, _length((arguments,)), options)
 
     def check_map(self, iterables: tuple[Any, ...]) -> None:
-        """Raise TypeError unless `iterables` are iterable. None at all would silently make no calls."""
+        """Raise TypeError unless `iterables` are iterable. A map without iterables would silently make no calls."""
         if not iterables:
             raise TypeError(f"map takes an iterable for each argument of {self.target().path}, as in .map(range(10))")
         check_iterables("map", iterables)
@@ -220,7 +220,7 @@ class Remote(Generic[P, R, V]):
 
 
 class _WithOptions(Remote[P, R, V]):
-    """A Remote whose calls have options of their own."""
+    """A Remote whose calls have their own options."""
 
     def __init__(
         self, remote: Remote[P, R, V], timeout_s: float | None, priority: Priority | None, *, trusts: bool
@@ -271,7 +271,7 @@ class _Variant(_WithOptions[P, R, V]):
 class AsyncRemote(Generic[P, R, V]):
     """`remote`, `spawn`, `map`, `starmap` and `stream` for asyncio.
 
-    Each call waits in a thread of its own. When the task is cancelled, for example by a timeout, `remote` and `stream`
+    Each call waits in its own thread. When the task is cancelled, for example by a timeout, `remote` and `stream`
     cancel their call. Spawned calls and the items of a map continue.
     """
 

@@ -258,7 +258,7 @@ class Client(CallApi, ModelRequests, TerminalRequests, VolumeRequests, DataReque
         return self._member(int, "encrypted", "POST", "/v1/secrets/rotate")
 
     def teams(self) -> list[TeamView]:
-        """List the teams and what they use. A key of a team sees its own."""
+        """List the teams and their usage. A key of a team sees its own."""
         return self._member(list[TeamView], "teams", "GET", "/v1/teams")
 
     def set_team(
@@ -306,7 +306,7 @@ class Client(CallApi, ModelRequests, TerminalRequests, VolumeRequests, DataReque
         return self._json(SignerView, "PUT", f"/v1/signing/keys/{segment(name)}", content=body, headers=JSON_BODY)
 
     def distrust_key(self, name: str) -> SignerView:
-        """Stop trusting a key: running workers go on, new workers of what it signed do not start. Raises
+        """Stop trusting a key: running workers continue, new workers of revisions that it signed do not start. Raises
         SignerNotFound."""
         return self._json(SignerView, "DELETE", f"/v1/signing/keys/{segment(name)}")
 
@@ -378,7 +378,7 @@ class Client(CallApi, ModelRequests, TerminalRequests, VolumeRequests, DataReque
         expires_in_s: float | None = None,
         team: str = "",
     ) -> KeyView:
-        """Create an API key, of a team if one is named. Only this response contains its secret. After `expires_in_s`
+        """Create an API key, for a team if one is named. Only this response contains its secret. After `expires_in_s`
         seconds the gateway rejects it; the last key with the scope admin must not expire.
 
         Limits: `rate`, calls per second, with a `burst` of calls at once; `concurrency`, synchronous calls in flight;

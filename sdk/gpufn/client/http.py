@@ -102,7 +102,7 @@ def _checked_environment(environment: str | None) -> str:
 
 
 def trusted_certificates() -> ssl.SSLContext | bool:
-    """Return the certificates that https trusts: those in GPUFN_CA_FILE, or else the public authorities.
+    """Return the certificates that https trusts: the certificates in GPUFN_CA_FILE, or else the public authorities.
 
     Reading them takes 70 ms. Raises GatewayUnavailable.
     """
@@ -156,7 +156,8 @@ class Requests:
         self._has_responded = False
 
     def _stored_login(self) -> Callable[[httpx.Request], httpx.Request] | None:
-        """Return what adds the token of `gpufn login` to a request, if the user is logged in at this gateway."""
+        """Return a function that adds the token of `gpufn login` to a request, or None without a login at this
+        gateway."""
         from gpufn.client.login.stored_logins import Logins, StoredToken  # noqa: PLC0415
 
         logins = Logins()
@@ -173,7 +174,7 @@ class Requests:
         return add_token
 
     def _exchange(self, jwt: str) -> TokenView:
-        """Return the gateway's token for one of its OpenID provider. The request itself has none."""
+        """Return the gateway's token in exchange for a token of its OpenID provider. The request itself has none."""
         body = msgspec.json.encode({"jwt": jwt})
         return self._json(TokenView, "POST", "/v1/auth/token", content=body, headers=JSON_BODY, auth=None)
 

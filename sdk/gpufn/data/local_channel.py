@@ -35,7 +35,7 @@ _NEVER: Final = float("inf")
 
 @dataclass
 class _Stored:
-    """An item of a queue, an entry of a dict, or a stored value. The times are those of the channel's clock."""
+    """An item of a queue, an entry of a dict, or a stored value. The times are times of the channel's clock."""
 
     content_type: str
     value: bytes

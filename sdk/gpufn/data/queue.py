@@ -92,7 +92,7 @@ class Queue:
 
 
 class Leased(Generic[T]):
-    """A taken item. As a context manager it returns the value, and acknowledges the item at the end; after an exception
+    """A taken item. As a context manager it returns the value, and acknowledges the item at the end. After an exception
     it releases the item instead."""
 
     def __init__(self, queue: str, header: ItemReply, value: bytes) -> None:

@@ -36,8 +36,8 @@ class Ref:
 
 
 def put(value: Any, *, ttl: float = _TTL_S) -> Ref:
-    """Store a value of at most 60 MiB for `ttl` seconds, and return a reference to it. Everybody who has the reference
-    and may call functions can read the value. Raises InvalidInput for a value that cannot be sent.
+    """Store a value of at most 60 MiB for `ttl` seconds, and return a reference to it. Any client that has the
+    reference and may call functions can read the value. Raises InvalidInput for a value that cannot be sent.
 
     >>> import gpufn
     >>> def search_all(index: list[str], queries: list[str]) -> None:

@@ -80,5 +80,5 @@ class App:
 
 
 def _applied(decorate: Callable[[Any], Any], target: Any) -> Any:
-    """Return the decorator, or what it makes of `target` if it stands above the function without parentheses."""
+    """Return the decorator, or its result for `target` if it stands above the function without parentheses."""
     return decorate if target is None else decorate(target)

@@ -18,8 +18,8 @@ class Declaration(Protocol):
 
 
 # By name, with the app if there is one, then by module and qualified name. A notebook declares the same function many
-# times: the last one that is still referenced counts. A copy by value counts as a declaration, because its original may
-# be gone.
+# times: the last declaration that is still referenced counts. A copy by value counts as a declaration, because its
+# original may no longer exist.
 _declarations: dict[str, dict[tuple[str, str], list[weakref.ref[Declaration]]]] = {}
 _deployed: dict[str, weakref.ref[Declaration]] = {}  # by name
 

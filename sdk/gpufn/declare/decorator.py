@@ -140,7 +140,7 @@ def method(call: Callable[Concatenate[Any, P], R]) -> Method[P, R, R]: ...
 def method(*, batch: Batch | None) -> Callable[[Callable[Concatenate[Any, P], R]], Method[P, R, R]]: ...
 def method(call: Any = None, *, batch: Any = msgspec.UNSET) -> Any:
     """Mark a method of a `@gpu_function` class as remotely callable. With `batch` its calls are gathered; `batch=None`
-    takes it out of the batching of its class.
+    excludes it from the batching of its class.
 
     >>> @gpu_function
     ... class Greeter:

@@ -32,7 +32,7 @@ def hooks(cls: type, hook: str) -> dict[str, Callable[..., Any]]:
 
 
 def batch_of(method: Callable[..., Any], default: Batch | None) -> Batch | None:
-    """Return the batch of a method, or of a function: its own, else that of `default`."""
+    """Return the batch of a method, or of a function: its own batch, otherwise the batch of `default`."""
     own: Batch | msgspec.UnsetType | None = getattr(method, BATCH, msgspec.UNSET)
     return default if own is msgspec.UNSET else own
 

@@ -20,7 +20,7 @@ from gpufn_core.spec.image_spec import FILES_FOLDER, MACHINES, ImageFile, ImageS
 if TYPE_CHECKING:
     from pathlib import Path  # the import takes 6 ms of a cold start
 
-_ANY_PYTHON = "3.11"  # of a declaration, until the deploy knows it
+_ANY_PYTHON = "3.11"  # version of a declaration, until the deploy knows it
 _MOUNTED_OVER = ("/tmp/", "/gpufn/", "/dev/", "/proc/", "/sys/")  # noqa: S108  in a worker's container
 
 

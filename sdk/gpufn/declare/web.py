@@ -1,4 +1,4 @@
-"""`@asgi_app`, `@wsgi_app` and `@web_endpoint`: functions that serve HTTP requests of their own."""
+"""`@asgi_app`, `@wsgi_app` and `@web_endpoint`: functions that serve their own HTTP requests."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
 
-# One worker serves so many requests and WebSockets at once, unless `concurrency` says otherwise. Each request to a WSGI
+# The requests and WebSockets that one worker serves at once, unless `concurrency` is set. Each request to a WSGI
 # application needs a thread.
 _CONCURRENCY: Final = {WebKind.ASGI: 100, WebKind.WSGI: 16}
 

@@ -1,4 +1,4 @@
-"""Wait for the check of a new revision: the start of one of its workers, before calls go to the revision."""
+"""Wait for the check of a new revision: one of its workers starts before calls go to the revision."""
 
 from __future__ import annotations
 

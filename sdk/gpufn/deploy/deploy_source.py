@@ -1,8 +1,8 @@
 """Source of a deploy: the file's path in its project, and the deploying user.
 
-A project is the folder that has `.git`, else the one that has `pyproject.toml`, else the file's own folder. Its
-identity is a digest of the URL of the git remote `origin`, which is the same in every clone, or else of the folder's
-path.
+A project is the folder that has `.git`, otherwise the folder that has `pyproject.toml`, otherwise the file's own
+folder. Its identity is a digest of the URL of the git remote `origin`, which is the same in every clone, or else of the
+folder's path.
 """
 
 from __future__ import annotations

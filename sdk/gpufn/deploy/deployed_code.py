@@ -26,8 +26,9 @@ class Api(Protocol):
 def difference(api: Api, name: str) -> str:
     """Return a warning if the code of the deployed function `name` differs from its file here.
 
-    Return "" if the code is the same or cannot be compared: this process does not declare the function exactly once, no
-    file declares it, another version of Python made the digest, or the gateway does not show the function.
+    Return "" if the code is the same or cannot be compared. It cannot be compared if this process does not declare the
+    function exactly once, no file declares it, another version of Python made the digest, or the gateway does not show
+    the function.
     """
     declared = declarations_of(name)
     if len(declared) != 1:

@@ -1,7 +1,7 @@
 """The lock of an image's packages: all packages with their versions and hashes, resolved by uv at the deploy.
 
 The client resolves, because it has the user's files, indexes and logins, and can show uv's message at once. The lock
-contains what a worker itself imports. So a contradiction with that is an error of the deploy, too.
+contains the packages that a worker itself imports. So a contradiction with that is an error of the deploy, too.
 """
 
 from __future__ import annotations

@@ -26,6 +26,7 @@ def signer_class() -> type[Signer]:
 
 
 def read_signer(path: str | os.PathLike[str] | None = None) -> Signer | None:
-    """Read the key in `path`, else the one that GPUFN_SIGNING_KEY names; None without either. Raises InvalidInput."""
+    """Read the key in `path`, otherwise the key that GPUFN_SIGNING_KEY names; None without either. Raises
+    InvalidInput."""
     file = os.fspath(path) if path is not None else os.environ.get(VARIABLE, "").strip()
     return signer_class().read(Path(file)) if file else None

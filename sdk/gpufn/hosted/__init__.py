@@ -4,5 +4,5 @@
 `runpod`   a handler of RunPod serverless
 
 `gpufn deploy --as` adds a small module to the bundle. It makes the other platform's package importable, by a
-replacement that has what such code needs, and declares the function. Workers of other functions never see it.
+replacement with the names that such code uses, and declares the function. Workers of other functions never see it.
 """

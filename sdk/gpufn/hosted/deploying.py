@@ -47,7 +47,7 @@ function = runpod_handler.serve(Path(__file__).parent / {file!r}, __name__)
 
 
 class Hosted(NamedTuple):
-    """A function to deploy, and notes about what differs from its own platform."""
+    """A function to deploy, and notes about differences from its own platform."""
 
     deployable: Deployable
     notes: tuple[str, ...]

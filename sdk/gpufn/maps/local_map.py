@@ -1,7 +1,7 @@
 """Maps that the platform does not store, for workers, `gpufn.testing` and short maps.
 
-Each item is a call of its own. Results may come before their turn, so that an item which is retried delays only those
-that follow it by more than the window.
+Each item is a separate call. Results may come before their turn, so an item that is retried delays only items that
+follow it by more than the window.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@
     AsyncMap       the same for asyncio
 
 If the Transport stores maps, the items are stored in chunks and their outcomes are one stream (`platform_map`). Another
-process that knows the id can continue such a map. Otherwise, as in a worker or in `gpufn.testing`, each item is a call
-of its own (`local_map`). A map of a few items is run in this way, too.
+process that knows the id can continue such a map. Otherwise, as in a worker or in `gpufn.testing`, each item is a
+separate call (`local_map`). A map of a few items is run in this way, too.
 """
 
 from __future__ import annotations

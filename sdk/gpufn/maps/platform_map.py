@@ -225,7 +225,7 @@ class PlatformMap:
         return outcome
 
     async def _next_async(self) -> ItemOutcome | None:
-        """Like `_next`. A thread only waits: if it took the outcome, a cancelled reader would lose it."""
+        """Like `_next`. A thread only waits: if it consumed the outcome, a cancelled reader would lose it."""
         while (outcome := self._take()) is None:
             if not await in_thread(self._wait_for_more):
                 return self._missing()

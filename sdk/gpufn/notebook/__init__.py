@@ -1,1 +1,1 @@
-"""What gpufn shows in a Jupyter notebook: progress of maps, and views as tables."""
+"""Output of gpufn in a Jupyter notebook: progress of maps, and views as tables."""

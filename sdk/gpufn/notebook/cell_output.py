@@ -8,7 +8,7 @@ from typing import Any
 
 
 class CellOutput:
-    """An output that appears when it is first shown. `display` is that of IPython."""
+    """An output that appears when it is first shown. `display` is IPython's function."""
 
     def __init__(self, display: Callable[..., Any] | None = None) -> None:
         self._display = display

@@ -14,7 +14,7 @@ _PERIOD_S = 0.1
 
 
 class NotebookBar:
-    """A progress bar like `gpufn.maps.progress_bar.Bar`. `display` is that of IPython."""
+    """A progress bar like `gpufn.maps.progress_bar.Bar`. `display` is IPython's function."""
 
     is_drawn = True
 

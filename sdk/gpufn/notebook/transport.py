@@ -1,4 +1,4 @@
-"""The transport of a notebook: like that of other processes, and it shows why a call waits.
+"""The transport of a notebook: like the transport of other processes, but it shows why a call waits.
 
 It warns of a function that was defined again in a cell and not deployed since.
 """

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _POLL_S: Final = 1.0
 _JOIN_S: Final = 2.0
-_one = threading.Lock()  # of several calls at a time, one shows its reason
+_one = threading.Lock()  # only one of several simultaneous calls shows its reason
 
 
 @contextlib.contextmanager
@@ -28,7 +28,7 @@ def waits_shown(
     display: Callable[..., Any] | None = None,
     period_s: float = _POLL_S,
 ) -> Iterator[None]:
-    """Ask `why` after each period, and show the reason until the block ends."""
+    """Query `why` after each period, and show the reason until the block ends."""
     if not _one.acquire(blocking=False):
         yield
         return

@@ -14,7 +14,7 @@ from gpufn_core.spec.volume_spec import VolumeChange, VolumeFile, VolumeVersion
 
 
 def commit(channel: Channel, name: str, folder: Path, removed: Iterable[str]) -> VolumeVersion:
-    """Publish the files of `folder`, without those in `removed`. Raises InvalidInput, InvalidSpec, Conflict,
+    """Publish the files of `folder`, except the files in `removed`. Raises InvalidInput, InvalidSpec, Conflict,
     PayloadTooLarge, PlatformError."""
     paths = list_files(folder, "")
     files = [hashed(target, path) for target, path in paths.items()]

@@ -32,7 +32,7 @@ class Api(Protocol):
 def get_files(
     api: Api, name: str, target: Path, path: str = "", *, version: int | None = None, progress: Progress | None = None
 ) -> VolumeTree:
-    """Copy the files below `path`, or the file `path`, into the folder `target`. Return what was selected.
+    """Copy the files below `path`, or the file `path`, into the folder `target`. Return the selected files.
 
     Raises DataNotFound if there is none; ArtifactUnavailable if a file is damaged or cannot be written."""
     shown, tree = progress or SILENT, api.volume_tree(name, version)

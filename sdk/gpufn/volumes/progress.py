@@ -13,7 +13,7 @@ class Progress:
         self._report = report
         self._lock = threading.Lock()
         self._done = self._total = 0
-        self.sent_bytes = self.sent_files = 0  # without those that were there already
+        self.sent_bytes = self.sent_files = 0  # without files that existed already
 
     def begin(self, total: int) -> None:
         self._total = total

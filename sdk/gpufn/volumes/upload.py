@@ -1,7 +1,10 @@
 """Upload of a file or a folder to a volume.
 
-1. list the files; a link that leaves the folder is refused   2. hash them, and send those that the platform lacks,
-several at a time   3. commit, which publishes all of them at once. After an interruption, step 2 sends only the rest.
+1. list the files; a link that leaves the folder is refused
+2. hash them, and send the files that the platform lacks, several at a time
+3. commit, which publishes all of them at once
+
+After an interruption, step 2 sends only the rest.
 """
 
 from __future__ import annotations
@@ -37,8 +40,8 @@ class Api(Protocol):
 def put_files(
     api: Api, name: str, source: Path, to: str = "", *, replace: bool = False, progress: Progress | None = None
 ) -> VolumeVersion:
-    """Copy a file or a folder into a volume. Raises InvalidInput for a path that cannot be sent, and what the platform
-    raises."""
+    """Copy a file or a folder into a volume. Raises InvalidInput for a path that cannot be sent, and the errors of the
+    platform."""
     shown, to = progress or SILENT, to.strip("/")
     paths = list_files(source, to)
     shown.begin(sum(path.stat().st_size for path in paths.values()))

@@ -1,8 +1,8 @@
 """Rules for the contents of a bundle. Pure; reads the archive's directory and unpacks nothing.
 
 The gateway checks a bundle at deploy, and each agent checks it again before unpacking, because an agent trusts no
-archive. Both use these rules, so that an agent accepts what the gateway accepted. Unpacking never writes more than the
-sizes that the directory claims, so limiting the claimed sizes is enough.
+archive. Both use these rules, so that an agent accepts every bundle that the gateway accepted. Unpacking never writes
+more than the sizes that the directory claims, so limiting the claimed sizes is enough.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def checked_entries(archive: zipfile.ZipFile) -> list[zipfile.ZipInfo]:
     """Return every entry, including folders. The bundle of a function without code has none.
 
     Raises InvalidBundle for links and devices, for sizes above the limits, for a name that leaves the bundle or is both
-    a file and a folder, and for two names that some file system treats as one file.
+    a file and a folder, and for two names that are the same file in some file system.
     """
     entries = archive.infolist()
     seen: dict[str, zipfile.ZipInfo] = {}

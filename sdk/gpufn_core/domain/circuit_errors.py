@@ -47,7 +47,7 @@ def start_failure(revision: int, status: FunctionStatus) -> Refused | None:
 
 
 def caller_error(function: str, error: ErrorInfo) -> ErrorInfo:
-    """Return a start failure as a caller receives it: the message names the function, and includes the type of the
+    """Return a start failure as a caller receives it. The message names the function, and includes the type of the
     user's exception, without which a `KeyError` is only a quoted word. The type fields are empty, because no call of
     the function raised it."""
     where = f" (`gpufn logs {function}` has the traceback)" if error.traceback else ""

@@ -37,7 +37,7 @@ def percentile(counts: DurationCounts, percent: float) -> float | None:
 
 
 def growth(now: DurationCounts, before: DurationCounts) -> Counter[int]:
-    """Return what was counted between two readings of the same counts.
+    """Return the counts between two readings of the same counts.
 
     >>> growth({1: 5, 2: 1}, {1: 3})
     Counter({1: 2, 2: 1})

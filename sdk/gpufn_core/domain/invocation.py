@@ -13,7 +13,7 @@ import msgspec
 
 from gpufn_core.errors import ErrorInfo, InvocationCancelled, InvocationExpired
 
-STOPS_WITHIN_S: Final = 1.0  # an attempt that is out of time may take this long to end by itself
+STOPS_WITHIN_S: Final = 1.0  # an attempt after its timeout may take this long to end
 # A runner ends a call at its deadline and reports that; a waiting caller allows this much longer for the report.
 END_REPORT_WITHIN_S: Final = STOPS_WITHIN_S + 1.0
 DELIVERIES_ON_FAILED_GPUS: Final = 3  # limit per invocation, which may itself make GPUs fail

@@ -68,15 +68,16 @@ class Lease(msgspec.Struct, frozen=True):
     renewed_at: float = 0.0  # unix seconds
 
     def has_expired(self, now: float, leading_since: float) -> bool:
-        """Return whether the function can be deleted. A controller that leads since a moment ago waits another
-        `ttl_s`, because nobody could renew the lease while no gateway ran."""
+        """Return whether the function can be deleted. A controller that leads since a moment ago waits another `ttl_s`,
+        because the lease could not be renewed while no gateway ran."""
         return now - max(self.renewed_at, leading_since) > self.ttl_s
 
 
 class Variant(msgspec.Struct, frozen=True, omit_defaults=True):
     """The difference between a variant and its function. `revision` is the function's revision that the variant copies,
-    `parameters` are those of its instance, and `options` replace options of the spec. `original` is the function's spec
-    if it was signed and the options change it. A terminal is a variant with one worker, which runs a command."""
+    `parameters` are the parameters of its instance, and `options` replace options of the spec. `original` is the
+    function's spec if it was signed and the options change it. A terminal is a variant with one worker, which runs a
+    command."""
 
     revision: int
     parameters: dict[str, Any] = {}
@@ -90,14 +91,14 @@ class Revision(msgspec.Struct, frozen=True, kw_only=True):
 
     `builds` are the builds that a BUILDING revision waits for. `engines` is complete once the revision is READY:
     parameter of the model → DeviceKind → EngineKeys, the best first. `error` is why a FAILED revision failed. A RETIRED
-    revision can be neither called nor rolled back to, and is deleted once nothing runs it; the record of the newest
+    revision can be neither called nor rolled back to, and is deleted once nothing runs it. The record of the newest
     revision keeps its number, with a bundle named "". `check` is None for a deploy without a check. A revision whose
     check failed is FAILED. `source` is None if the client did not send it. `code` is the client's digest of the
-    function's own code: deploying the same code in another bundle creates no new revision. `deploy_id` is common to
-    the revisions of one deploy. `signature` is None for an unsigned deploy. `secret_scopes` has the widest scope that
-    each secret may have (`gpufn_core.spec.naming.secret_scopes`); a secret without one may have any.
-    `lease` is what its function gets when the revision becomes active; None makes the function permanent. A revision of
-    a variant has the spec of its function, with the options of the variant; `spec.name` names the function.
+    function's own code: deploying the same code in another bundle creates no new revision. `deploy_id` is common to the
+    revisions of one deploy. `signature` is None for an unsigned deploy. `secret_scopes` has the widest scope that each
+    secret may have (`gpufn_core.spec.naming.secret_scopes`); a secret without one may have any. `lease` is the lease of
+    its function when the revision becomes active; None makes the function permanent. A revision of a variant has the
+    spec of its function, with the options of the variant; `spec.name` names the function.
     """
 
     function: str
@@ -149,8 +150,8 @@ class Revision(msgspec.Struct, frozen=True, kw_only=True):
 class Function(msgspec.Struct, frozen=True, kw_only=True):
     """A named thing that can be invoked.
 
-    `active` is the revision that the user wants to run. `serving` is the revision that receives calls: it follows
-    `active` once a worker of the new revision is READY, so a deploy neither turns warm calls into cold ones nor causes
+    `active` is the revision that the user wants to run. `serving` is the revision that receives calls. It follows
+    `active` once a worker of the new revision is READY. So a deploy neither turns warm calls into cold ones nor causes
     failures if the new revision cannot start. `min_workers` and `max_workers` (`gpufn scale`) override the spec's.
     `lease` is None for a permanent function. `traffic` divides the calls between revisions (`gpufn traffic`); without
     it all calls go to the serving one. `returned` is the last automatic return, until the split is set again.

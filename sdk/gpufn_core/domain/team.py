@@ -11,7 +11,7 @@ from gpufn_core.spec.isolation import LEAST, Isolation
 from gpufn_core.spec.naming import patterns
 
 NO_TEAM = ""
-MAX_FUNCTIONS: Final = 1_000  # of a team without a limit of its own
+MAX_FUNCTIONS: Final = 1_000  # for a team without its own limit
 
 
 class TeamLimits(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -32,7 +32,7 @@ class TeamLimits(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown
 
 
 class TeamUse(msgspec.Struct, frozen=True, kw_only=True):
-    """What a team uses of its TeamLimits. `borrowed_gpus` are those beyond its part by weight."""
+    """A team's usage of its TeamLimits. `borrowed_gpus` are those beyond its part by weight."""
 
     workers: int = 0
     gpus: float = 0.0
@@ -48,8 +48,9 @@ class Team(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A team owns the functions that match one of the patterns `owns`. The patterns of two teams do not overlap.
 
     Teams that compete for room get GPU seconds in proportion to `weight`. Its functions need the tier `isolation` or a
-    stronger one. Besides its own functions, those that match one of the patterns `callers` may call them from a worker.
-    Its functions that name one of `trust_domains` share GPUs with those of the other teams that have the domain, too.
+    stronger one. In addition to its own functions, functions that match one of the patterns `callers` may call them
+    from a worker. Its functions that name one of `trust_domains` also share GPUs with functions of the other teams that
+    have the domain.
     """
 
     name: str
@@ -74,8 +75,8 @@ class Team(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def domain_of(trust_domain: str, team: Team | None) -> str:
-    """Return the domain in which a function shares GPUs and templates, from the one that it names and its team. Who
-    deploys may name any domain, so a domain is common to several teams only if their records have it. No user can name
+    """Return the domain in which a function shares GPUs and templates, from its declared domain and its team. A
+    deployer may name any domain, so a domain is common to several teams only if their records have it. No user can name
     a domain with a slash.
 
     >>> ads = Team(name="ads", owns=("prod/ads/*",), trust_domains=("ours",))
@@ -94,7 +95,7 @@ class Teams:
 
     def __init__(self) -> None:
         self._teams: dict[str, Team] = {}
-        self._names: dict[str, str] = {}  # of the teams, by function
+        self._names: dict[str, str] = {}  # names of the teams, by function
 
     def __len__(self) -> int:
         return len(self._teams)

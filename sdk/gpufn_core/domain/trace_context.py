@@ -1,15 +1,15 @@
 """The place of a call in a trace (W3C Trace Context), with ids that every process derives. Pure.
 
 The `trace` of a message is the traceparent of the caller's span. A gateway that traces appends ``;`` and the seconds
-from which a call is slow, so that each process knows both the decision and the threshold without settings of its own.
-The client's tracestate follows after a space::
+from which a call is slow, so that each process knows both the decision and the threshold without its own settings. The
+client's tracestate follows after a space::
 
     00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01               passed through: the platform does not trace
     00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01;2.5           traced
     00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01;2.5 vendor=1  traced, with a tracestate
 
-The parent id is zero if the trace begins with the call. An item of a map has a trace of its own, with a link to the
-span of its map: a viewer cannot show a million items in a trace.
+The parent id is zero if the trace begins with the call. An item of a map has its own trace, with a link to the span of
+its map: a viewer cannot show a million items in a trace.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from gpufn_core.ids import item_of
 
 NO_SPAN: Final = "0" * 16
 _NO_TRACE: Final = "0" * 32
-LENGTH: Final = 55  # of a traceparent
+LENGTH: Final = 55  # characters of a traceparent
 SAMPLED: Final = "13579bdf"  # last digits of the flags
 _RANDOM: Final = 1 << 56  # a trace id has this many random values in its last seven bytes (W3C Trace Context 2)
 
@@ -119,7 +119,7 @@ def seen_by_attempt(invocation: str, attempt: int, trace: str) -> str:
 
 
 def of_nested_call(invocation: str, attempt: int, trace: str) -> str:
-    """Return the `trace` of the message of a call that an attempt makes. `trace` is that of its own message."""
+    """Return the `trace` of the message of a call that an attempt makes. `trace` is the trace of its own message."""
     return of_attempt(invocation, attempt, trace) + trace[LENGTH:] if is_traced(trace) else trace
 
 

@@ -69,7 +69,7 @@ class Cause(enum.StrEnum):
 
 
 class ParkedMemory(msgspec.Struct, frozen=True):
-    """The memory of a parked worker: on the host, and what remains in use on each of its GPUs."""
+    """The memory of a parked worker: on the host, and the remaining memory on each of its GPUs."""
 
     host_bytes: int
     device_bytes: int = 0
@@ -114,10 +114,10 @@ class Gang(msgspec.Struct, frozen=True):
 class Assignment(msgspec.Struct, frozen=True, kw_only=True):
     """The controller's record that a worker has to run on a node: desired state, lease, epoch.
 
-    While the record exists, its share is leased; the agent deletes it after the worker's process is gone. Once the
-    agent has measured what a parked worker still holds, only that is leased, until `desired` is `run` again. A parked
-    worker may use `park_bytes` of host memory. `epoch` is the controller's fencing token: agents refuse an older one.
-    Each process of a gang has an assignment of its own.
+    While the record exists, its share is leased; the agent deletes it after the worker's process has ended. Once the
+    agent has measured the remaining memory of a parked worker, only that is leased, until `desired` is `run` again. A
+    parked worker may use `park_bytes` of host memory. `epoch` is the controller's fencing token: agents refuse an older
+    one. Each process of a gang has its own assignment.
     """
 
     worker: str
@@ -149,8 +149,8 @@ EXIT_REPORT_WITHIN_S: Final = 8.0
 
 
 class Exit(msgspec.Struct, frozen=True):
-    """How a worker's process ended, as far as its agent could determine. If `code` and `signal` are both set, it was
-    one of the two: the exit status of a container is a number, and 128 + a signal is also a valid exit code."""
+    """How a worker's process ended, as far as its agent could determine. If `code` and `signal` are both set, only one
+    of them is true: the exit status of a container is a number, and 128 + a signal is also a valid exit code."""
 
     code: int | None = None
     signal: int | None = None
@@ -194,8 +194,8 @@ class Exit(msgspec.Struct, frozen=True):
 
 
 class ColdStart(msgspec.Struct, frozen=True):
-    """The phases of a cold start, in seconds: decide and place; fetch what the node lacks (bundle, engines, weights);
-    launch the process; load the code, with its imports; warm up. The start of a parked worker has only `resume_s`."""
+    """The phases of a cold start, in seconds: decide and place; fetch missing files (bundle, engines, weights); launch
+    the process; load the code, with its imports; warm up. The start of a parked worker has only `resume_s`."""
 
     place_s: float = 0.0
     fetch_s: float = 0.0

@@ -88,5 +88,5 @@ class MapOutcomeKind(enum.IntEnum):
 
 
 # A record of `OUTCOMES`: its kind, the lengths of content type and body; the item's index, the position of its end
-# among all ends, and how many items of the map had ended by then; then content type and body.
+# among all ends, and the number of items of the map that had ended by then; then content type and body.
 OUTCOME: Final = struct.Struct("!BBIQQQ")

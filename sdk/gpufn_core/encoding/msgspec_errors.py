@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-# Of bytes from an untrusted sender: a text may not be UTF-8, and nesting may be deeper than msgspec reads.
+# Errors for bytes from an untrusted sender: a text may not be UTF-8, and nesting may be deeper than msgspec reads.
 DECODE_ERRORS: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 _AT = re.compile(r" - at (?P<key>`key` in )?`\$?\.?(?P<path>.*?)`$", re.DOTALL)

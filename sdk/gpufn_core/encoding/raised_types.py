@@ -1,7 +1,7 @@
 """Local types for exceptions that a function's code raised: `except KeyError` works in the caller. Pure.
 
 A node names the class and its bases. A node must not be able to choose code that runs in the caller. So a class is
-looked up only in modules that are already loaded; no module is imported, and no attribute is read that a module could
+looked up only in modules that are already loaded. No module is imported, and no attribute is read that a module could
 compute. The exception is an instance of FunctionRaised and of that class, created without any user-defined `__init__`
 or `__new__`.
 """

@@ -35,8 +35,8 @@ OTHER_TYPE = f": it is read from a body of the content type {media.PICKLED} only
 
 
 class Encoded(NamedTuple):
-    """A result in its final form, independent of what the caller accepts. The body is the concatenation of its
-    parts."""
+    """A result in its final form, independent of the formats that the caller accepts. The body is the concatenation of
+    its parts."""
 
     content_type: str
     parts: tuple[bytes | memoryview, ...]

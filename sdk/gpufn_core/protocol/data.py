@@ -126,7 +126,8 @@ class GetValue(msgspec.Struct, frozen=True, tag="value.get"):
 
 
 class AdmitValue(msgspec.Struct, frozen=True, tag="value.admit"):
-    """Ask a gateway whether the team of the function may store a value of this size. A worker cannot ask."""
+    """Query a gateway whether the team of the function may store a value of this size. A worker cannot send this
+    query."""
 
     name: str
     size: int
@@ -177,19 +178,19 @@ Forwarded = CommitVolume | QueueOperation | DictOperation  # to a gateway
 ValueOperation = PutValue | GetValue
 Operation = PutVolumePart | ValueOperation | Forwarded
 
-FILE_BYTES = 4 << 30  # of a file that a function commits to a volume
-UNCOMMITTED_BYTES = 16 << 30  # of files that a worker has stored in the last hour and not committed
+FILE_BYTES = 4 << 30  # per file that a function commits to a volume
+UNCOMMITTED_BYTES = 16 << 30  # per worker: files that were stored in the last hour and not committed
 UNCOMMITTED_FILES = 10_000
-ITEM_BYTES = 1 << 20  # of an item of a queue, or of a value in a dict
-VALUE_BYTES = 60 << 20  # of a value that `gpufn.put` stores
-MAX_VALUES_BYTES = 16 << 30  # of all stored values
+ITEM_BYTES = 1 << 20  # per item of a queue or value in a dict
+VALUE_BYTES = 60 << 20  # per value that `gpufn.put` stores
+MAX_VALUES_BYTES = 16 << 30  # all stored values together
 MAX_ITEMS = 100_000  # of a queue
 MAX_DELIVERIES = 1_000  # the largest limit of an item's deliveries
 MAX_ENTRIES = 10_000  # of a dict
-MAX_DICTS_BYTES = 4 << 30  # of all dicts
-KEY_CHARS = 256  # of a key of a dict
+MAX_DICTS_BYTES = 4 << 30  # all dicts together
+KEY_CHARS = 256  # per key of a dict
 WAIT_S = 25.0  # the longest wait of one request for an item
-MIN_S, MAX_S = 1.0, 7 * 86_400.0  # of a lease, and of a time to live
+MIN_S, MAX_S = 1.0, 7 * 86_400.0  # range of a lease and of a time to live
 
 
 def dead_letters_of(queue: str) -> str:

@@ -5,8 +5,8 @@ socket is `Home.fast_path_socket`.
 
 1. The runner sends Limit for each revision when it changes, and a Heartbeat each second.
 2. The gateway sends an Offer for a call whose caller waits. At most `Limit.calls` calls of a revision are in flight.
-3. The runner answers with Refused at once, and the gateway queues the call as usual; or with Ended; or with Queued when
-   the attempt failed and the runner queued the next one.
+3. The runner answers with Refused at once, and the gateway queues the call as usual. Otherwise it answers with Ended,
+   or with Queued when the attempt failed and the runner queued the next one.
 4. If either end disconnects, the gateway queues its in-flight calls and the runner cancels them.
 """
 

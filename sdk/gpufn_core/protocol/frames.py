@@ -43,8 +43,9 @@ class Run(Frame, tag=1, frozen=True, array_like=True, gc=False):
 
     `shared_body` is the file name of the input in the worker's folder of shared bodies, if the input is not the frame's
     body. `takes_shared_body` allows the result to be such a file. `deadline` is when the runner ends the attempt, in
-    unix seconds. `trace` is the caller's traceparent. `delivery` is where the attempt's delivery is acknowledged, for
-    the next runner; if empty, that runner cannot adopt the attempt. `is_live` requests LiveItems besides the result.
+    unix seconds. `trace` is the caller's traceparent. `delivery` is the subject that acknowledges the attempt's
+    delivery, for the next runner; if empty, that runner cannot adopt the attempt. `is_live` requests LiveItems in
+    addition to the result.
     """
 
     attempt: int
@@ -73,7 +74,8 @@ class Credit(Frame, tag=3, frozen=True, array_like=True, gc=False):
 
 
 class Drain(Frame, tag=4, frozen=True, array_like=True, gc=False):
-    """Run the exit hooks and exit. The runner sends no further attempts. `cause` is None if the worker asked to end."""
+    """Run the exit hooks and exit. The runner sends no further attempts. `cause` is None if the worker requested its
+    end."""
 
     cause: Cause | None = None
 
@@ -100,7 +102,7 @@ class Input(Frame, tag=9, frozen=True, array_like=True, gc=False):
 
 
 class Trace(Frame, tag=10, frozen=True, array_like=True, gc=False):
-    """Trace what is allocated in the next `seconds`, or what runs on the GPU. The answer is a Traced with the same
+    """Trace the allocations of the next `seconds`, or the work of the GPU. The answer is a Traced with the same
     number."""
 
     number: int

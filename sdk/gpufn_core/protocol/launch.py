@@ -4,7 +4,7 @@ A cold worker is ``python -m gpufn_runtime.worker CONFIG``. A template is ``pyth
 with its modules as arguments. It reads one JSON ForkRequest per line from standard input and writes one ForkReply per
 line to standard output. An empty line, which has no reply, allows it to fork one worker ahead whenever it is idle.
 
-In a container it is ``python -m gpufn_runtime.worker --contained`` with the modules: it imports them, connects to
+In a container it is ``python -m gpufn_runtime.worker --contained`` with the modules. It imports them, connects to
 CONTROL_SOCKET, sends TemplateReady, and becomes the worker of the single ForkRequest that it receives there.
 """
 
@@ -46,7 +46,8 @@ class NetworkNamespace(msgspec.Struct, frozen=True):
 
 
 class Sandbox(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The files and devices of a process that runs user code, besides the system's files (`gpufn_platform.sandbox`).
+    """The files and devices of a process that runs user code, in addition to the system's files
+    (`gpufn_platform.sandbox`).
 
     Paths are absolute. `shared` ones are readable in all sandboxes of the node. `hidden` paths may be inside readable
     ones; readable and writable ones may be inside hidden ones. Each file system in memory, such as /tmp, holds

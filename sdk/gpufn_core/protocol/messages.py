@@ -131,7 +131,7 @@ class StartedReply(msgspec.Struct, tag=3, frozen=True, array_like=True, gc=False
 
 
 class InputCredit(msgspec.Struct, tag=4, frozen=True, array_like=True, gc=False):
-    """A call with input has begun, and takes it at the subject `send_to`. See `frames.InputTaken`. The credit is a
+    """A call with input has begun, and receives it at the subject `send_to`. See `frames.InputTaken`. The credit is a
     total, and the next one makes up for a lost one."""
 
     invocation: str

@@ -1,5 +1,5 @@
-"""Requests for a profile of a worker: of gateways to agents for the CPU, and to runners for what workers record
-themselves: memory, and the GPU.
+"""Requests for a profile of a worker: of gateways to agents for the CPU, and to runners for profiles that workers
+record themselves: memory, and the GPU.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ RATE: Final = 100  # samples per second
 LONGEST_GPU_PROFILE_S: Final = 10.0  # torch keeps each event in the memory of the worker
 LONGEST_WAIT_S: Final = 300.0  # for a slow call
 GPU_EXTRA_S: Final = 60.0  # for torch to start its profiler and to write the trace
-MAX_TRACE_BYTES: Final = 7 << 20  # of the trace of a GPU, compressed: it is one message
-MAX_STACKS_BYTES: Final = 512 << 10  # of a reply; the lightest stacks are counted together
+MAX_TRACE_BYTES: Final = 7 << 20  # a GPU trace, compressed: it is one message
+MAX_STACKS_BYTES: Final = 512 << 10  # per reply; the lightest stacks are counted together
 
 
 class ProfileKind(enum.StrEnum):

@@ -63,8 +63,9 @@ class Webhook(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class CallRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The stored state of a submitted invocation, packed with its result as body. The first end wins.
 
-    `attempts` are the last attempts that ended. A queued invocation does not start before `not_before`. An ended one is
-    kept for `keep_s`. `blob` is the digest of a result that is too large to be the body. `size` is the result's bytes.
+    `attempts` are the last attempts that ended. A queued invocation does not start before `not_before`. An ended record
+    is kept for `keep_s`. `blob` is the digest of a result that is too large to be the body. `size` is the result's
+    bytes.
     """
 
     id: str

@@ -101,8 +101,8 @@ class TotalsReport(msgspec.Struct, frozen=True):
 
 
 class ProcessReport(msgspec.Struct, frozen=True):
-    """A worker's process as its agent sees it. `parked` is measured: the agent inspected what it still holds of its
-    GPUs.
+    """A worker's process as its agent sees it. `parked` is measured: the agent inspected the worker's remaining GPU
+    memory.
 
     `gpus_busy` is the number of its GPUs that it kept busy in the last second, as measured; 0.5 means half of the time.
     None if unknown, as for a worker that shares a GPU by MPS. `gpu_bytes` is the memory that it holds on each GPU, by
@@ -270,8 +270,8 @@ class CallCounts(msgspec.Struct, frozen=True):
 
 
 class RevisionStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """A revision that gets calls of a split function. `total` counts since the split was set, or since the controller
-    took over, and `recent` in the window of the split."""
+    """A revision that gets calls of a split function. `total` counts since the split was set, or since the present
+    controller began to lead, and `recent` in the window of the split."""
 
     revision: int
     workers: WorkerCounts
@@ -314,7 +314,8 @@ _HOLDERS: Final = re.compile(rf"{HELD_BY}[^;]*")
 
 
 def without_holders(status: FunctionStatus) -> FunctionStatus:
-    """Return a status for readers who may not know other functions: its texts do not name those that hold the room."""
+    """Return a status for readers without access to other functions: its texts do not name the functions that hold the
+    room."""
 
     def cut(waiting: Waiting) -> Waiting:
         return msgspec.structs.replace(waiting, detail=_HOLDERS.sub("", waiting.detail))

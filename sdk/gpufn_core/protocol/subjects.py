@@ -254,7 +254,7 @@ RUNNER_CALLERS = "runner"  # first token of a runner as a caller: its replies ar
 
 
 def wait_check(reply: str) -> str:
-    """Subject of the `WaitCheck`, which asks the caller of `reply` whether it still waits."""
+    """Subject of the `WaitCheck`, which queries the caller of `reply` whether it still waits."""
     return f"{reply.rpartition('.')[0]}.{WAIT_CHECK_PART}"
 
 

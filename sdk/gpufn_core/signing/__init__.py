@@ -1,1 +1,1 @@
-"""Signatures of deploys: what is signed, the keys, and the rules of trust."""
+"""Signatures of deploys: the signed fields, the keys, and the rules of trust."""

@@ -26,8 +26,8 @@ class TreeFile(Protocol):
 class FileTree(Protocol):
     """A tree of files that nodes fetch and keep: weights, or one version of a volume.
 
-    `title` names it in messages, `source` where it comes from. `digest` is the address of its content. `key` is the
-    name of a file's content on a node's disk, and `sizes` the size of each content. With `is_file`, it is one file.
+    `title` names it in messages, `source` is its origin. `digest` is the address of its content. `key` is the name of a
+    file's content on a node's disk, and `sizes` the size of each content. With `is_file`, it is one file.
     """
 
     @property
@@ -50,7 +50,7 @@ class FileTree(Protocol):
 
 
 def digest_of_tree(tree: FileTree) -> str:
-    """Return the address of the content: equal for equal files, wherever they come from."""
+    """Return the address of the content: equal for equal files, independent of their origin."""
     lines = sorted(f"{tree.key(file)} {file.size} {file.path}\n" for file in tree.files)
     return hashlib.sha256("".join(lines).encode()).hexdigest()
 

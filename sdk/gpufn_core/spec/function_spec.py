@@ -40,7 +40,7 @@ MAX_MODULES = 256  # third-party modules of one revision
 LONGEST_METHOD_NAME = 100
 _MAX_ENV_BYTES = 32 << 10
 LONGEST_SECRET_NAME = 200
-MAX_SECRETS = 100  # of one function
+MAX_SECRETS = 100  # per function
 MAX_VARIANTS = 10  # variants of a function at a time, unless it sets max_variants
 _PARKED_ON_A_GPU_S = 600.0
 _LONGEST_DELAY_S = 3600.0  # between two attempts
@@ -109,8 +109,8 @@ class Batch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     A call that arrives at an idle worker runs at once. Calls that arrive while a batch runs gather. They run together
     when that batch ends, when `max_size` is reached, or when the oldest has waited `max_wait_ms`. If the function
-    raises, or returns a list of another length, the worker logs it and runs each call once more by itself, so that
-    only the faulty call fails.
+    raises, or returns a list of another length, the worker logs it and runs each call once more alone, so that only the
+    faulty call fails.
 
     >>> Batch(max_size=32, max_wait_ms=5)
     Batch(max_size=32, max_wait_ms=5.0)
@@ -134,7 +134,7 @@ class MethodSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
 
     `parameters` is the JSON Schema (type object) of the keyword arguments, in signature order. `returns` is the JSON
     Schema of the result. `raw_parameter` names the parameter that receives a body that is neither JSON nor msgpack.
-    `batch` replaces the function's; None runs each call by itself.
+    `batch` replaces the function's; None runs each call alone.
     """
 
     name: str = ""
@@ -279,7 +279,7 @@ class FunctionSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     serves: Serves | msgspec.UnsetType = msgspec.UNSET  # the API of another platform that clients use it through
     constructor: dict[str, Any] | msgspec.UnsetType = msgspec.UNSET  # JSON Schema of a class's parameters
     max_variants: int | msgspec.UnsetType = msgspec.UNSET  # variants that may exist at a time; unset: MAX_VARIANTS
-    web: WebSpec | msgspec.UnsetType = msgspec.UNSET  # how it serves HTTP requests of its own
+    web: WebSpec | msgspec.UnsetType = msgspec.UNSET  # how it serves its own HTTP requests
     volumes: tuple[VolumeMount, ...] | msgspec.UnsetType = msgspec.UNSET  # volumes that its workers read, or commit to
     modules: tuple[str, ...] = ()  # third-party modules that importing it loads; template processes preload them
 
@@ -315,7 +315,7 @@ class FunctionSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
             self._check_web(self.web)
 
     def _check_web(self, web: WebSpec) -> None:
-        """Refuse what contradicts requests over the web."""
+        """Reject options that contradict requests over the web."""
         if self.is_class:
             raise InvalidSpec(f"{self.name}: a web function is a function, not a class")
         if self.entry.packaging is Packaging.MODEL:
@@ -351,7 +351,7 @@ class FunctionSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
             raise InvalidSpec(f"{part!r} is reserved by the HTTP protocols of the gateway: choose another name")
 
     def _check_gang(self) -> None:
-        """Refuse what a worker on several nodes does not support."""
+        """Reject options that a worker on several nodes does not support."""
         reasons = {
             "concurrency": "its ranks run the same calls in the same order, one at a time"
             if self.concurrency > 1

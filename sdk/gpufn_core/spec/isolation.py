@@ -30,7 +30,7 @@ AS_PROCESS = frozenset({Isolation.PROCESS, Isolation.SANDBOX})
 
 
 def contradiction(isolation: Isolation | None, network: Network | None, *, has_image: bool, egress: bool) -> str:
-    """Return why the options cannot be had together, and what to do; "" if they can.
+    """Return why the options exclude each other, and the remedy; "" if they can.
 
     >>> contradiction(Isolation.VM, None, has_image=False, egress=False)
     "isolation='vm': a virtual machine cannot connect to the socket of its node's runner; use 'gvisor' or 'container'"

@@ -9,7 +9,7 @@ import msgspec
 from gpufn_core.errors import InvalidInput
 from gpufn_core.spec.function_spec import SESSIONS, FunctionSpec, ScalingPolicy
 
-LONGEST_S: Final = 8 * 3600.0  # of a terminal, from its start
+LONGEST_S: Final = 8 * 3600.0  # lifetime of a terminal, from its start
 WAITS_S: Final = 600.0  # for its worker
 # The worker ends with its first session. The time is for a worker whose session was cancelled before it started.
 _SCALING: Final = ScalingPolicy(max_workers=1, idle_timeout_s=10.0, scaledown_window_s=0.0)

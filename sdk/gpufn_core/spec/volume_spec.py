@@ -1,8 +1,8 @@
 """Volumes: named, versioned trees of files. Pure.
 
 A version is a manifest: the path, size, mode and sha256 of each file. A function declares `Volume`, which becomes a
-VolumeMount in its spec; the node reads the newest version when a worker starts. A VolumeChange is what a commit adds
-and removes.
+VolumeMount in its spec; the node reads the newest version when a worker starts. A VolumeChange is the additions and
+removals of a commit.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from gpufn_core.protocol.limits import LARGEST_INTEGER
 from gpufn_core.spec.file_tree import TreeFile, check_path, check_paths, digest_of_tree, sizes_of_tree
 from gpufn_core.spec.naming import names
 
-MAX_VOLUMES: Final = 16  # of one function
-MAX_FILES: Final = 10_000  # of one version
-MAX_VERSIONS: Final = 20  # of one volume; a commit drops older ones
+MAX_VOLUMES: Final = 16  # per function
+MAX_FILES: Final = 10_000  # per version
+MAX_VERSIONS: Final = 20  # per volume; a commit drops older ones
 MODE: Final = 0o644
 EXECUTABLE: Final = 0o755
 EXECUTABLE_KEY: Final = "-x"  # the end of the key of an executable file
@@ -41,7 +41,7 @@ class VolumeMount(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
 
 
 class VolumeFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One file of a volume. `digest` is its sha256. Of the mode, only the right to execute is kept."""
+    """One file of a volume. `digest` is its sha256. Only the right to execute is kept of the mode."""
 
     path: str
     size: int
@@ -103,7 +103,7 @@ class VolumeTree(msgspec.Struct, frozen=True, forbid_unknown_fields=True, dict=T
         return sum(self.sizes.values())
 
     def key(self, file: TreeFile, /) -> str:
-        """Return the name of a file's content on a node's disk: an executable file has an inode of its own."""
+        """Return the name of a file's content on a node's disk: an executable file has its own inode."""
         return f"{file.digest}{EXECUTABLE_KEY}" if getattr(file, "mode", MODE) == EXECUTABLE else file.digest
 
 
@@ -170,7 +170,7 @@ class VolumeRecord(msgspec.Struct, frozen=True):
 
 
 def check_base(name: str, record: VolumeRecord | None, change: VolumeChange) -> None:
-    """Raises Conflict if the newest version is not the one that the change expects."""
+    """Raises Conflict if the newest version is not the version that the change expects."""
     newest = 0 if record is None else record.newest.number
     if change.base is not None and change.base != newest:
         error = Conflict(f"{name} has version {newest} now, not {change.base}: read it again, then commit")
@@ -213,7 +213,7 @@ def check_name(name: str) -> None:
 
 
 def full_name_at(name: str, home: names.Home) -> str:
-    """Return the full name of what code in `home` calls `name`.
+    """Return the full name of the object that code in `home` calls `name`.
 
     >>> home = names.Home("prod", "search")
     >>> [full_name_at(name, home) for name in ("models", "dev/ads/models", "default/default/models")]

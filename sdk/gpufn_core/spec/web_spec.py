@@ -1,4 +1,4 @@
-"""How a function serves HTTP requests of its own, at `/web/{env}/{app}/{function}/`. Pure."""
+"""How a function serves its own HTTP requests, at `/web/{env}/{app}/{function}/`. Pure."""
 
 from __future__ import annotations
 

@@ -18,8 +18,8 @@ from gpufn_core.ids import is_digest
 from gpufn_core.protocol.limits import LARGEST_INTEGER
 from gpufn_core.spec.file_tree import TreeFile, check_path, check_paths, digest_of_tree, sizes_of_tree
 
-MAX_WEIGHTS = 16  # of one function
-MAX_FILES = 1000  # of one Weights; the manifest is part of the revision's record
+MAX_WEIGHTS = 16  # per function
+MAX_FILES = 1000  # per Weights; the manifest is part of the revision's record
 _WHAT = "weights"
 _LONGEST_SOURCE = 1000
 _LONGEST_ETAG = 200
@@ -104,7 +104,7 @@ class WeightsFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
 
 
 class WeightsSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True, dict=True):
-    """The weights of a function: the declaration, and what it was at deploy.
+    """The weights of a function: the declaration, and its resolved form at the deploy.
 
     `source`, `include` and `exclude` are as declared. `commit` is the commit of the repository. With `is_file`, the
     source is one file instead of a folder.

@@ -12,7 +12,7 @@ CREDENTIALS: Final = ("HF_TOKEN", *OF_AWS)
 
 
 def header_value(environ: Mapping[str, str], name: str, default: str = "") -> str:
-    """Return the variable `name`, for a header. Raises ArtifactUnavailable, without the value."""
+    """Return the value of the variable `name`, for a header. Raises ArtifactUnavailable, without the value."""
     value = environ.get(name, "").strip() or default
     if not (value.isascii() and value.isprintable()):
         raise ArtifactUnavailable(f"{name} has characters other than printable ASCII: copy it again from its origin.")

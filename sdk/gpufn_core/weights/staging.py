@@ -1,7 +1,7 @@
 """Copies of files to a GPU through pinned buffers: threads read the next chunks while the GPU copies the last ones.
 
-Each thread makes, fills and pins buffers of its own, so that one pins while others read. A buffer is pinned after its
-first read, when its pages exist. The first reads need no GPU: they run while CUDA starts and allocates. The buffers
+Each thread makes, fills and pins its own buffers, so that one thread pins while others read. A buffer is pinned after
+its first read, when its pages exist. The first reads need no GPU: they run while CUDA starts and allocates. The buffers
 serve all files of a load. They are released after the load, while the caller continues.
 """
 
@@ -18,7 +18,7 @@ from gpufn_core.weights.host_memory import host_memory
 
 _THREADS: Final = 12
 _CHUNK_BYTES: Final = 4 << 20
-_BUFFERS: Final = 2  # of each thread: it fills one while the GPU copies from the other
+_BUFFERS: Final = 2  # per thread: it fills one while the GPU copies from the other
 
 
 class Plan(NamedTuple):

@@ -30,7 +30,7 @@ class Circuit:
     def __init__(self) -> None:
         self._failures = 0
         self._open_until = 0.0
-        self.backoff_s = 0.0  # of the last opening
+        self.backoff_s = 0.0  # delay of the last opening
         self.openings = 0  # in a row: READY resets it
         self.last_error: ErrorInfo | None = None
         self._unexplained = ""  # the worker whose exit is all that `last_error` has
@@ -44,8 +44,8 @@ class Circuit:
         return CircuitState.OPEN if now < self._open_until else CircuitState.HALF_OPEN
 
     def record_failure(self, now: float, error: ErrorInfo, *, took_a_place: bool = False, exited: str = "") -> None:
-        """Record a worker that did not become ready. `took_a_place`: it took the place of the last serving worker.
-        `exited`: the worker, if only its exit is known."""
+        """Record a worker that did not become ready. `took_a_place`: it replaced the last serving worker. `exited`: the
+        worker, if only its exit is known."""
         self.last_error = error
         self._unexplained = exited
         self._failures += 1
@@ -61,7 +61,7 @@ class Circuit:
         if the last failure is not the exit of this worker."""
         if not worker or worker != self._unexplained:
             return False
-        if error.code != WorkerLost.code:  # that says less than the exit
+        if error.code != WorkerLost.code:  # that has fewer details than the exit
             self.last_error = error
         self._unexplained = ""
         return True

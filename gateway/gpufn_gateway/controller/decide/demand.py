@@ -39,7 +39,7 @@ def demand_of(world: World, key: RevisionKey, now: float) -> Demand | None:
 
 
 def workers_of(world: World, view: RevisionView, slots: int, now: float, *, with_leaving: bool = False) -> Workers:
-    """Count the workers. `with_leaving` includes those on drained nodes."""
+    """Count the workers. `with_leaving` includes workers on drained nodes."""
     ready = view.in_state(WorkerState.READY)
     starting = view.in_state(WorkerState.STARTING, WorkerState.RESUMING)
     if world.drained and not with_leaving:

@@ -1,4 +1,4 @@
-"""The end of a new revision's check: one of its workers started, failed to start, or finds no room. Pure."""
+"""The end of a new revision's check: one of its workers started, failed to start, or has no room. Pure."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def staying_workers(view: RevisionView) -> list[WorkerView]:
 
 
 def is_only_check(decided: RevisionDecision, serving: RevisionView) -> bool:
-    """Return whether a worker of the revision is wanted for its check only, so that no other worker makes room for it:
-    no call is queued, and no warm worker of `serving` has to be replaced."""
+    """Return whether a worker of the revision is wanted only for its check, so that no other worker makes room for it.
+    Then no call is queued, and no warm worker of `serving` has to be replaced."""
     demand = decided.demand
     if decided.revision is None or not decided.revision.is_checked_first or (demand is not None and demand.calls):
         return False

@@ -72,7 +72,7 @@ def _moves_on(
             break
     else:
         return ()
-    for worker in list(leaving):  # those whose leaving did not help stay
+    for worker in list(leaving):  # workers whose removal did not help stay
         lease = worker.assignment
         trial.grant(lease.worker, lease.node, lease.share)
         if isinstance(place_waiting([node], trial), NoRoom):

@@ -46,7 +46,7 @@ def admit(world: World, worker: WorkerView, reserved_bytes: int = 0) -> Admissio
 
 
 def _wants_parking(world: World, worker: WorkerView) -> bool:
-    """Return whether the function asks for parking, and calls will go to this revision."""
+    """Return whether the function uses parking, and calls will go to this revision."""
     function, record = world.functions.get(worker.key[0]), world.revisions.get(worker.key)
     if function is None or record is None or worker.state is not WorkerState.READY:
         return False
@@ -54,7 +54,8 @@ def _wants_parking(world: World, worker: WorkerView) -> bool:
 
 
 def _expected(view: RevisionView, worker: WorkerView) -> int:
-    """Return the bytes that a worker of this revision took before; else all GPU memory that it may use."""
+    """Return the bytes that an earlier worker of this revision needed to park; otherwise all GPU memory that it may
+    use."""
     return view.parked_bytes if view.parked_bytes is not None else worker.assignment.share.vram_bytes
 
 

@@ -11,11 +11,11 @@
    starts do not fail, then the longest waiting.
 5. If there is no room for a function with calls, drain parked workers of other functions, least worth first. Then park
    or drain idle ones, longest idle first. If no worker is idle and the function has waited `BUSY_EVICTION_AFTER_S`,
-   take a worker from a function that has several, or one that another team has borrowed. A team that holds all that it
-   may gives up a worker of its own.
+   take a worker from a function with several workers, or a worker that another team has borrowed. A team at its limit
+   gives up one of its own workers.
 
-6. The workers on drained nodes leave: at once if they are not READY, else when as many others are READY, when their
-   starts fail, or when no node has had room for `LEAVE_WITHOUT_ROOM_S`.
+6. The workers on drained nodes leave: at once if they are not READY. READY workers leave when as many others are READY,
+   when their starts fail, or when no node has had room for `LEAVE_WITHOUT_ROOM_S`.
 
 An exception while one function is processed affects that function only: its actions of this step are dropped, and its
 last decision stands.
@@ -60,7 +60,8 @@ START_SLOT_S = 10.0  # a start that takes longer is busy with its own load and m
 
 
 def plan(world: World, now: float, *, only: Iterable[str] | None = None, limits: Limits | None = None) -> actions.Plan:
-    """Return what to do now. With `only`, look at these functions only: one wakeup need not pay for all of them."""
+    """Return the actions to take now. With `only`, look at these functions only: one wakeup need not pay for all of
+    them."""
     return _Step(world, now, limits or Limits()).run(only)
 
 
@@ -314,7 +315,7 @@ class _Step:
         moves, why = rollout.may_move(self._health(serving, function), self._health(following, function))
         if moves:
             self.actions.append(actions.MoveServing(function.name, function.active, why))
-            # From now on the room belongs to the new revision, which is looked at again once it serves.
+            # From now on the room belongs to the new revision, which is checked again once it serves.
             dropped = (serving.need,) if following.view.workers else (serving.need, following.need)
             self.needs = [need for need in self.needs if not any(need is each for each in dropped)]
         else:
@@ -343,7 +344,7 @@ class _Step:
     # 4
 
     def _start(self) -> list[Need]:
-        """Place what can be placed, in the order of `Rounds`. Return the needs without room."""
+        """Place workers where possible, in the order of `Rounds`. Return the needs without room."""
         if not self.needs:
             return []
         world, now = self.world, self.now
@@ -484,8 +485,8 @@ class _Step:
         return view.waiting_since is not None and self.now - view.waiting_since < LEAVE_WITHOUT_ROOM_S
 
     def _make_room_in_team(self, need: Need, idle: list[WorkerView], *, include_busy: bool) -> None:
-        """Remove a worker of another function of the team, which holds all that it may: a READY one that is idle, or
-        if the function has waited, one of several."""
+        """Remove a worker of another function of the team, which holds its full share: an idle READY worker, or if the
+        function has waited, a worker of a function with several."""
         assert self._allocator is not None
         team = self.shares.team_of(need.key[0])
         candidates = [*idle, *(self._allocator.surplus_of_others(need) if include_busy else ())]
@@ -525,7 +526,7 @@ class _Step:
         self.world.moving[worker.worker] = Moving(need.key[0], until)
 
     def _end_moves(self, decided: RevisionDecision, function: Function) -> None:
-        """Drain the workers whose replacements are READY. Give up moves without a replacement that starts in time."""
+        """Drain the workers whose replacements are READY. Cancel moves without a replacement that starts in time."""
         if decided.revision is None or not self.world.moving:
             return
         ready, starting = decided.view.in_state(WorkerState.READY), decided.view.in_state(WorkerState.STARTING)

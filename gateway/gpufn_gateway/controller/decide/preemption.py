@@ -1,6 +1,7 @@
 """Room for waiting revisions: shares granted in this step, and workers of others that are removed to make room. Pure.
 
-A waiting revision gets one of its own parked workers back if the worker's share is free; else a share for a new worker.
+A waiting revision gets one of its own parked workers back if the worker's share is free; otherwise a share for a new
+worker.
 """
 
 from __future__ import annotations
@@ -135,7 +136,7 @@ class Allocator:
         return not isinstance(result, NoRoom)
 
     def evict_for(self, need: Need, candidates: list[WorkerView]) -> bool:
-        """Park or drain the first of `candidates` whose removal makes room, and no more than needed."""
+        """Park or drain the first of `candidates` whose removal makes room, and no more than necessary."""
         trial = self._book.copy()
         reports: list[NodeReport] = []
         removed: list[WorkerView] = []
@@ -346,8 +347,8 @@ class Allocator:
         return self._can_spare(worker, need, {})
 
     def _can_spare(self, worker: WorkerView, need: Need, staying: dict[RevisionKey, Counter[WorkerState]]) -> bool:
-        """Return whether min_workers permits the removal. It protects workers against other functions too, but not
-        those of a revision that is being replaced, and parked workers do not count. An idle worker is not protected
+        """Return whether min_workers permits the removal. It protects workers against other functions too, except
+        workers of a revision that is being replaced. Parked workers do not count. An idle worker is not protected
         against calls for older revisions of its function: those calls would wait forever."""
         function = self._world.functions.get(worker.key[0])
         record = self._world.revisions.get(worker.key)

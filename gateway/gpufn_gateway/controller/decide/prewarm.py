@@ -1,6 +1,6 @@
 """Pre-warming: when the next call of a function is expected, from the history of its arrivals. Pure.
 
-The method is that of Shahrad et al., "Serverless in the Wild" (USENIX ATC 2020): learn from arrivals, start a worker
+The method follows Shahrad et al., "Serverless in the Wild" (USENIX ATC 2020): learn from arrivals, start a worker
 before the next call, and use the normal timeout when the history does not predict. The histogram is a bitmap: for each
 quarter hour of the last five weeks, whether a call arrived.
 
@@ -57,7 +57,8 @@ class ArrivalHistory(msgspec.Struct, frozen=True):
     observed: int = 0
 
     def at(self, slot: int) -> ArrivalHistory:
-        """Return the history with `slot` in it. Starts anew if the clock has moved by more than the whole history."""
+        """Return the history with `slot` in it. Starts with an empty history if the clock has moved by more than the
+        whole history."""
         ahead = slot - self.last
         if abs(ahead) >= SLOTS:
             return ArrivalHistory(slot)

@@ -1,23 +1,24 @@
 """Rollout from one revision to the next: which one gets workers, and when calls move over. Pure.
 
-1. A deploy sets `active`. While `serving` is another revision, that one scales by its policy as before. `active` gets
+1. A deploy sets `active`. While `serving` is another revision, `serving` scales by its policy as before. `active` gets
    as many workers as `serving` has READY and needs: at least one, and at most its own max_workers.
 2. `serving` moves when as many workers of `active` are READY, so that capacity does not dip; it moves at once if
-   `serving` itself fails to start. No READY worker of `serving` is no reason to move: on the only GPU it made room for
-   `active`, which has yet to prove that it starts. While `active` fails to start, nothing moves and calls stay.
+   `serving` itself fails to start. If `serving` has no READY worker, calls do not move yet: on the only GPU it made
+   room for `active`, which must first prove that it starts. While `active` fails to start, nothing moves and calls
+   stay.
 3. A revision with a pending check takes no calls before one of its workers is READY. The first failed start makes the
-   revision FAILED, and `serving` becomes `active` again. Without room the check ends, and the rules above apply; while
-   no worker is warm, calls move at once, so that a deploy without room still changes what the next call runs.
+   revision FAILED, and `serving` becomes `active` again. Without room the check ends, and the rules above apply. While
+   no worker is warm, calls move at once, so that a deploy without room still changes the code of the next call.
 4. While a split sends calls to several revisions, each of them scales by its own demand, within the max_workers of the
    function (`divide`). A function that keeps workers warm keeps at least one for each revision with a weight.
    `serving` moves as before, and ends the split.
 5. A retired revision keeps its workers while calls are queued for it, and its busy workers until their calls end. It
-   keeps all of them for LINGER_S after `serving` moved: gateways learn of the move a moment later, and a call that a
+   keeps all of them for LINGER_S after `serving` moved. Gateways learn of the move a moment later, and a call that a
    gateway still sends to the old revision would find no worker.
 
 An attempt to start `active` in the place of the only worker of `serving` costs calls. So one failure opens its circuit,
-the place goes back, and the next attempt takes it only when the old worker has been idle for as long as the circuit was
-open.
+and the place is returned. The next attempt takes it only when the old worker has been idle for as long as the circuit
+was open.
 """
 
 from __future__ import annotations

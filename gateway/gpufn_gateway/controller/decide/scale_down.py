@@ -170,7 +170,7 @@ class Removals:
         return admission.host_bytes > 0
 
     def memory_if_parked(self, worker: WorkerView) -> ParkedMemory | None:
-        """Return what the worker would hold if it parked now; None when it cannot."""
+        """Return the memory that the worker would hold if it parked now; None when it cannot."""
         admission = self._admit(worker)
         return ParkedMemory(admission.expected_bytes) if admission.host_bytes else None
 

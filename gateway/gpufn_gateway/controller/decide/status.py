@@ -239,7 +239,7 @@ class StatusWriter:
             return ""
         wanted = {spec.digest for spec in decided.revision.spec.weights}
         home = home_of(decided.revision.function)
-        # The node decides which version a worker reads: the one that is the newest when it starts.
+        # The node selects the version that a worker reads: the newest version when the worker starts.
         volumes = tuple(source_of(full_name_at(mount.name, home), "") for mount in decided.revision.spec.mounts)
         for worker in decided.view.in_state(WorkerState.STARTING):
             node = self._world.nodes.get(worker.assignment.node)
@@ -262,7 +262,7 @@ def _split(function: Function) -> str:
 
 
 def _failed_for_good(record: Revision | None) -> ErrorInfo | None:
-    """Return why the first deploy of a function failed: no other revision serves, and this one is not retried."""
+    """Return why the first deploy of a function failed: no other revision serves, and this revision is not retried."""
     return record.error if record is not None and record.state is RevisionState.FAILED else None
 
 
@@ -304,7 +304,7 @@ def _ranks(view: RevisionView) -> str:
 
 
 def _counts(view: RevisionView, draining: int) -> WorkerCounts:
-    """Count the workers by state. `draining` includes those of other revisions."""
+    """Count the workers by state. `draining` includes workers of other revisions."""
     counts = Counter(worker.state for worker in view.workers.values())
     return WorkerCounts(
         ready=counts[WorkerState.READY],

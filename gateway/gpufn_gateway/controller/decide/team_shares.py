@@ -1,4 +1,4 @@
-"""Limits and order between teams within one step: which team comes next, and which team may hold no more. Pure.
+"""Limits and order between teams within one step: which team comes next, and which team has reached its limit. Pure.
 
 Without teams, all functions belong to one team without limits.
 """
@@ -68,8 +68,8 @@ class TeamShares:
         return ""
 
     def is_borrowed(self, worker: WorkerView, need: Need) -> bool:
-        """Return whether the worker's team holds more than its share compared with the team of `need`: also after the
-        worker was taken for `need`, so that no worker goes back and forth."""
+        """Return whether the worker's team holds more than its share compared with the team of `need`. This must also
+        hold after the worker moved to `need`, so that no worker goes back and forth."""
         mine, other = self.team_of(need.key[0]), self.team_of(worker.key[0])
         if mine == other:
             return False
@@ -94,8 +94,8 @@ class TeamShares:
 
 
 class Rounds:
-    """The order of starts: the team with the least load first, and within a team one worker per function and round, so
-    that no function gets its tenth worker before another gets its first. `needs` are in order."""
+    """The order of starts: the team with the least load first, and within a team one worker per function and round. So
+    no function gets its tenth worker before another gets its first. `needs` are in order."""
 
     def __init__(self, needs: Iterable[Need], shares: TeamShares) -> None:
         self._shares = shares

@@ -3,8 +3,8 @@
 1. Filter: healthy GPUs of the kind that are available for the share. A GPU is in the mode of its first tenant until it
    is empty; parked workers keep it in their mode.
 2. Order. By MPS: a GPU that is shared already, the fullest first, so that whole GPUs stay free. By time: a GPU with a
-   free turn, first one that is shared already. Whole GPUs: the smallest that suffice, the closest to each other, and
-   those that split the fewest links among the remaining GPUs.
+   free turn, preferably a GPU that is already shared. Whole GPUs: the smallest that suffice, the closest to each other,
+   and GPUs that split the fewest links among the remaining GPUs.
 
 Sizes and trust domains are checked last: many workers differ in nothing else and look through the same `Opening`s.
 """
@@ -74,7 +74,7 @@ def why_unavailable(  # noqa: PLR0911 - one line per reason
     resources: Resources, device: Device, use: GpuUse | None, limits: Limits, *, contained: bool
 ) -> Unavailable | None:
     """Return why the GPU is not available, for requests of any size and trust domain: never MEMORY or DOMAIN. `use` is
-    what is leased of the GPU; `contained`: the worker is to run in a container."""
+    the leased share of the GPU; `contained`: the worker is to run in a container."""
     share = resources.share
     if device.health is not Health.HEALTHY:
         return Unavailable.UNHEALTHY
@@ -133,7 +133,7 @@ def openings(
 
 
 def choose_share(openings: Iterable[Opening], resources: Resources, domain: str) -> GpuFit | None:
-    """Return the first opening in the trust domain with enough memory, preferring one whose ceilings stay within
+    """Return the first opening in the trust domain with enough memory, preferring an opening whose ceilings stay within
     100 %."""
     vram_bytes, most_percent = resources.vram_bytes or 0, 100 - (resources.sm_percent or 0)
     best: Opening | None = None

@@ -1,6 +1,6 @@
 """The choice of a node: `place(requirements, nodes, leases, limits) -> Placement | NoRoom`. Pure.
 
-1. Filter: a node that can start a process, or its container; a device that the models have engines for; a GPU of an
+1. Filter: a node that can start a process, or its container; a device for which the models have engines; a GPU of an
    acceptable kind, in the order of preference; host memory; cores.
 2. Score: the shortest start, in seconds; a node whose cores are not oversubscribed, which is worth ten seconds; for a
    function without a GPU, a node without free GPUs; then the tightest fit, which leaves the largest hole for later
@@ -52,7 +52,7 @@ _OVERSUBSCRIBED_S: Final = 10  # a worker on oversubscribed cores slows all work
 
 
 class Placement(msgspec.Struct, frozen=True):
-    """The place of a worker. `others` are the places of a gang's ranks above 0, each on a node of its own."""
+    """The place of a worker. `others` are the places of a gang's ranks above 0, each on its own node."""
 
     node: str
     share: DeviceShare

@@ -202,7 +202,7 @@ def describe(request: Request, shortages: Mapping[str, Shortage]) -> str:
 
 
 def describe_gang(request: Request, fitting: Sequence[str], shortages: Mapping[str, Shortage]) -> str:
-    """Describe why a gang has no room, although `fitting` nodes have room for one of its ranks.
+    """Describe why a gang has no room, although `fitting` nodes each have room for one of its ranks.
 
     >>> from gpufn_core.spec.resources import Resources
     >>> gang = Request(Resources(gpu=("B200",), nodes=2), kind="B200")

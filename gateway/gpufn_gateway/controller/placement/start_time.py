@@ -13,7 +13,7 @@ import msgspec
 
 from gpufn_core.protocol.reports import WeightsReport
 
-_FETCH_BYTES_PER_S: Final = 200e6  # of a node that has not fetched anything yet
+_FETCH_BYTES_PER_S: Final = 200e6  # for a node without fetches so far
 _LONGEST_S: Final = 86_400.0  # a node may report anything
 _NO_WEIGHTS: Final = WeightsReport()
 

@@ -38,7 +38,7 @@ class Arrivals:
             self.histories[function] = history.record(slot_of(self._unix_s_at_zero + now), is_call=True)
 
     def merge(self, function: str, stored: ArrivalHistory) -> None:
-        """Add what an earlier leader stored, unless its clock was ahead."""
+        """Add the arrivals that an earlier leader stored, unless its clock was ahead."""
         history = self.histories.get(function)
         if history is not None and stored.last <= history.last + _AHEAD_SLOTS:
             self.histories[function] = history.merge(stored)

@@ -38,7 +38,7 @@ class Depths:
         return function in self._wakeups
 
     def woken(self, function: str) -> Collection[int | None]:
-        """Return the revisions of such wakeups; None for one that does not say."""
+        """Return the revisions of such wakeups; None for a wakeup without a revision."""
         return self._wakeups.get(function, ())
 
     def of(self, key: RevisionKey, now: float) -> int | None:

@@ -2,7 +2,7 @@
 
 1. requested to run: its whole share
 2. requested to park: still its whole share, and the host memory that parking is expected to take
-3. proven to be parked: the host memory that it took, and the rest on its GPUs
+3. proven to be parked: the host memory that it occupies, and the rest on its GPUs
 4. requested to run: its whole share again, before the worker knows
 """
 
@@ -25,7 +25,7 @@ class Holdings:
         return self._host_memory.setdefault(node, HostMemory())
 
     def forget(self, node: str) -> None:
-        """Drop a node that is gone and has no workers left."""
+        """Drop a node that has disappeared and has no workers left."""
         self._host_memory.pop(node, None)
         self.leases.forget(node)
 

@@ -1,7 +1,7 @@
 """Leases: which share of which node belongs to which worker, derived from the Assignments.
 
 A lease exists as long as its Assignment does. It outlives the worker's process, never the other way round. The lease of
-a parked worker covers what it still holds: host memory, and the rest on its GPUs, which stay in its mode.
+a parked worker covers its remaining memory: on the host, and on its GPUs, which stay in its mode.
 """
 
 from __future__ import annotations
@@ -103,14 +103,14 @@ class LeaseBook:
         return self._caches.setdefault(key, {})
 
     def forget(self, node: str) -> None:
-        """Drop the cached values of a node that is gone."""
+        """Drop the cached values of a node that has disappeared."""
         for cache in self._caches.values():
             cache.pop(node, None)
 
     def copy(self) -> LeaseBook:
         """Return a copy for trying out grants."""
         for node in self._by_node:
-            self.used(node)  # else each copy would compute a `NodeUse` of its own, and no cached value would be valid
+            self.used(node)  # otherwise each copy would compute its own `NodeUse`, and no cached value would be valid
         twin = LeaseBook()
         twin._leases = dict(self._leases)
         twin._by_node = {node: dict(leases) for node, leases in self._by_node.items()}

@@ -84,7 +84,7 @@ class SplitCalls:
             calls.record(_Counts(durations.total(), max(0, traffic.errors - before.errors), durations), now)
 
     def of(self, key: RevisionKey, now: float) -> tuple[CallCounts, CallCounts]:
-        """Return what was counted since the split was set, and in its window."""
+        """Return the counts since the split was set, and in its window."""
         calls, split = self._calls.get(key), self._splits.get(key[0])
         if calls is None or split is None:
             return CallCounts(), CallCounts()

@@ -1,6 +1,6 @@
 """Recent GPU seconds of each team, of which half are forgotten in an hour. Pure.
 
-Fair share by usage, as in Slurm's multifactor priority: a team that used little goes first, so that unused share is not
+Fair share by usage, as in Slurm's multifactor priority: a team with little usage goes first. So unused share is not
 lost to a team that needs it in bursts. A new leader starts at zero.
 """
 

@@ -52,7 +52,7 @@ class WorkerView:
         self.park_bytes = assignment.park_bytes
         self.reserved_bytes = 0  # host memory, while it parks
         self.parked: ParkedMemory | None = None  # as its agent proved it; until it is asked to resume
-        self.version = 0  # of the Assignment's record
+        self.version = 0  # version of the Assignment's record
         self.is_written = False  # a change of the record is being written
         self.was_ready = False
         self.has_failed = False  # its start failed
@@ -105,7 +105,7 @@ class NodeView:
         self.runner = ""
         self.counters: dict[RevisionKey, RevisionTraffic] = {}  # as last reported by the runner
         self.runner_seen_at = now  # the same as `seen_at`, for the runner
-        self.has_runner_report = False  # since we began to wait for its report
+        self.has_runner_report = False  # since the wait for its report began
 
     def on_report(self, report: NodeReport, now: float) -> None:
         self.report, self.seen_at = report, now
@@ -163,7 +163,7 @@ class RevisionView:
         self.forget()
 
     def forget(self) -> None:
-        """Drop what only a leader that watched continuously can know."""
+        """Drop data that only a leader that watched continuously can know."""
         self.in_flight = Average(_AVERAGE_S)
         self.arrivals = Rate(_ARRIVALS_S)
         self.peak_calls_60s = Peak(_AVERAGE_S)
@@ -173,7 +173,7 @@ class RevisionView:
         self.placement_failure: PlacementFailure | None = None  # until a worker or a suitable node appears
 
     def on_traffic(self, before: RevisionTraffic | None, traffic: RevisionTraffic) -> None:
-        """Apply what a runner has counted since `before`; None means since the runner started."""
+        """Apply the counts of a runner since `before`; None means since the runner started."""
         if before is None:
             before = RevisionTraffic(traffic.function, traffic.revision)
         ended = traffic.ended - before.ended
@@ -215,8 +215,8 @@ class RevisionView:
     def record_start(self, start: ColdStart, node: str, known_s: float, at: float) -> None:
         """Record a cold start or a resume that ended `at`, in unix seconds.
 
-        `known_s` is the age of the Assignment here. Placing the worker took no longer, whatever the difference between
-        the clocks of two hosts suggests.
+        `known_s` is the age of the Assignment here. Placing the worker took at most this time, even if the clocks of
+        two hosts suggest more.
         """
         start = msgspec.structs.replace(start, place_s=min(start.place_s, known_s))
         if not is_duration(start.total_s):
@@ -230,7 +230,7 @@ class RevisionView:
             self.resumed += 1
 
     def on_parking_event(self, event: WorkerEvent, worker: WorkerView | None) -> None:
-        """Learn from a worker that could not be parked or resumed, for the next one."""
+        """Record a failure to park or resume a worker, for the next worker."""
         if event.needs_bytes:
             self.parked_bytes = event.needs_bytes
         elif event.failure is not None and event.failure.phase in PARKING_PHASES:

@@ -3,11 +3,11 @@
 `now` is monotonic seconds. Unix seconds from other processes are only used as differences between two times of the same
 process, so clocks need not agree.
 
-The view of a worker joins three sources: its Assignment (it shall exist), the runner's reports and events (its state),
-the agent's `exited` event (it is gone). A node whose agent is silent for `NODE_LOST_S` is lost, with all of its workers
-except those that its runner still serves: a restarted agent adopts them. If the runner is silent for `RUNNER_LOST_S`,
-the workers are lost too, since they take no calls. A controller that just started, or was itself cut off, waits that
-long for the first report: unknown is not zero.
+The view of a worker joins three sources: its Assignment (it is wanted), the runner's reports and events (its state),
+the agent's `exited` event (it has ended). A node whose agent is silent for `NODE_LOST_S` is lost, with all of its
+workers except those that its runner still serves: a restarted agent adopts them. If the runner is silent for
+`RUNNER_LOST_S`, the workers are lost too, since they take no calls. A controller that just started, or was itself cut
+off, waits that long for the first report: unknown is not zero.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class World:
         self.views: dict[RevisionKey, RevisionView] = {}
         self.workers: dict[str, WorkerView] = {}
         self.nodes: dict[str, NodeView] = {}
-        self.drained: set[str] = set()  # nodes that accept no new workers; those that they have move away
+        self.drained: set[str] = set()  # nodes that accept no new workers; their workers move away
         self.holdings = Holdings()
         self.shortages = Shortages()
         self.unleased = LeaseBook()  # empty, for checks against an empty node
@@ -169,7 +169,7 @@ class World:
                 view.reported, view.idle_since, view.since = None, None, now
                 changed.add(view.assignment.function)
         counters = {(traffic.function, traffic.revision): traffic for traffic in report.traffic}
-        if is_known:  # ignore what a runner counted before we subscribed
+        if is_known:  # ignore the counts of a runner from before our subscription
             for key, traffic in counters.items():
                 before = node.counters.get(key)
                 self.view(key).on_traffic(before, traffic)

@@ -12,7 +12,7 @@ from typing import Final
 from gpufn_gateway.auth.quotas import Bucket
 from gpufn_gateway.http.connection.connection_limit import network
 
-MAX_ADDRESSES: Final = 100_000  # that are remembered; then the longest silent one is forgotten
+MAX_ADDRESSES: Final = 100_000  # remembered addresses; beyond it, the address that was silent the longest is forgotten
 
 
 class AddressRate:

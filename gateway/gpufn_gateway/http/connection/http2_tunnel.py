@@ -1,6 +1,6 @@
 """HTTP/2 connections, which only gRPC clients open: their bytes go to the gRPC server of this process, and back.
 
-The connection stays one of the gateway's: it counts as one of its address, and TLS ends here. The gRPC server is
+The connection remains a connection of the gateway: it counts for its address, and TLS ends here. The gRPC server is
 imported and started with the first such connection.
 """
 
@@ -46,7 +46,7 @@ class Http2:
         connections: MutableSet[Any],
         on_lost: Callable[[], None],
     ) -> None:
-        """Take over a connection that began with PREFACE. `connections` are those that shutdown waits for."""
+        """Take over a connection that began with PREFACE. `connections` are the connections that shutdown waits for."""
         tunnel = _ClientEnd(transport, self, connections, on_lost)
         transport.set_protocol(tunnel)
         transport.pause_reading()
@@ -64,7 +64,7 @@ class Http2:
         return server
 
     def shutdown(self) -> None:
-        """Start to stop the server: no new requests, and the connections close after those in flight."""
+        """Begin the shutdown of the server: no new requests, and the connections close after the requests in flight."""
         if self._stopping is None:
             self._stopping = asyncio.get_running_loop().create_task(self._stop(), name="gRPC server stops")
 
@@ -84,7 +84,7 @@ class Http2:
 
 
 class _End(asyncio.Protocol):
-    """One end of a tunnel. What it receives is written to `other`, and it stops reading while `other` is full."""
+    """One end of a tunnel. Data that it receives is written to `other`, and it stops reading while `other` is full."""
 
     transport: asyncio.Transport
     other: asyncio.Transport | None = None

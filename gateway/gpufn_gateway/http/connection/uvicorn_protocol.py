@@ -47,7 +47,7 @@ from gpufn_platform.shared_bodies.bodies import MIN_SHARED_BYTES
 MAX_HEAD_BYTES = 32 << 10
 MAX_HEADERS = 100
 _WEB_PREFIX = web_spec.PREFIX.encode()
-_CACHING_PREFIXES = (_WEB_PREFIX, b"/console/static/")  # their responses have caching fields of their own
+_CACHING_PREFIXES = (_WEB_PREFIX, b"/console/static/")  # their responses have their own caching fields
 _TERMINAL = re.compile(rb"/v1/functions/[^?]+/exec")
 _MAX_PIPELINED = 16  # requests that wait while more are read
 

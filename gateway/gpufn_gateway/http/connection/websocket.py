@@ -1,6 +1,6 @@
 """uvicorn's WebSocket protocol as the gateway runs it: it counts as a connection of its address, and logs no URLs.
 
-The size of messages, and pings that detect clients that are gone, are options of the server.
+The size of messages, and pings that detect disconnected clients, are options of the server.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ _PING_EVERY_S = 20.0
 _PONG_WITHIN_S = 20.0
 _DISCARD_S = 2.0
 _PART_BYTES = 2 << 10  # parsed at a time: a read of 256 KiB may hold 37,000 messages, which would stop the event loop
-# Options of uvicorn.Config. A client that does not respond to a ping, or sends for so long what nobody reads, is
-# disconnected. Compression would let a client multiply its bytes, and costs more time than it saves on the way.
+# Options of uvicorn.Config. A client is disconnected if it does not respond to a ping, or sends for so long without a
+# reader. Compression would let a client multiply its bytes, and costs more time than it saves on the way.
 OPTIONS: dict[str, Any] = {
     "ws_max_size": MAX_MESSAGE_BYTES,
     "ws_ping_interval": _PING_EVERY_S,
@@ -59,7 +59,7 @@ class WebSocketConnection(WebSocketsSansIOProtocol):
             self.handshake_complete = True  # a refusal; uvicorn would log an error for each
 
     def _parse(self) -> None:
-        """Parse a part of what has arrived. The rest waits until other connections had their turn and the application
+        """Parse a part of the received data. The rest waits until other connections had their turn and the application
         has taken the messages."""
         if self._is_discarding:
             self._unparsed = b""

@@ -18,10 +18,10 @@ from gpufn_gateway.settings import GatewaySettings
 
 _STREAMS: Final = 64  # requests at a time on a connection
 _READERS: Final = 16  # messages that are received at a time
-_IDLE_S: Final = 300.0  # of a connection without requests; clients connect again by themselves
+_IDLE_S: Final = 300.0  # for a connection without requests; clients reconnect automatically
 _PING_INTERVAL_S: Final = 60.0
 _PING_TIMEOUT_S: Final = 20.0
-_FRAMING_BYTES: Final = 64 << 10  # of the names, shapes and parameters around the tensors of a request
+_FRAMING_BYTES: Final = 64 << 10  # for the names, shapes and parameters around the tensors of a request
 _UNKNOWN: Final = ("", 0)
 
 
@@ -40,7 +40,7 @@ class GrpcServer:
                 ("grpc.max_metadata_size", 32 << 10),
                 ("grpc.server_handshake_timeout_ms", 10_000),
                 ("grpc.max_connection_idle_ms", int(_IDLE_S * 1000)),
-                # A client that reads nothing, or is gone without closing its connection, does not respond.
+                # A client that does not read, or that disappeared without closing its connection, does not respond.
                 ("grpc.keepalive_time_ms", int(_PING_INTERVAL_S * 1000)),
                 ("grpc.keepalive_timeout_ms", int(_PING_TIMEOUT_S * 1000)),
             ),

@@ -68,7 +68,8 @@ class ClientFiles:
 
     @contextlib.contextmanager
     def _opened(self, name: str, identity: Identity | None, end: int, flags: int) -> Iterator[int]:
-        """Open a file that has `end` bytes. Raises InvalidInput, which does not tell whether a foreign file exists."""
+        """Open a file that has `end` bytes. Raises InvalidInput, which does not reveal whether a foreign file
+        exists."""
         try:
             file = os.open(f"{self._folder}/{name}", flags)
         except (OSError, ValueError):  # a name with a null byte

@@ -14,8 +14,8 @@ from gpufn_core.spec.naming import names
 from gpufn_gateway.oip.shared_memory.files import ClientFiles, Identity
 from gpufn_gateway.settings import GatewaySettings
 
-MAX_REGIONS: Final = 64  # of a key or a team
-MAX_BYTES: Final = 4 << 30  # of all of these: outputs in them may allocate so much memory in the gateway's name
+MAX_REGIONS: Final = 64  # per key or team
+MAX_BYTES: Final = 4 << 30  # all of these together: outputs in them may allocate so much memory in the gateway's name
 _NAME: Final = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 _LOOPBACK: Final = ("127.0.0.0/8", "::1/128", "::ffff:127.0.0.0/104")
 
@@ -90,7 +90,7 @@ class Regions:
         return region
 
     def unregister(self, owner: str, name: str = "") -> None:
-        """Forget one region, or all of an owner without a name. An unknown one is no error, as in Triton."""
+        """Forget one region, or all of an owner without a name. An unknown region is not an error, as in Triton."""
         own = self._by_owner.get(owner, {})
         if name:
             own.pop(name, None)

@@ -1,7 +1,7 @@
 """Inference requests whose tensors are in regions, as requests of the binary extension. Workers know no regions.
 
-The head is rewritten: an input in a region becomes a binary tensor, whose bytes are read from the region, and a
-requested output in a region becomes a binary output, which `responses` writes there.
+The head is rewritten. An input in a region becomes a binary tensor, whose bytes are read from the region. A requested
+output in a region becomes a binary output, which `responses` writes there.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gpufn_gateway.http.body_reader import Write
 from gpufn_gateway.oip.shared_memory.regions import Regions, Slice
 
 # A request with regions is decoded in the event loop, and so is its response. Large tensors are not in their JSON.
-MAX_TENSORS: Final = 256  # of a request
+MAX_TENSORS: Final = 256  # per request
 MAX_HEAD_BYTES: Final = 1 << 20
 _MARK: Final = b"shared_memory_region"
 _PART_BYTES: Final = 256 << 10  # read at a time: it stays in the processor's cache while it is copied
@@ -76,7 +76,7 @@ def rewrite(head: bytes, binary: Range, regions: Regions, owner: str) -> Request
         inputs = [rewriting.input(tensor) for tensor in parsed.inputs]
         outputs = [rewriting.output(tensor) for tensor in parsed.outputs or ()]
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return None  # the worker reports what is wrong
+        return None  # the worker reports the error
     if not rewriting.has_regions:
         return None
     rewriting.check_end()

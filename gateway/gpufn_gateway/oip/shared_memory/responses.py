@@ -41,7 +41,7 @@ class ResponseSend:
         self._head_bytes = 0
         self._head = bytearray()
         self._tensors: deque[_Tensor] | None = None  # once the head is complete
-        self._written = 0  # of the first of them
+        self._written = 0  # bytes written of the first of them
 
     async def __call__(self, event: MutableMapping[str, Any]) -> None:
         if event["type"] == "http.response.start":

@@ -30,7 +30,7 @@ _WHOLE: Final = "event"  # the parameter that receives the whole event
 
 
 def sent_event(record: CallRecord, result: bytes) -> Payload:
-    """Return the event for a call that has ended. A result above the size of a record is left out."""
+    """Return the event for a call that has ended. A result above the size of a record is omitted."""
     type_, content_type, data = events.RESULT_TYPE, record.content_type, result
     if record.state is not InvocationState.SUCCEEDED:
         error = {} if record.error is None else {"code": record.error.code, "message": record.error.message}

@@ -18,7 +18,7 @@ from gpufn_gateway.protocols.openai import bodies, responses
 from gpufn_gateway.protocols.openai.errors import error_object
 
 MAX_LINES: Final = 1000
-MAX_TEXT_CHARS: Final = 512  # of a custom_id, a model, and a value of the metadata, which are stored with the batch
+MAX_TEXT_CHARS: Final = 512  # per custom_id, model and value of the metadata, which are stored with the batch
 
 
 class BatchCall(msgspec.Struct, frozen=True, array_like=True):

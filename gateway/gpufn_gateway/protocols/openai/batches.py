@@ -30,11 +30,11 @@ from gpufn_gateway.routes.requests import json_response, principal_of, route
 
 T = TypeVar("T")
 
-_PREFIX: Final = "batch_"  # of ids
+_PREFIX: Final = "batch_"  # prefix of ids
 _WINDOW: Final = "24h"
 _AT_ONCE: Final = 50
 _CONTENT_TYPE: Final = "application/jsonl"
-MAX_RESULTS_BYTES: Final = 256 << 20  # of a batch, in memory until they are written
+MAX_RESULTS_BYTES: Final = 256 << 20  # per batch, in memory until they are written
 _calls: Final = msgspec.json.Decoder(list[BatchCall])
 
 
@@ -84,7 +84,7 @@ class BatchRoutes:
                 metadata=new.metadata or {},
                 total=len(calls),
             )
-        except BaseException:  # such as a full queue: without the batch, the results would be of no use
+        except BaseException:  # such as a full queue: without the batch, the results would be useless
             await self._cancel_calls(submitted, request)
             raise
         return json_response(_view(batch))

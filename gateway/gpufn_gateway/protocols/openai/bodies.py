@@ -57,7 +57,7 @@ def message(result: Any) -> str:
 
 def transcription_arguments(form: FormParts, parameters: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of a form as keyword arguments, with the file as `file`. Text becomes a number where the schema
-    has one. `filename` is passed to functions that take it. Raises InvalidInput."""
+    has one. `filename` is passed to functions that accept it. Raises InvalidInput."""
     upload = form.file("file")
     properties: Mapping[str, Any] = parameters.get("properties", {})
     given: dict[str, Any] = {"file": base64.b64encode(upload.data).decode()}

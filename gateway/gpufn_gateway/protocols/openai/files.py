@@ -15,7 +15,7 @@ from gpufn_gateway.http.responses import USER_CONTENT
 from gpufn_gateway.protocols.platform import Platform
 from gpufn_gateway.routes.requests import json_response, principal_of, route
 
-PREFIX: Final = "file-"  # of ids
+PREFIX: Final = "file-"  # prefix of ids
 _PURPOSES: Final = ("assistants", "batch", "fine-tune", "vision", "user_data", "evals")
 
 

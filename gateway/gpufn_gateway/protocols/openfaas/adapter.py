@@ -1,4 +1,4 @@
-"""OpenFaaS's paths: `/function`, `/async-function` and what `faas-cli` reads of `/system`."""
+"""OpenFaaS's paths: `/function`, `/async-function` and the paths of `/system` that `faas-cli` reads."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ def new_prediction(body: bytes) -> NewPrediction:
 
 
 def wait_s(prefer: str) -> int:
-    """Return the seconds to wait for which the header `Prefer` asks.
+    """Return the seconds to wait that the header `Prefer` requests.
 
     >>> wait_s("wait"), wait_s("wait=5"), wait_s("wait=900"), wait_s("respond-async")
     (60, 5, 60, 0)
@@ -129,7 +129,7 @@ def data_url(content_type: str, data: bytes) -> str:
 
 
 def webhook_payload(record: CallRecord, result: bytes) -> Payload:
-    """Return the webhook of a prediction that has ended. A result above the size of a record is left out."""
+    """Return the webhook of a prediction that has ended. A result above the size of a record is omitted."""
     is_whole = record.state is InvocationState.SUCCEEDED and not record.blob
     outcome = Outcome(record.content_type, result, []) if is_whole else None
     return Payload(msgspec.json.encode(prediction(call_views.status(record), outcome)))

@@ -90,8 +90,8 @@ class RunPod(Adapter):
         return json_response(await self._job(request, _id(request)))
 
     async def stream(self, request: Request) -> Response:
-        """Return the items that this gateway has not returned yet: as they come if it follows the job, else at its end.
-        An empty response of an ended job ends the client's loop."""
+        """Return the items that this gateway has not returned yet: as they arrive if it follows the job, otherwise at
+        its end. An empty response of an ended job ends the client's loop."""
         job = await self._job(request, _id(request))
         sent = self._streamed.get(job["id"], 0)
         if job["status"] == "COMPLETED":

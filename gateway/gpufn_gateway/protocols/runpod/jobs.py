@@ -109,7 +109,7 @@ def job(view: dict[str, Any], output: msgspec.Raw | None = None) -> dict[str, An
 
 
 def webhook_payload(record: CallRecord, result: bytes) -> Payload:
-    """Return the webhook of a job that has ended. A result above the size of a record is left out."""
+    """Return the webhook of a job that has ended. A result above the size of a record is omitted."""
     is_whole = record.state is InvocationState.SUCCEEDED and not record.blob
     output = json_of(Outcome(record.content_type, result, [])) if is_whole else None
     return Payload(msgspec.json.encode(job(call_views.status(record), output)))

@@ -1,1 +1,1 @@
-"""Routes of keys, users, teams, secrets, signatures, and of what they used."""
+"""Routes of keys, users, teams, secrets and signatures, and of their usage."""

@@ -42,7 +42,7 @@ class TeamRoutes:
         ]
 
     async def index(self, request: Request) -> Response:
-        """List the teams, with what they use. A key with patterns sees the teams that own one of them."""
+        """List the teams, with their usage. A key with patterns sees the teams that own one of them."""
         principal = principal_of(request)
         teams = [team for team in self._registry.teams.all() if principal.is_within(READ, team.owns)]
         uses = await self._uses.of(teams)

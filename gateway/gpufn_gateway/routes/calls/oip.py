@@ -29,7 +29,7 @@ from gpufn_gateway.oip.inference import ModelNotReady, check_is_model, is_model,
 from gpufn_gateway.problems import RouteError
 from gpufn_gateway.routes.requests import json_response, principal_of, read_json, route
 
-_LOAD_TIMEOUT_S: Final = 55.0  # below the 60 s after which tritonclient gives up
+_LOAD_TIMEOUT_S: Final = 55.0  # below the 60 s timeout of tritonclient
 _LOAD_POLL_S: Final = 0.05
 _NO_EFFECT: Final = frozenset({"unload_dependents"})  # parameters: no model depends on another
 # Triton extensions that its clients call.

@@ -69,7 +69,7 @@ class SharedMemoryRoutes:
         return json_response(empty)
 
     def _own(self, request: Request) -> tuple[Regions, str]:
-        """Return the regions, and whose the request's are. Raises RouteError 501, Forbidden."""
+        """Return the regions, and the owner of the request's regions. Raises RouteError 501, Forbidden."""
         if self._regions is None:
             raise RouteError(501, "Shared memory is off at this gateway; GPUFN_SHARED_MEMORY_PREFIX allows it.")
         self._regions.check_client(request.scope.get("client"))

@@ -39,9 +39,9 @@ class AppRoutes:
     async def rollback(self, request: Request) -> Response:
         """Undo the newest deploy of an app: each function that it changed goes back to the revision before it.
 
-        Raises FunctionNotFound for an unknown app, RevisionNotFound if no function has an earlier revision, Forbidden
-        if the client may not deploy all functions of the app that it may see, or use the secrets of their revisions,
-        UntrustedDeploy.
+        Raises FunctionNotFound for an unknown app, and RevisionNotFound if no function has an earlier revision. Raises
+        Forbidden if the client may not deploy all functions of the app that it may see, or use the secrets of their
+        revisions. Raises UntrustedDeploy.
         """
         home = Home(request.path_params["env"], request.path_params["app"])
         principal = principal_of(request)
@@ -53,7 +53,7 @@ class AppRoutes:
         earlier = apps.earlier_revisions(functions, self._registry.revisions)
         if not earlier:
             raise RevisionNotFound(f"No function of the app {'/'.join(home)} has an earlier revision.")
-        for name, number in earlier:  # before the first change, so that none goes back alone
+        for name, number in earlier:  # before the first change, so that none returns alone
             revision = self._registry.revision(name, number)
             self._deploys.check_rules(revision)
             check_secret_use(principal, self._registry, revision)

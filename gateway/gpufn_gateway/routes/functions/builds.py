@@ -119,7 +119,7 @@ def _check(principal: Principal, build: Build, verb: str) -> None:
 
 def build_view(builds: Builds, build: Build, principal: Principal) -> dict[str, Any]:
     """Return a Build with its links, the build that it waits for, and the number of its last change, which grows. The
-    build that it waits for may be one that the principal may not read; then only its time is shown."""
+    principal may lack the right to read the build that it waits for; then only its time is shown."""
     url = f"/v1/builds/{build.id}"
     links = {"self": url}
     if build.report:

@@ -250,7 +250,7 @@ class FunctionRoutes:
         }
 
     async def logs(self, request: Request) -> StreamedResponse:
-        """Send the last log lines of a function, or those of a call (`?call=ID`) among the last. With `?follow=true`,
+        """Send the last log lines of a function, or the lines of a call (`?call=ID`) among them. With `?follow=true`,
         send new ones until the client disconnects."""
         function = self._function(request, READ)
         call = request.query_params.get("call", "").lower()
@@ -295,7 +295,7 @@ class FunctionRoutes:
         return json_response({"bundle": digest}, 201)
 
     def _function(self, request: Request, verb: str) -> Function:
-        """Return the function in the path. Raises FunctionNotFound, also for one that the client may not see;
+        """Return the function in the path. Raises FunctionNotFound, also for a function that the client may not see;
         Forbidden."""
         path, principal = request.path_params["fn"], principal_of(request)
         if "(" in path:

@@ -4,7 +4,7 @@ A bucket is a stream `KV_<bucket>` with a subject `$KV.<bucket>.<key>` per key. 
 that stream, so revisions grow over the whole bucket. The stream's leader answers every read.
 
 A KeyValue reports its own writes and reads to its own watches at once, and exactly once. So a process that mirrors
-records in memory with a watch finds its own writes there, and never sees an older value after a newer one, however late
+records in memory with a watch finds its own writes there. It never sees an older value after a newer one, however late
 a response arrives.
 
 Only messages with `Nats-Rollup` replace a record. The server publishes responses to any reply subject that a client
@@ -37,7 +37,7 @@ _COPIED = "Nats-Stream"  # on a message that the server has read from a stream f
 _NO_RECORD = ("KV-Operation", "Nats-Marker-Reason", _COPIED)  # headers
 _MARKED_S = 3600.0  # the marker informs watches of the deletion; a watch that was cut off detects missing keys itself
 _NANO = 1_000_000_000
-_MAX_TRIES = 50  # each lost race means that another writer's change went through
+_MAX_TRIES = 50  # each lost race means that another writer's change succeeded
 
 
 class Entry(msgspec.Struct, frozen=True):
@@ -213,7 +213,7 @@ class KeyValue:
         return message.subject.removeprefix(self._prefix)
 
     def entry_of(self, message: StoredMessage | None) -> Entry | None:
-        """Return the record in a message. None for the marker of a deletion or expiry, and for a message that is no
+        """Return the record in a message. None for the marker of a deletion or expiry, and for a message that is not a
         record: a client made the server publish a message of another stream here, as the response to a request."""
         if message is None or not message.headers.keys().isdisjoint(_NO_RECORD):
             return None
@@ -341,7 +341,7 @@ class Watch:
         self._complete.set()
 
     async def _check_missing(self) -> None:
-        """Ask the leader for missing keys: a record that changed during the snapshot arrives after it, so only the
+        """Check missing keys with the leader: a record that changed during the snapshot arrives after it, so only the
         leader knows which keys have vanished."""
         while self._missing:
             key = next(iter(self._missing))

@@ -1,17 +1,17 @@
 """Blobs named by the sha256 of their bytes: bundles, models, engines.
 
-The layout is that of NATS object stores, so other clients can read it: chunks of 1 MiB on `$O.<bucket>.C.<upload>`, one
-description on `$O.<bucket>.M.<name>`. The transfer is our own: nats-py's keeps everything in memory twice, reads at
-5-50 MB/s and hangs when a chunk is missing.
+The layout is the layout of NATS object stores, so other clients can read it: chunks of 1 MiB on
+`$O.<bucket>.C.<upload>`, one description on `$O.<bucket>.M.<name>`. The transfer is our own: nats-py's keeps everything
+in memory twice, reads at 5-50 MB/s and hangs when a chunk is missing.
 
 put   1. send the chunks, with a window of them in flight   2. verify size and digest   3. create the description. If it
       exists already, or an earlier step fails, the chunks are removed. An unreadable description, or one with missing
       chunks, is replaced: putting a damaged blob again repairs it
 get   1. read the description   2. request batches of chunks by sequence   3. verify size and digest
-keep  before a record refers to a blob, the blob is touched: its description is stored anew. Garbage collection of
+keep  before a record refers to a blob, the blob is touched: its description is stored again. Garbage collection of
       unreferenced blobs skips young ones and removes a description by sequence, so a touched blob survives
-own   a blob with an owner belongs to one owner and expires: the owner is part of its name. Keeping it again stores it
-      anew, with its own expiry
+own   a blob with an owner belongs to one owner and expires: the owner is part of its name. Keeping it again stores
+      another copy, with its own expiry
 
 Files and streams of any size need the memory of two windows.
 """

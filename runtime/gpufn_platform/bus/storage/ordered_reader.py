@@ -1,11 +1,12 @@
 """Ordered, read-only access to a stream: the common part of logs and key-value watches.
 
-A Feed is one short-lived consumer on the server and is never repaired: a gap, a refusal, silence or a reconnect ends it
-with one call of `on_lost(reason)`, and its owner opens another Feed where it left off.
+A Feed is one short-lived consumer on the server and is never repaired. A gap, a refusal, silence or a reconnect ends it
+with one call of `on_lost(reason)`, and its owner opens another Feed at the same position.
 
 In a cluster the consumer may be on a node that has just come back and has not caught up. That node shows the past:
-records would seem to have vanished. So the Feed first asks the stream's leader for the newest sequence. Also, the route
-to that node may become known slightly later than its consumer exists, so a first request without responders is retried.
+records would seem to have vanished. So the Feed first requests the newest sequence from the stream's leader. Also, the
+route to that node may become known slightly later than its consumer exists, so a first request without responders is
+retried.
 """
 
 from __future__ import annotations
@@ -100,14 +101,14 @@ class Feed:
     ) -> Feed:
         """Read from `since_seq` on; without it, the newest message of each subject and then new messages.
 
-        `headers_only`: without payloads. `waits` False: the reader needs only what is stored now, and detects at once
-        that messages were removed meanwhile; a Feed that waits detects it at a heartbeat.
+        `headers_only`: without payloads. `waits` False: the reader needs only stored messages, and detects at once that
+        messages were removed meanwhile; a Feed that waits detects it at a heartbeat.
 
         After `on_message(message, pending)` the reader must call `take()` once it has processed the message. `pending`:
-        how many messages are known to follow, also available on the Feed. If these will not arrive, because they were
-        removed meanwhile or are damaged on the server's disk, `on_exhausted` is called once; without it the Feed is
-        lost, since there is no other signal. Raises BusUnavailable, JetStreamError; `on_lost` is only called after the
-        Feed was open.
+        how many messages are known to follow, also available on the Feed. If these messages will not arrive, because
+        they were removed meanwhile or are damaged on the server's disk, `on_exhausted` is called once. Without that
+        callback the Feed is lost, since there is no other signal. Raises BusUnavailable, JetStreamError; `on_lost` is
+        only called after the Feed was open.
         """
         feed = cls(bus, stream, filter_subject, on_message, waits=waits)
         feed._on_exhausted = on_exhausted
@@ -217,7 +218,7 @@ class Feed:
         self._timer = asyncio.get_running_loop().call_later(2.2 * _HEARTBEAT_S, self._check_heartbeat)
 
     def _still_pending(self, pending: int) -> int:
-        """Correct `pending`, which is only what the consumer's node knows."""
+        """Correct `pending`, which only reflects the consumer's node."""
         if self._has_all:  # the server counts damaged messages forever
             return 0
         return pending or int(self._seq < self._newest_seq)
@@ -269,7 +270,7 @@ class Feed:
             self._checking = asyncio.create_task(self._check(), name=f"{self._name}-check")
 
     async def _check(self) -> None:
-        """Ask the stream's leader whether there are readable messages after the last one delivered."""
+        """Check with the stream's leader whether there are readable messages after the last delivered one."""
         consumer_seq, is_readable = self._consumer_seq, True
         body = {"next_by_subj": self._filter, "seq": self._seq + 1}
         with contextlib.suppress(BusUnavailable, JetStreamError):
@@ -321,7 +322,8 @@ async def collect(
     before_seq: int | None = None,
     headers_only: bool = False,
 ) -> list[StoredMessage]:
-    """Return what a Feed would deliver now, up to `before_seq` (exclusive). Raises BusUnavailable if interrupted."""
+    """Return the messages that a Feed would deliver now, up to `before_seq` (exclusive). Raises BusUnavailable if
+    interrupted."""
     messages: dict[str | int, StoredMessage] = {}
     done = asyncio.get_running_loop().create_future()
 

@@ -11,7 +11,7 @@ from gpufn_platform.bus.storage import ordered_reader, streams
 from gpufn_platform.bus.storage.ordered_reader import StoredMessage
 
 _MAX_RANGE: Final = 100_000  # sequences; each range is up to eight times as long as the one before
-_MAX_MESSAGES: Final = 6_000  # of a range, if its messages are as dense as those of the range before
+_MAX_MESSAGES: Final = 6_000  # per range, if its messages are as dense as in the range before
 
 
 async def newest(bus: Bus, stream: str, subject: str, *, last: int) -> list[StoredMessage]:
@@ -38,8 +38,8 @@ async def scan_ranges(
     headers_only: bool = False,
     is_common: bool = False,
 ) -> AsyncGenerator[tuple[int, list[StoredMessage], bool], None]:
-    """Yield the messages of `subject` in ranges of the stream, newest range first, each range oldest first, with the
-    first sequence of the range, and whether it is the last one.
+    """Yield the messages of `subject` in ranges of the stream, with the first sequence of the range, and whether it is
+    the last range. The newest range comes first; each range is ordered from old to new.
 
     The first range has about `about` messages if every fourth message is of the subject; later ranges are longer, but
     have some thousand messages at most. Messages stored meanwhile are in the first range.

@@ -1,7 +1,8 @@
 """Stream configurations for invocations, results and logs, and queries on streams.
 
 Gateways create the streams, at every start and after every reconnect: SYNC is in the server's memory and is lost with
-the server. Processes of a node may not create streams; at startup they wait for those that they need (`wait_for`).
+the server. Processes of a node may not create streams; at startup they wait for the streams that they need
+(`wait_for`).
 
 A message older than its stream's `max_age` disappears silently, even while its invocation runs: then it is no longer
 counted, and it is not redelivered when its runner dies. So an invocation's stream keeps messages longer than any
@@ -37,7 +38,7 @@ _SECOND = 1_000_000_000  # JetStream counts nanoseconds
 _MINUTE = 60 * _SECOND
 _DAY = 24 * 60 * _MINUTE
 _MIB = 1 << 20
-_LATEST = 253_402_300_000.0  # of a date
+_LATEST = 253_402_300_000.0  # for a date
 
 _QUEUE: dict[str, Any] = {
     "retention": "workqueue",

@@ -1,4 +1,4 @@
-"""State of this node's workers: what runs, and which Assignments exist. `reconcile` decides on actions.
+"""State of this node's workers: the running processes, and the existing Assignments. `reconcile` decides on actions.
 
 LAUNCHING → RUNNING → ENDED;  LAUNCHING → ENDED
 """

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from gpufn_core.domain.worker import ParkedMemory
 from gpufn_core.spec.units import format_bytes
 
-MAX_REMAINING_BYTES = 1 << 30  # of one GPU; a CUDA context with kernels takes a third to two thirds of it
+MAX_REMAINING_BYTES = 1 << 30  # per GPU; a CUDA context with kernels takes a third to two thirds of it
 
 
 @dataclass(frozen=True)

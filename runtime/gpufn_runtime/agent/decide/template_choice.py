@@ -1,8 +1,8 @@
 """Choice of templates: which ones to keep in memory, and which one a worker forks from. Pure.
 
 A template is identified by its Preload. A worker may fork from any template that has not read another function's
-variables, that sees GPUs if the worker has one, that has the worker's network, and whose Python environment is the
-same. Modules that the template lacks are imported by the worker.
+variables. The template must see GPUs if the worker has one, and have the worker's network and Python environment.
+Modules that the template lacks are imported by the worker.
 """
 
 from __future__ import annotations

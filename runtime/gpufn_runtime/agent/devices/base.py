@@ -38,7 +38,7 @@ class Sample:
 
 class Inventory(Protocol):
     def find(self) -> FoundDevices:
-        """Return this node's devices at the agent's start. Never raises; unreadable devices are left out."""
+        """Return this node's devices at the agent's start. Never raises; unreadable devices are omitted."""
 
     def sample(self) -> Sample:
         """Return the GPUs' current metrics. Never raises. May block if a driver hangs: call it in a thread."""

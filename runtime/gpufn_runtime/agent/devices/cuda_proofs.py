@@ -3,7 +3,7 @@
 Workers on a GPU whose driver is broken would fail one after the other, with an error that only their functions see. A
 proof that fails degrades the GPU with a reason instead, and is repeated until it succeeds.
 
-The process of a proof that succeeds stays, without a context: while any process has initialized CUDA on a GPU, others
+The process of a successful proof stays, without a context: while any process has initialized CUDA on a GPU, others
 initialize it in 9 ms instead of 97 (H100, driver 580). So it shortens each start of a GPU function.
 """
 
@@ -100,7 +100,7 @@ class CudaProofs:
             )
         except OSError as error:
             return f"the proof of CUDA cannot start: {error}"
-        prover.returncode = 0  # the agent reaps all children by pid: one that hangs in the driver may never end
+        prover.returncode = 0  # the agent reaps all children by pid: a child that hangs in the driver may never end
         assert prover.stdin is not None
         assert prover.stdout is not None
         process = None

@@ -23,7 +23,7 @@ def node_facts(has_gpus: bool, cgroup_memory: Path = _CGROUP_MEMORY) -> NodeFact
 
 
 def has_own_pids(namespace: Path = _PID_NAMESPACE) -> bool:
-    """Return whether this process is in a pid namespace of its own, as in a container without `--pid=host`."""
+    """Return whether this process is in its own pid namespace, as in a container without `--pid=host`."""
     try:
         return os.readlink(namespace) != _FIRST_PID_NAMESPACE
     except OSError:  # a sandbox hides it

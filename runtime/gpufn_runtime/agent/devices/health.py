@@ -1,8 +1,9 @@
 """Health of a GPU, from its error events and metrics. Pure.
 
-The driver reports errors by number (Xid). Errors that a program causes say nothing about the GPU. All others concern
-the GPU; an unknown error keeps new workers away for a while. From release 565 on, the driver also reports the recovery
-that it requests. Sources: NVIDIA, "GPU Debug Guidelines" and "XID Errors"; NVML's nvmlDeviceGpuRecoveryAction_t.
+The driver reports errors by number (Xid). Errors that a program causes do not indicate a fault of the GPU. All others
+concern the GPU; an unknown error keeps new workers away for a while. From release 565 on, the driver also reports the
+recovery that it requests. Sources: NVIDIA, "GPU Debug Guidelines" and "XID Errors"; NVML's
+nvmlDeviceGpuRecoveryAction_t.
 """
 
 from __future__ import annotations

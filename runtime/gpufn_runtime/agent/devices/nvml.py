@@ -3,7 +3,7 @@
 1. `find` opens NVML once and keeps the handles: opening it can take seconds on a GPU without persistence mode.
 2. A GPU in MIG mode is not offered; its instances are.
 3. `sample` reads each device. Unsupported metrics stay None; a lost GPU is a HealthCondition.
-4. If NVML itself is gone (the driver was reloaded), the next sample opens it again.
+4. If NVML itself is unavailable (the driver was reloaded), the next sample opens it again.
 
 nvidia-ml-py is imported on demand, because a node without GPUs does not need it.
 """
@@ -194,7 +194,7 @@ class NvmlInventory:
             try:
                 event = nvml.nvmlEventSetWait_v2(self._events, 0)
                 xids.append((text(nvml.nvmlDeviceGetUUID(event.device)), int(event.eventData)))
-            except nvml.NVMLError:  # no event is left; if NVML is gone, reading the devices reveals that
+            except nvml.NVMLError:  # no event is left; if NVML is unavailable, reading the devices reveals that
                 break
         return tuple(xids)
 

@@ -121,7 +121,7 @@ class Sampler:
         )
 
     def _nvlink_bytes(self, handle: Any, name: str) -> int | None:
-        """Return the bytes that went over all NVLinks of a GPU. A GPU without links does not report any."""
+        """Return the bytes transferred over all NVLinks of a GPU. A GPU without links does not report any."""
         nvml = self._nvml
         field = getattr(nvml, name, None)
         if field is None:
@@ -166,7 +166,7 @@ class Sampler:
 
 
 def query(nvml: Any, function: Callable[..., T], *args: Any) -> T | None:
-    """Return None if the device or driver does not support a query. Raises NVMLError if NVML or the GPU is gone.
+    """Return None if the device or driver does not support a query. Raises NVMLError if NVML or the GPU is unavailable.
 
     Virtual machines return all kinds of errors for some queries, although the device is fine. The memory query decides
     whether the device is there.

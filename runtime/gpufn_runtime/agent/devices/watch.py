@@ -31,7 +31,7 @@ _PAUSE_S = 5.0  # a node that cannot start processes takes no new workers for th
 
 class DeviceWatch:
     """Devices of this node, and their health. `facts` detects the features of the node's software; its argument is
-    whether there are GPUs. `other_trouble` returns a GPU's trouble that NVML does not see: that of its MPS daemon.
+    whether there are GPUs. `other_trouble` returns a GPU's trouble that NVML does not see: a failure of its MPS daemon.
     `failed_gpus` keeps failures over a restart of the agent. The first sample is taken at once, and may block."""
 
     def __init__(
@@ -108,8 +108,8 @@ class DeviceWatch:
         self._wakeup.set()
 
     def gpu_bytes_of(self, pids: Iterable[int], gpus: Iterable[str]) -> dict[str, int]:
-        """Return the bytes that the processes hold on each GPU, by the last sample. GPUs without a value are left
-        out."""
+        """Return the bytes that the processes hold on each GPU, by the last sample. GPUs without a value are
+        omitted."""
         pids = tuple(pids)
         held: dict[str, int] = {}
         for uuid in gpus:

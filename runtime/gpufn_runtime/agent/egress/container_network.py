@@ -54,7 +54,7 @@ class ContainerNetwork:
 
     @property
     def has_child_processes(self) -> bool:
-        """Return whether a command runs, which nobody else may reap."""
+        """Return whether a command runs whose process only its caller may reap."""
         return self._lock.locked()
 
     async def ready(self) -> str:
@@ -65,7 +65,7 @@ class ContainerNetwork:
             return DEFAULT if self.trouble else self._name
 
     def forget(self) -> None:
-        """Make the network again for the next container: Docker was restarted, or somebody removed the network."""
+        """Make the network again for the next container: Docker was restarted, or the network was removed."""
         self._is_ready = False
 
     async def remove(self) -> None:

@@ -2,7 +2,7 @@
 
 A veth pair leads from it to the node, which forwards and translates its packets (`rules`). A worker enters it when it
 starts: it needs no process and no copies of packets. A GPUFN_HOME has one name for the namespace and for the interface.
-So an agent that starts after a crash finds both, and the workers that it adopts stay connected.
+So an agent that starts after a crash finds both, and adopted workers stay connected.
 """
 
 from __future__ import annotations
@@ -62,11 +62,11 @@ class EgressNamespace:
 
     @property
     def has_child_processes(self) -> bool:
-        """Return whether a command runs, which nobody else may reap."""
+        """Return whether a command runs whose process only its caller may reap."""
         return self._lock.locked()
 
     async def start(self) -> None:
-        """Apply the present rules to what an earlier agent has left, or remove it."""
+        """Apply the present rules to the network of an earlier agent, or remove it."""
         if not (_NAMESPACES / self._name).exists():
             return
         if self._trouble:
@@ -100,7 +100,7 @@ class EgressNamespace:
 
     def _set_up(self) -> NetworkNamespace:
         path = _NAMESPACES / self._name
-        if path.exists() and path.stat().st_dev != os.stat(_OWN).st_dev:  # a file, whose mount is gone
+        if path.exists() and path.stat().st_dev != os.stat(_OWN).st_dev:  # a file without its mount
             path.unlink()
         if not path.exists():
             run("ip", "netns", "add", self._name)
@@ -143,7 +143,7 @@ class EgressNamespace:
         run("ip", "link", "set", self._interface, "up")
         inside = (
             *(f"address add {inner} dev {_INNER}", f"link set {_INNER} up", f"route add default via {outer.ip}"),
-            "rule delete pref 0",  # the one that comes before all others
+            "rule delete pref 0",  # the rule that precedes all others
         )
         self._run_inside(inside)
         return outer
@@ -165,7 +165,7 @@ class EgressNamespace:
 
     def _tear_down(self) -> None:
         for command in (
-            ("ip", "link", "delete", self._interface),  # the workers that are left have no network then
+            ("ip", "link", "delete", self._interface),  # the remaining workers have no network then
             ("ip", "netns", "delete", self._name),
             ("nft", "delete", "table", "inet", self._interface),
         ):

@@ -14,7 +14,7 @@ RESOLV_CONF: Final = "/etc/resolv.conf"
 UPSTREAMS: Final = "/run/systemd/resolve/resolv.conf"
 _MOST_SERVERS: Final = 3  # the C library reads no more
 _STUB: Final = ipaddress.IPv4Address("127.0.0.53")
-_DEFAULT: Final = ipaddress.IPv4Address("127.0.0.1")  # of the C library, if no resolver is named
+_DEFAULT: Final = ipaddress.IPv4Address("127.0.0.1")  # the C library's default, if no resolver is named
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Dns:
 
 
 def read(text: str, upstreams: str = "") -> Dns:
-    """Return what the resolv.conf `text` means; `upstreams` is systemd-resolved's file.
+    """Return the meaning of the resolv.conf `text`; `upstreams` is systemd-resolved's file.
 
     >>> read("nameserver 127.0.0.53", "nameserver 10.0.0.2").servers
     (IPv4Address('10.0.0.2'),)

@@ -14,7 +14,8 @@ from typing import Final
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
-# Services of clouds that tell a virtual machine its credentials, with addresses that a policy may allow by accident.
+# Services of clouds that provide a virtual machine with its credentials, at addresses that a policy may allow by
+# accident.
 METADATA: Final = (
     "169.254.169.254",  # AWS, Google, Azure, Oracle
     "169.254.170.2",  # containers of AWS
@@ -37,8 +38,8 @@ _REFUSE: Final = ("meta l4proto tcp reject with tcp reset", "reject with icmpx a
 
 @dataclass(frozen=True)
 class Policy:
-    """The addresses that workers may reach besides the internet: the networks that the node's operator allows, and port
-    53 of its resolvers. The resolver `on_loopback` is reached by the workers' gateway."""
+    """The addresses that workers may reach in addition to the internet: the networks that the node's operator allows,
+    and port 53 of its resolvers. The resolver `on_loopback` is reached by the workers' gateway."""
 
     allowed: tuple[Network, ...] = ()
     resolvers: tuple[ipaddress.IPv4Address, ...] = ()
@@ -93,9 +94,9 @@ def of_namespace(name: str) -> str:
 
 
 def routing(policy: Policy, gateway: ipaddress.IPv4Address, own: ipaddress.IPv4Address) -> list[str]:
-    """Return the routing rules for the workers' namespace, as commands of `ip`. They say the same as the table for the
-    node, once more: connections fail at once, with EACCES, and an administrator may flush the tables of the node.
-    `own` is the workers' address: connections to it and to loopback would fail after minutes."""
+    """Return the routing rules for the workers' namespace, as commands of `ip`. They repeat the table for the node:
+    connections fail at once, with EACCES, and an administrator may flush the tables of the node. `own` is the workers'
+    address: connections to it and to loopback would fail after minutes."""
     resolvers = (*policy.resolvers, gateway) if policy.on_loopback else policy.resolvers
     rules = [
         *(f"iif lo to {each} prohibit" for each in ("127.0.0.0/8", own)),

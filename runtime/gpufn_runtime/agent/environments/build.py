@@ -1,4 +1,4 @@
-"""Creation of an environment by uv, in a sandbox of its own.
+"""Creation of an environment by uv, in its own sandbox.
 
 1. an empty environment with an interpreter of the node
 2. the packages of the lock: hashes are required, and only wheels are accepted, so no code of a package runs
@@ -53,7 +53,7 @@ _MEASURE_S = 2.0  # between two looks at the disk space of a build
 
 @dataclass(frozen=True)
 class Confinement:
-    """The sandbox of a build: what it may not see, and whether the kernel allows namespaces."""
+    """The sandbox of a build: the files that it may not see, and whether the kernel allows namespaces."""
 
     hidden: tuple[str, ...]
     namespaces: bool

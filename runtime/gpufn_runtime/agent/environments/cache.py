@@ -109,7 +109,7 @@ class EnvironmentCache:
         self._pythons = await asyncio.to_thread(self._installed.find)
 
     def sweep(self) -> None:
-        """Remove what an earlier agent has not finished."""
+        """Remove the unfinished environments of an earlier agent."""
         folder_cache.sweep(self._environments)
 
     def find(self, image: ImageSpec) -> Environment | None:
@@ -229,7 +229,7 @@ class EnvironmentCache:
             listener(f"packages: {line}")
 
     async def _make_room(self, digest: str) -> None:
-        """Remove what was used the longest time ago, until the limit is kept. Raises ArtifactUnavailable."""
+        """Remove the least recently used environments until the limit is kept. Raises ArtifactUnavailable."""
         async with self._space:
             short = await asyncio.to_thread(self._short_bytes)
             if short <= 0:

@@ -15,7 +15,7 @@ _FACTS = "facts"
 
 
 def facts(environment: Path) -> Path:
-    """Return the file with the facts about an environment. Its time is that of the last start."""
+    """Return the file with the facts about an environment. Its time is the time of the last start."""
     return environment.parent.parent / _FACTS / f"{environment.name}.json"
 
 

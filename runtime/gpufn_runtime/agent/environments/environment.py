@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Environment:
-    """A Python environment in the folder `path`. `interpreter` has the folders that its Python reads besides that.
-    `packages` is the folder with gpufn's packages, which the environment does not contain."""
+    """A Python environment in the folder `path`. `interpreter` has the folders that its Python also reads. `packages`
+    is the folder with gpufn's packages, which the environment does not contain."""
 
     path: str
     interpreter: tuple[str, ...]
@@ -20,5 +20,5 @@ class Environment:
 
     @property
     def variables(self) -> dict[str, str]:
-        """Variables of its processes, besides PATH."""
+        """Variables of its processes, in addition to PATH."""
         return {"VIRTUAL_ENV": self.path, "PYTHONPATH": self.packages}

@@ -32,7 +32,7 @@ def damage(environment: Path) -> str:
             return f"{record.parent.name}/RECORD is not readable"
         for row in rows:
             name, digest = (*row, "", "")[:2]
-            is_verifiable = digest.startswith("sha256=") and not name.endswith(".pyc")  # bytecode is compiled anew
+            is_verifiable = digest.startswith("sha256=") and not name.endswith(".pyc")  # bytecode is compiled again
             if is_verifiable:
                 _, digests = expected.setdefault(os.path.normpath(packages / name), (name, set()))
                 digests.add(digest.removeprefix("sha256=").rstrip("="))

@@ -1,4 +1,5 @@
-"""The Python interpreters of this node: the agent's own, those on PATH and those that uv has installed."""
+"""The Python interpreters of this node: the agent's own, the interpreters on PATH, and the interpreters that uv has
+installed."""
 
 from __future__ import annotations
 
@@ -35,7 +36,8 @@ def find_interpreter(version: str, path: str) -> Interpreter:
 
 
 class InstalledVersions:
-    """The versions of Python that this node has. Each program is run once: those of pyenv, may not."""
+    """The versions of Python that this node has. Each program is run once: a stand-in of pyenv, for example, may not
+    start."""
 
     def __init__(self, path: str) -> None:
         self._path = path

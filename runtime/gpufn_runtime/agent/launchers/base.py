@@ -45,7 +45,7 @@ class Launched:
 
 
 class NodeFault(PlatformError):
-    """The node, not the function, prevented the start: no file descriptors are left, for example."""
+    """The node, not the function, prevented the start: for example, no file descriptors are left."""
 
     @classmethod
     def of(cls, error: OSError) -> Self:
@@ -88,4 +88,4 @@ class Containers(Protocol):
         """Return how a container ended. Raises PlatformError."""
 
     def release(self, container: str) -> None:
-        """Release the container of a worker that is gone."""
+        """Release the container of a worker that has ended."""

@@ -42,7 +42,7 @@ class LauncherByImage:
 
     @property
     def has_child_processes(self) -> bool:
-        """Return whether a command runs, which nobody else may reap."""
+        """Return whether a command runs whose process only its caller may reap."""
         return self._containers is not None and self._containers.has_child_processes
 
     @property

@@ -1,4 +1,4 @@
-"""Cold start: a fresh interpreter in a session of its own."""
+"""Cold start: a fresh interpreter in its own session."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 base            the agent's interface to MPS, independent of the MPS version
 daemons         implementation for MPS v2: all control daemons of this node, checked every few seconds
-daemon_factory  creates a GPU's daemon, and finds those of an earlier agent
+daemon_factory  creates a GPU's daemon, and finds the daemons of an earlier agent
 daemon          one GPU's control daemon: start, observation, restart, stop
 control         commands to a control daemon, with a timeout
 condition       meaning of the daemon's replies (pure)

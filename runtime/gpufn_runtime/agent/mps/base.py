@@ -22,8 +22,8 @@ from gpufn_runtime.agent.devices.base import HealthCondition
 
 @dataclass(frozen=True)
 class Mounts:
-    """Mounts that make a container a client, besides its environment: the pipe folder, the user of its processes, and
-    the memory that the daemon shares with clients ("" if none). Paths are on this host."""
+    """Mounts that make a container a client, in addition to its environment: the pipe folder, the user of its
+    processes, and the memory that the daemon shares with clients ("" if none). Paths are on this host."""
 
     pipe: str
     uid: int

@@ -7,7 +7,7 @@
 | FAULT | a client has caused a server fault | end the clients; the server is ACTIVE again, or is restarted |
 | FOREIGN | a server of another user: our clients would queue behind it forever | restart |
 | HUNG | no answer in time | restart |
-| DOWN | the daemon is gone | restart |
+| DOWN | the daemon has ended | restart |
 """
 
 from __future__ import annotations

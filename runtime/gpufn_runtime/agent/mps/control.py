@@ -43,7 +43,7 @@ class Control:
         return _numbers(await self.command(f"get_client_list {server}"))
 
     async def start_server(self, uid: int) -> None:
-        """Start a server. Otherwise the first client would wait until one has started."""
+        """Start a server. Otherwise the first client would wait until a server has started."""
         await self.command(f"start_server -uid {uid}")
 
     async def terminate_client(self, server: int, client: int) -> None:

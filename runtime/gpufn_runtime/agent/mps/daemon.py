@@ -1,4 +1,4 @@
-"""MPS control daemon of one GPU. It has a folder of its own:
+"""MPS control daemon of one GPU. It has its own folder:
 
     daemon.json   process and original compute mode, for a later agent
     pipe/         pipes for clients; other users' processes cannot enter

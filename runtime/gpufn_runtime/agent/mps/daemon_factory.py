@@ -1,4 +1,4 @@
-"""Creation of MPS daemons for GPUs, and discovery of those that an earlier agent left."""
+"""Creation of MPS daemons for GPUs, and discovery of the daemons of an earlier agent."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ class MpsDaemons:
         evict_s: float = _EVICT_TIMEOUT_S,
         checks_clients: bool = True,
     ) -> None:
-        """`checks_clients` is False if the agent has pids of its own: no worker would be in a daemon's list of clients,
+        """`checks_clients` is False if the agent has its own pids: no worker would be in a daemon's list of clients,
         and each would be ended."""
         self._daemon_factory = daemon_factory
         self._clock = clock

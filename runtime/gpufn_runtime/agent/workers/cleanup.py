@@ -92,13 +92,13 @@ class Cleanup:
             await self._empty(group)
         if record.assignment is not None:
             await self._delete(record.worker)
-        # Last: a later agent takes a worker with an Assignment but no folder for one that was never launched.
+        # Last: for a later agent, a worker with an Assignment but without a folder was never launched.
         await self._in_thread(folder, folder.remove)
         self._fleet.forget(record.worker)
         self._on_done()
 
     async def _kill_all(self, folder: WorkerFolder) -> None:
-        """Kill all processes of the worker, including those in sessions of their own."""
+        """Kill all processes of the worker, including those in their own sessions."""
         for _ in range(_KILL_TRIES):
             if not await self._in_thread(folder, processes.kill_worker, folder.output, folder.scratch):
                 return

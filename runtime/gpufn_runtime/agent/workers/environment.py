@@ -72,7 +72,8 @@ def import_environment(cpu: float, env: Mapping[str, str]) -> dict[str, str]:
 def container_limits(
     spec: FunctionSpec, memory_bytes: int, gpus: tuple[str, ...] = (), mps: Mounts | None = None
 ) -> Limits:
-    """Return the limits of a container for the function. A standby's must equal those of its future worker."""
+    """Return the limits of a container for the function. A standby's limits must equal the limits of its future
+    worker."""
     env = frozenset(import_environment(spec.resources.cpu, spec.env).items())
     egress = spec.egress or spec.network in (Network.EGRESS, Network.FULL)
     has_gvisor = spec.isolation is Isolation.GVISOR
@@ -88,7 +89,8 @@ def template_environment(scratch: Path, *, sees_gpus: bool, python: Environment 
 
 
 def preload_environment(env: Mapping[str, str]) -> dict[str, str]:
-    """Return what a template sets inside its sandbox, before it imports modules: the `env` of its functions."""
+    """Return the variables that a template sets inside its sandbox before it imports modules: the `env` of its
+    functions."""
     return {name: value for name, value in env.items() if name != _COUNT_BY_NVML}
 
 

@@ -86,5 +86,5 @@ class OutputLog:
 
 
 def _text(line: bytes) -> str:
-    """Decode a line. Of a progress bar, which overwrites itself, only the last state is kept."""
+    """Decode a line. A progress bar overwrites itself: only its last state is kept."""
     return line.decode("utf-8", "replace").rstrip("\r").rpartition("\r")[2]

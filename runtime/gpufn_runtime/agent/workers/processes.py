@@ -57,7 +57,7 @@ def is_running(process: Process) -> bool:
 
 
 def open_pidfd(process: Process) -> int | None:
-    """Return a descriptor that becomes readable when the process ends, or None if it is already gone."""
+    """Return a descriptor that becomes readable when the process ends, or None if it has already ended."""
     try:
         descriptor = os.pidfd_open(process.pid)
     except ProcessLookupError:
@@ -69,7 +69,7 @@ def open_pidfd(process: Process) -> int | None:
 
 
 def open_handle(pid: int) -> Handle | None:
-    """Open a handle. Returns None if the process is gone."""
+    """Open a handle. Returns None if the process has ended."""
     process = identify(pid)
     pidfd = open_pidfd(process) if process is not None else None
     return Handle(process, pidfd) if process is not None and pidfd is not None else None
@@ -87,9 +87,9 @@ def reap(pid: int) -> tuple[int | None, int | None]:
 
 
 def signal_group(process: Process, signum: signal.Signals, pidfd: int | None = None) -> None:
-    """Signal the process, and its group if it leads one. A gone process is fine: its pid is not reused while members of
-    its group exist, and a new process with the pid is not signaled. If `pidfd` is given and the process exists, no file
-    is opened for the check: no descriptors may be left."""
+    """Signal the process, and its group if it leads one. An ended process is not an error: its pid is not reused while
+    members of its group exist, and a new process with the pid is not signaled. If `pidfd` is given and the process
+    exists, no file is opened for the check: no descriptors may be left."""
     current = process if pidfd is not None and _exists(pidfd) else identify(process.pid)
     if current not in (None, process):
         return
@@ -102,7 +102,7 @@ def signal_group(process: Process, signum: signal.Signals, pidfd: int | None = N
 
 
 def kill(process: Process) -> None:
-    """Send SIGKILL through a pidfd. A gone process is fine, and a new process with its pid is not killed."""
+    """Send SIGKILL through a pidfd. An ended process is not an error, and a new process with its pid is not killed."""
     descriptor = open_pidfd(process)
     if descriptor is not None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -118,14 +118,14 @@ def kill_each(pids: Iterable[int]) -> None:
 
 
 def resident_bytes(pid: int) -> int:
-    """Return the resident memory, or 0 if the process is gone."""
+    """Return the resident memory, or 0 if the process has ended."""
     with contextlib.suppress(OSError, IndexError, ValueError), open(f"/proc/{pid}/statm") as file:
         return int(file.read().split()[1]) * _PAGE
     return 0
 
 
 def children(parent: int | None = None) -> list[int]:
-    """Return our children, or those of the pid `parent`. Children that wait to be reaped are included."""
+    """Return the children of this process, or of the process `parent`. Children that wait to be reaped are included."""
     parent = parent or os.getpid()
     with contextlib.suppress(OSError):
         pids: list[int] = []
@@ -136,14 +136,16 @@ def children(parent: int | None = None) -> list[int]:
 
 
 def children_of(process: Process) -> list[int]:
-    """Return the children, or an empty list if the process is gone, its pid was reused, or no descriptors are left."""
+    """Return the children, or an empty list if the process has ended, its pid was reused, or no descriptors are
+    left."""
     with contextlib.suppress(OSError):
         return children(process.pid) if identify(process.pid) == process else []
     return []
 
 
 def descends_from(pid: int, ancestors: Collection[int]) -> bool:
-    """Return whether `pid`, an ancestor or the leader of its session is one of `ancestors`. True if `pid` is gone."""
+    """Return whether `pid`, an ancestor or the leader of its session is one of `ancestors`. True if the process `pid`
+    has ended."""
     while pid > 1:
         if pid in ancestors:
             return True
@@ -161,8 +163,8 @@ def writing_to(output: Path) -> list[Process]:
 
 
 def of_worker(output: Path, scratch: Path) -> list[Process]:
-    """Return all processes of a worker, in any session: those that write to its `output`, and those whose initial
-    environment has a variable with the value `scratch`."""
+    """Return all processes of a worker, in any session: processes that write to its `output`, and processes whose
+    initial environment has a variable with the value `scratch`."""
     variable, path = b"=%b\0" % os.fsencode(scratch), os.fspath(output)
     return _select(lambda pid: _writes_to(path, pid) or _has_variable(variable, pid))
 
@@ -213,7 +215,7 @@ def _writes_to(path: str, pid: str) -> bool:
 
 
 def _has_variable(value: bytes, pid: str) -> bool:
-    with contextlib.suppress(OSError):  # the process is gone or belongs to another user
+    with contextlib.suppress(OSError):  # the process has ended or belongs to another user
         return value in Path(f"/proc/{pid}/environ").read_bytes()
     return False
 

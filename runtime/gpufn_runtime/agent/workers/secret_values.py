@@ -60,7 +60,7 @@ class StoredSecrets:
         return self._keyring.open(secret, ref)
 
     async def _record(self, refs: Sequence[SecretRef]) -> tuple[SealedSecret, SecretRef]:
-        """Return the first record that exists, and whose it must be."""
+        """Return the first existing record, and its reference."""
         entries = await asyncio.gather(*(self._bucket.get(ref.key) for ref in refs))
         for ref, entry in zip(refs, entries, strict=True):
             if entry is not None:

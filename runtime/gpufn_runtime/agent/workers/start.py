@@ -7,7 +7,7 @@
     5. send STARTED
 
 If a worker cannot start, START_FAILED is sent and the worker is cleaned up. If the node is at fault, the node's
-degraded state is reported first, so that the controller knows of it when it handles the failure.
+degraded state is reported first, so that the controller has it when it handles the failure.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ from gpufn_runtime.agent.workers.worker_folder import WorkerFolder
 log = logging.getLogger(__name__)
 
 _READ_BYTES = 64 << 10
-_LAST_READS = 32  # more than enough for what a pipe can hold when its writer dies
+_LAST_READS = 32  # more than a pipe can hold when its writer dies
 _PARTIAL_LINE_S = 1.0
 
 

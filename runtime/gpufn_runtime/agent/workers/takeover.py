@@ -89,8 +89,8 @@ class Takeover:
 
 
 async def secret_patterns_of(folders: Iterable[WorkerFolder], secrets: Secrets) -> dict[str, Patterns]:
-    """Return what to mask in the output of adopted workers, by worker. A value that changed, or that another secret
-    replaced, while no agent ran is not known any more."""
+    """Return the values to mask in the output of adopted workers, by worker. A value that changed, or that another
+    secret replaced, while no agent ran is not known any more."""
     patterns: dict[str, Patterns] = {}
     for folder in folders:
         if (spec := folder.spec()) is not None and spec.secrets:

@@ -6,7 +6,8 @@ from gpufn_runtime.runner.core.attempt import Attempt
 
 
 class Attempts(dict[str, Attempt]):
-    """Holds the newest attempt of each invocation: a queued one may begin while a fast-path one is being cancelled."""
+    """Holds the newest attempt of each invocation: a queued attempt may begin while a fast-path attempt is being
+    cancelled."""
 
     def add(self, attempt: Attempt) -> None:
         """Add the attempt to the index. May be repeated."""

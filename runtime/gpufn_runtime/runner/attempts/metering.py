@@ -5,7 +5,7 @@ the worker is charged for (`gpus_charged` in `gpufn_core/domain/worker.py`).
 `gpu/call_energy.py` divides the energy of a GPU among the calls.
 
 Records are updated by compare-and-set, so that a runner finishing its last calls and its successor both count. A killed
-runner loses what it has not stored: up to ten seconds' usage.
+runner loses its usage records since the last write: up to ten seconds' usage.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Meter:
             await self.store()
 
     async def store(self) -> None:
-        """Store all usage. What cannot be stored now stays for the next time."""
+        """Store all usage. Usage that cannot be stored now stays for the next time."""
         for key in {**self._sent, **self._counted}:
             try:
                 await self._store(key)

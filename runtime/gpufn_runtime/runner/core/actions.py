@@ -68,7 +68,7 @@ class StopUnfinished(WorkerAction):
 
 
 class AnnounceStart(AttemptAction):
-    """Tell the followers of the call that it has started."""
+    """Notify the followers of the call that it has started."""
 
 
 class NoteStart(AttemptAction):
@@ -191,8 +191,8 @@ class OfferCredits(Action):
 
 
 class ShrinkCredits(Action):
-    """Withdraw requests for slots that are gone."""
+    """Withdraw requests for slots that no longer exist."""
 
 
 class ReportLimit(Action):
-    """Tell the gateways of this host how many calls the fast path may bring."""
+    """Notify the gateways of this host of the number of calls that the fast path may bring."""

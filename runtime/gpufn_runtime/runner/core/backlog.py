@@ -16,7 +16,7 @@ SHORT_CALL_S = 0.02  # longer calls gain nothing from a backlog
 LONG_RUNNING_S = 0.1  # calls in the backlog do not wait longer than this for a running call
 _MAX_CALLS = 64
 _MAX_BYTES = 16 << 20
-_WEIGHT = 0.1  # of the newest call, in the moving averages
+_WEIGHT = 0.1  # weight of the newest call in the moving averages
 
 
 class Backlog(deque[Arrived]):

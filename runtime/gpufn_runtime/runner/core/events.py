@@ -1,4 +1,4 @@
-"""Events of the state machine: what happened to calls and workers. Pure."""
+"""Events of the state machine: changes of calls and workers. Pure."""
 
 from __future__ import annotations
 
@@ -89,8 +89,8 @@ class ResultReceived(Event):
 
 
 class ResultCollected(Event):
-    """A large result was taken from the worker's folder; its names are those of `actions.Settle`. `outcome` is RAISED
-    if it could not be taken."""
+    """A large result was moved from the worker's folder; its fields have the meaning that they have in
+    `actions.Settle`. `outcome` is RAISED if it could not be taken."""
 
     attempt: Attempt
     result: Result
@@ -124,7 +124,7 @@ class Cancelled(Event):
 
 
 class Withdrawn(Event):
-    """The gateway of a fast-path call is gone, or has queued the call."""
+    """The gateway of a fast-path call has disconnected, or has queued the call."""
 
     delivery: DeliveryView
 
@@ -141,7 +141,7 @@ class CapacityIncreased(Event):
 
 
 class CapacityDecreased(Event):
-    """A worker takes no more calls."""
+    """A worker accepts no further calls."""
 
 
 class WorkerLost(Event):
@@ -153,7 +153,7 @@ class WorkerLost(Event):
 
 
 class WorkerExited(Event):
-    """The worker's process is dead; `exit` says how, if the agent reported it."""
+    """The worker's process is dead; `exit` describes the exit, if the agent reported it."""
 
     worker_id: str
     exit: Exit | None

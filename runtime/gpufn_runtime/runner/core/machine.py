@@ -56,7 +56,7 @@ _RUNNING, _ENDED = AttemptState.RUNNING, AttemptState.ENDED
 _HAS_WORKER = (WorkerState.READY, WorkerState.PARKING, WorkerState.DRAINING)  # a worker that gave a slot still holds it
 
 # How long a worker may take to stop a call. A sync function cannot be interrupted, so its worker is killed at once
-# after a timeout. A cancelled call may be about to end by itself, which would keep the worker warm.
+# after a timeout. A cancelled call may end soon, which would keep the worker warm.
 _STOP_TIMEOUT_S = {OutcomeKind.TIMED_OUT: STOPS_WITHIN_S, OutcomeKind.CANCELLED: 5.0}
 
 
@@ -70,8 +70,8 @@ class _Loss(msgspec.Struct):
 
 class RevisionMachine(Generic[W]):
     """`started`, `ended`, `failed`, `run_seconds` and `gpu_seconds` are counters. `errors` counts
-    failed attempts, without those that were cancelled or handed back, and `durations` the run times (`bucket_of`)
-    while `counts_durations`, for a split function. `batches` counts gathered calls by the size of their batch."""
+    failed attempts, without cancelled or handed-back attempts, and `durations` the run times (`bucket_of`) while
+    `counts_durations`, for a split function. `batches` counts gathered calls by the size of their batch."""
 
     def __init__(self, revision: Revision) -> None:
         self.revision = revision
@@ -228,7 +228,7 @@ class RevisionMachine(Generic[W]):
                 self._emit(actions.Nak(attempt.delivery))
 
     def _check_or_run(self, attempt: Attempt) -> None:
-        """Look up a call that may have been started before, or whose caller may be gone."""
+        """Look up a call that may have been started before, or whose caller may have left."""
         is_repeated = attempt.delivery.delivered > 1
         if attempt.is_submitted and (is_repeated or attempt.message.attempt > 1):
             attempt.move(AttemptState.CHECKING)
@@ -631,7 +631,7 @@ class RevisionMachine(Generic[W]):
             self._end_loss(loss.worker.id, None)
 
     def _may_end_early(self, attempt: Attempt, cutoff: float) -> bool:
-        """Return whether a lost attempt may end before its exit report: the caller is gone, and no retry follows."""
+        """Return whether a lost attempt may end before its exit report: the caller has left, and no retry follows."""
         is_late = attempt.run.ending is not None or cutoff >= attempt.run.must_end_at
         return attempt.is_cancelled or (is_late and self._spec.retries is None)
 

@@ -21,7 +21,7 @@ class SlotPool:
 
     def __init__(self, total: int, uses: int | None = None) -> None:
         self.total = self.free = total if uses is None else min(total, uses)
-        self._uses_left = None if uses is None else uses - self.free  # of slots that are not free now
+        self._uses_left = None if uses is None else uses - self.free  # for slots that are not free now
         self.in_use = 0
         self.poisoned = 0
 

@@ -4,7 +4,7 @@ call             kind CONSUMER, or SERVER if a function waits for it; the gatewa
   queue          from the submission, or from the time of the retry, until the attempt begins
     place fetch launch load warm resume      phases of the cold start that it waited for
   gather         until its batch runs
-  run            its id is that of the attempt: nested calls and spans of user code are below it
+  run            its id is the attempt's id: nested calls and spans of user code are below it
 """
 
 from __future__ import annotations

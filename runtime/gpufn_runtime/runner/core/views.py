@@ -1,4 +1,4 @@
-"""What the state machine sees of deliveries and workers, which the edge implements. Pure."""
+"""The view of deliveries and workers that the state machine needs, which the edge implements. Pure."""
 
 from __future__ import annotations
 

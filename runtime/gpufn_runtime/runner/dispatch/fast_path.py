@@ -93,7 +93,7 @@ class DirectDelivery:
 
 class FastPathServer:
     """Server of the fast path. `on_offer(delivery)` accepts or refuses a call. `on_withdraw(delivery)` ends the
-    attempt, whose caller is gone. A second attempt of the invocation may run here by then, from the queue; its caller
+    attempt, whose caller has left. A second attempt of the invocation may run here by then, from the queue; its caller
     waits."""
 
     def __init__(self, path: Path, on_offer: OnDelivery, on_withdraw: OnDelivery) -> None:

@@ -25,7 +25,7 @@ class NodeBodies:
         self._removals = Tasks("removal of bodies")
 
     async def fetch(self, bucket: str, reference: BodyReference, worker: str) -> str:
-        """Fetch a body and return its name in the worker's folder. Raises ArtifactUnavailable if it is gone,
+        """Fetch a body and return its name in the worker's folder. Raises ArtifactUnavailable if it no longer exists,
         BusUnavailable, and CapacityError if memory is full."""
         async with self._fetch_limit:
             with self._shared_bodies.writer(worker) as writer:

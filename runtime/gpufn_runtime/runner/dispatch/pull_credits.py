@@ -132,8 +132,8 @@ class PullCredits:
     def _offer(self) -> None:
         """Turn room that is not offered to any queue into credits.
 
-        A request for one credit costs the server as much as a request for many. So while there is much room, and hence
-        much credit, new room is collected until it is a quarter of the capacity.
+        A request for one credit costs the server as much as a request for many. So while there is much room and much
+        credit, new room is collected until it is a quarter of the capacity.
         """
         self._is_offer_scheduled = False
         if self._standing is None:
@@ -156,7 +156,7 @@ class PullCredits:
         return self._order.others_wait(priority)
 
     def shrink(self) -> None:
-        """Take back credits because room is gone: each would bring a delivery that cannot run."""
+        """Withdraw credits for room that no longer exists: each would bring a delivery that cannot run."""
         if self._standing is not None:
             self._standing.limit(max(self.room() - self._polls, int(self._order.could_overtake_callers())))
 
@@ -190,7 +190,7 @@ class PullCredits:
         for pull in self._pulls():
             pull.tick(now)
         if self._standing is not None and self._standing.credits:
-            self._order.mark_empty(STANDING)  # calls that waited there have been taken, or are gone
+            self._order.mark_empty(STANDING)  # calls that waited there have been delivered, or were removed
         self.poll_all()
 
     # --- from the pulls -----------------------------------------------------------------------------------------------

@@ -3,8 +3,9 @@
 The agent samples the energy counters of the GPUs about once a second. The energy between two samples is divided among
 the calls that ran in that time, in proportion to their GPU seconds on that GPU. If no call ran, no call bears it.
 
-So a call bears all energy of the seconds in which it ran alone: also that of the idle GPU in the rest of its first and
-last second, and that of processes that are not the platform's. The sum over calls never exceeds the counter.
+So a call is charged the entire energy of the seconds in which it ran alone. This includes the energy of the idle GPU in
+the rest of its first and last second, and the energy of foreign processes. The sum over calls never exceeds the
+counter.
 
 The energy of a call is unknown if one of its GPUs has no counter, if the counter was reset, or if no sample was taken
 before the call began.
@@ -71,7 +72,7 @@ class CallEnergy:
         return account
 
     def _spent(self, metrics: Iterable[DeviceMetrics]) -> dict[str, float]:
-        """Return the joules of each GPU since the last sample. GPUs whose energy is unknown are left out."""
+        """Return the joules of each GPU since the last sample. GPUs with unknown energy are omitted."""
         before = self._counters if self._sampled_at is not None else {}
         self._counters = {item.uuid: item.energy_joules for item in metrics if item.energy_joules is not None}
         return {

@@ -86,7 +86,7 @@ class Seat:
         self._turns.join(self)
 
     def leave(self) -> None:
-        """Remove the seat: the worker is gone, and its waiting attempts were removed."""
+        """Remove the seat: the worker has ended, and its waiting attempts were removed."""
         self._turns.leave(self)
 
     def request(self, attempt: Attempt, begin: Begin) -> None:

@@ -2,9 +2,9 @@
 timeout.
 
 A caller subscribes to one subject for the replies to all its calls. If the subject has no subscriber, NATS reports that
-at once. So the runner regularly asks each caller which of its calls here are still wanted: a caller announces a
-cancelled call only once, and a broken connection may have lost that. A caller that is away for a while is considered
-gone: a caller that only lost its connection reconnects much sooner.
+at once. So the runner regularly queries each caller for the calls here that it still wants. A caller announces a
+cancelled call only once, and a broken connection may have lost that. A caller that is silent for a while is considered
+lost: a caller that only lost its connection reconnects much sooner.
 
 A redelivered call of a dead runner is checked before it begins, because its caller may have been that runner.
 """
@@ -51,12 +51,12 @@ class AbandonedCalls:
             self._checks.start(self.check())
 
     async def check(self) -> None:
-        """Ask each caller, and cancel the calls that are no longer wanted."""
+        """Query each caller, and cancel the calls that are no longer wanted."""
         oldest = self._clock.monotonic() - _FORGET_AFTER_S
         self._away_since = {caller: since for caller, since in self._away_since.items() if since > oldest}
         calls: dict[str, list[str]] = {}
         for invocation, attempt in self._running.items():
-            # The fast path is a connection of its own, and detects lost callers.
+            # The fast path has its own connection, and detects lost callers.
             if attempt.message.reply and not attempt.is_direct:
                 calls.setdefault(subjects.wait_check(attempt.message.reply), []).append(invocation)
         replies = await asyncio.gather(

@@ -3,7 +3,7 @@
 A worker that reconnects names its unfinished attempts, each with the reply subject of its delivery. The runner verifies
 the names: the delivery must be from a queue of the worker's own revision, and the call must still be there. NATS learns
 that the call is running before it redelivers it; from then on it is an attempt like any other. Calls that another
-runner has, and calls that were cancelled or have ended, are refused: the worker is told to stop them.
+runner has, and calls that were cancelled or have ended, are refused: the worker must stop them.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ from gpufn_runtime.runner.workers.stored_values import StoredValues
 
 _REPLY_S: Final = 35.0  # longer than a gateway waits for an item
 _STALLED_S: Final = 60.0  # an upload without a further part ends
-_MAX_UPLOADS: Final = 8  # of one worker
+_MAX_UPLOADS: Final = 8  # per worker
 _REMOVED_S: Final = 3600.0  # files that no version names are removed after this time
 
 unpack: codec.Unpacker[Any] = codec.Unpacker(Operation)
@@ -118,7 +118,7 @@ class DataRequests:
         return reply, body
 
     def forget(self, worker: str) -> None:
-        """End the uploads of a worker that is gone."""
+        """End the uploads of a worker that has ended."""
         for key in [key for key in self._uploads if key[0] == worker]:
             self._uploads.pop(key).cancel()
         self._uncommitted.pop(worker, None)
@@ -189,7 +189,7 @@ class _Upload:
         return self._next if self._task.done() else self._size
 
     async def add(self, offset: int, data: bytes, *, is_last: bool) -> None:
-        """Pass on a part; with the last one, wait until the file is stored. Raises what the upload raises."""
+        """Pass on a part; with the last one, wait until the file is stored. Raises the errors of the upload."""
         if offset != self._next:
             raise InvalidInput("the parts of a volume's file are not in order")
         self._next += len(data)

@@ -2,8 +2,8 @@
 checkpoints.
 
 A worker has no other connection. Each Call frame becomes an invocation (or a lookup) on the worker's behalf, and the
-answer is sent over the same socket. When a worker dies, its open calls are cancelled; likewise when an attempt is told
-to end. A nested call never gets more time than the attempt that makes it.
+answer is sent over the same socket. When a worker dies, its open calls are cancelled; likewise when an attempt must
+end. A nested call never gets more time than the attempt that makes it.
 
 While the bus is away, requests wait until their deadline and then fail with BusUnavailable, which is retryable. A call
 that NATS has lost is made again. It may already have run, as after the death of its runner.
@@ -85,7 +85,7 @@ class _Answer(NamedTuple):
 
 
 class _Window:
-    """The items of a stream that were sent to a function and not read yet."""
+    """The items of a stream that were sent to a function but not read yet."""
 
     def __init__(self) -> None:
         self._unread = UnreadItems()
@@ -139,7 +139,7 @@ class NestedCalls:
             parent.run.own_calls += is_own
         task = asyncio.get_running_loop().create_task(self._serve(link, call, body, parent), name="nested call")
         self._tasks[link.id, call.call] = task
-        # Not in the task: a task that is cancelled before its first step does not run at all.
+        # Not in the task: a task that is cancelled before its first step does not run.
         task.add_done_callback(functools.partial(self._send_answer, link, call, parent, is_own))
 
     def credit(self, link: WorkerLink, call: int, items: int) -> None:
@@ -441,9 +441,9 @@ class NestedCalls:
         return self.clock.time() + wait_s
 
     async def _called(self, link: WorkerLink, call: frames.Call, parent: Attempt | None) -> Revision:
-        """Return the revision to call: the same one for all calls of a function that one call makes.
+        """Return the revision to call: the same revision for all calls that one call makes to a function.
 
-        Raises Forbidden for a pickle from another app: a function has no API key whose scope could allow it, and the
+        Raises Forbidden for a pickle from another app. A function has no API key whose scope could allow it, and the
         pickle would run code beside the secrets of the called function."""
         caller = link.revision.function
         key = (new_invocation_id() if parent is None else parent.message.id).encode()

@@ -21,7 +21,7 @@ from gpufn_runtime.runner.workers.worker_link import WorkerLink
 
 log = logging.getLogger(__name__)
 
-_MAX_OPEN_CALLS = 1024  # nested calls that one worker may have open at once
+_MAX_OPEN_CALLS = 1024  # open nested calls of one worker
 
 
 @dataclass(eq=False, repr=False)
@@ -58,7 +58,7 @@ class Relay:
             self.cancel(attempt)
 
     def _on_input_taken(self, link: WorkerLink, taken: frames.InputTaken, _: bytes) -> None:
-        """Pass on what an attempt has taken. The next report includes a lost one."""
+        """Pass on the items that an attempt has received. The next report includes a lost one."""
         if (attempt := link.attempts.get(taken.attempt)) is not None:
             credit = InputCredit(attempt.message.id, taken.taken, taken.waits, self.inbox)
             with contextlib.suppress(GpufnError):

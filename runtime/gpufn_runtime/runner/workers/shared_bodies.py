@@ -126,7 +126,7 @@ class NodeSharedBodies:
                 return  # the worker made that name up
 
     def forget(self, worker: str) -> None:
-        """Remove the folder of a worker that is gone."""
+        """Remove the folder of a worker that has ended."""
         self._of(worker).remove_all()
 
     def keep_only(self, workers: set[str]) -> None:

@@ -19,7 +19,7 @@ from gpufn_platform.bus.connection import Bus
 from gpufn_platform.queue import large_bodies
 from gpufn_runtime.runner.workers.shared_bodies import NodeSharedBodies
 
-_KEPT_BYTES: Final = 256 << 20  # of copies on a node
+_KEPT_BYTES: Final = 256 << 20  # bytes of copies on a node
 
 
 class StoredValues:

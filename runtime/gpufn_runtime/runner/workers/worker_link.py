@@ -1,14 +1,14 @@
 """Connection to one worker: its socket, state, slots and running attempts.
 
     1. The runner listens on the worker's socket. The first process that connects with the uid that owns the worker's
-       folder is the worker. That is our own user or, in a container, a uid of its own.
+       folder is the worker. That is our own user or, in a container, its own uid.
     2. Hello, then Ready (or StartFailed): STARTING → READY. In between, attempts of an earlier runner are adopted.
     3. Run is sent; Result and Items are received; Log and Call are received at any time.
     4. `drain`: no new attempts. When no slot is in use, Drain is sent and the worker ends.
     5. `park`: no new attempts. When no slot is in use, Park is sent: READY → PARKING → PARKED. `resume` reverses that.
     6. An invalid frame or a closed socket ends the link. The owner settles the running attempts.
 
-All received data is considered hostile: its size is limited, it is checked against what was sent, and bodies are never
+All received data is considered hostile: its size is limited, it is checked against the sent data, and bodies are never
 decoded.
 """
 
@@ -135,8 +135,8 @@ class WorkerLink:
         return self.slots.free if self.accepts_calls else 0
 
     def left_over(self, now: float) -> int:
-        """Return the number of slots used by attempts that do not belong to queued calls any longer: cancelled attempts
-        that have not stopped, and attempts of an earlier runner whose calls NATS has redelivered."""
+        """Return the number of slots used by attempts that no longer belong to queued calls: cancelled attempts that
+        have not stopped, and attempts of an earlier runner whose calls NATS has redelivered."""
         unwanted = sum(attempt.is_cancelled for attempt in self.attempts.values())
         leftover = self._leftover_slots + len(self._unadopted)
         return unwanted + (leftover if now - self.listening_since > ACK_WAIT_S else 0)
@@ -238,8 +238,8 @@ class WorkerLink:
             peer.transport.abort()
 
     def remove_socket(self) -> None:
-        """Remove the socket of a worker that is gone, and its folder if it is empty: the agent may have cleaned up
-        before the runner began to listen."""
+        """Remove the socket of an ended worker, and its folder if it is empty: the agent may have cleaned up before the
+        runner began to listen."""
         with contextlib.suppress(OSError):
             self.path.unlink(missing_ok=True)
             self.path.parent.rmdir()

@@ -15,7 +15,7 @@ from gpufn_platform.process.unix_sockets import Outbox, peer_uid
 
 log = logging.getLogger(__name__)
 
-_MAX_UNREAD_BYTES = 1 << 30  # a long call into C code may keep the worker from reading what it has requested
+_MAX_UNREAD_BYTES = 1 << 30  # a long call into C code may keep the worker from reading its responses
 
 
 class SocketOwner(Protocol):
@@ -79,7 +79,7 @@ class WorkerSocket(asyncio.Protocol):
 
 
 def _owner_of(path: Path) -> int | None:
-    """Return the uid that owns the worker's folder, or None if the folder is gone."""
+    """Return the uid that owns the worker's folder, or None if the folder no longer exists."""
     with contextlib.suppress(OSError):
         return path.parent.stat().st_uid
     return None

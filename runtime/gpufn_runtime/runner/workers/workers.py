@@ -39,7 +39,7 @@ from gpufn_runtime.runner.workers.worker_link import WorkerLink
 
 # Each call needs these, and Python looks up a member of an enum slowly.
 _DRAINING, _PARKING = WorkerState.DRAINING, WorkerState.PARKING
-# After a process closed its socket: an agent that was killed is back, and has looked at what ended meanwhile.
+# After a process closed its socket: a killed agent is back, and has checked which processes ended meanwhile.
 EXPLAINED_WITHIN_S = EXIT_REPORT_WITHIN_S + 2.0
 # After the runner hung up on a process that runs: without a runner it looks for one, and then ends itself.
 ENDS_ITSELF_WITHIN_S = RECONNECT_S + LAST_CALL_S + 2.0
@@ -182,7 +182,7 @@ class Workers:
 
     def on_start_failed(self, link: WorkerLink, phase: str, error: ErrorInfo) -> None:
         if link.state in (WorkerState.STARTING, WorkerState.PARKING, WorkerState.RESUMING):
-            # First: the worker exits when the link closes, and the agent's report of that says less.
+            # First: the worker exits when the link closes, and the agent's report of that has fewer details.
             self.agent_events.event(link, WorkerEventKind.START_FAILED, failure=StartFailure(phase, error))
             link.close(WorkerState.FAILED)
             self._retire(link, "it failed to start")
@@ -201,7 +201,7 @@ class Workers:
             link.resume(self.clock.monotonic())
 
     def on_not_parked(self, link: WorkerLink, error: ErrorInfo, needs_bytes: int) -> None:
-        """Drain the worker, as if it had not been asked to park."""
+        """Drain the worker, as if it had received no request to park."""
         self.output.publish(link, None, "error", f"not parked: {error.traceback or error.message}".encode())
         failure = StartFailure("park", error)
         self.agent_events.event(link, WorkerEventKind.NOT_PARKED, failure=failure, needs_bytes=needs_bytes)
@@ -209,7 +209,7 @@ class Workers:
         self.on_change()
 
     def on_draining(self, link: WorkerLink) -> None:
-        """Drain a worker that asked for it. It knows the cause."""
+        """Drain a worker that requested it. It knows the cause."""
         link.cause = None
         self._drain(link)
         self.on_change()

@@ -4,7 +4,7 @@ The class's constructor creates each instance, so type hints, constraints, `__po
 callers as they do to JSON (decision 0038). A field keeps a value that JSON cannot express, such as an array, a datetime
 or another instance, if its hint accepts it.
 
-`Instances.hint` replaces those parts of a hint by a _Check for which msgspec has other rules: msgspec accepts no
+`Instances.hint` replaces the parts of a hint for which msgspec has other rules by a _Check. msgspec accepts no
 instances of subclasses and no unions of several classes, and turns each Sequence into a list.
 """
 
@@ -87,7 +87,7 @@ class Instances:
         return self._convert_value(value, self.hint(hint))
 
     def hint(self, hint: Any) -> Any:  # noqa: PLR0911  (a table of kinds)
-        """Adapt `hint` to values that come from Python, where a bool is also a number."""
+        """Adapt `hint` to values from Python, where a bool is also a number."""
         if hint is int or hint is float:
             return hint | bool
         origin, args = typing.get_origin(hint), typing.get_args(hint)

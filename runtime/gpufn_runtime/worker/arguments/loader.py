@@ -219,7 +219,7 @@ def _with_sessions(
 
 
 class ThirdPartyModules:
-    """Installed modules in memory, without those that every worker has: candidates for a template process to preload.
+    """Installed modules in memory, except modules that every worker has: candidates for a template process to preload.
 
     `newly_loaded` returns the modules loaded since the previous call. A worker must not report modules that its
     template had loaded; and iterating over all of torch's modules would copy memory pages, which takes 5 ms.

@@ -1,10 +1,10 @@
 """Decode a call's body into the arguments of the user's function, and reject bad input before user code runs.
 
 JSON and msgpack may come from any client and are converted strictly to the type hints. The SDK's own encoding carries
-Python values and has the semantics of a call in one process: values are passed as they are, but rejected like JSON if
-the hint consists of plain types and the value is a wrong plain type. A class in a hint creates its instances itself
-from the fields that were sent (`instances`). Parameters of a function with `batch=` are lists with one value per call;
-here each parameter takes one value.
+Python values and has the semantics of a call in one process. Values are passed unchanged, but rejected like JSON if the
+hint consists of plain types and the value has a wrong plain type. A class in a hint creates its instances itself from
+the fields that were sent (`instances`). Parameters of a function with `batch=` are lists with one value per call; here
+each parameter takes one value.
 """
 
 from __future__ import annotations
@@ -219,8 +219,8 @@ class Parameters:
     def _fitted(self, name: str, value: Any, label: str, *, is_trusted: bool) -> Any:
         """Check a Python value for a parameter; return it unchanged, or as an instance of the class in the hint.
 
-        `label` names the argument. A trusted sender may run code, so an object that only a pickle can carry may stand
-        for an instance.
+        `label` names the argument. A trusted sender may run code, so an object that only a pickle can carry may replace
+        an instance.
         """
         holder = self._holders.get(name)
         if holder is None:
@@ -230,7 +230,7 @@ class Parameters:
         except msgspec.ValidationError:
             is_plain = _is_plain(value)
             if not is_plain and (is_trusted or name not in self._of_class):
-                return value  # a value that is not plain may stand for one that is: a float32 for a float
+                return value  # a value of another type may replace a plain value: a float32 a float
             convert = _convert_plain if is_plain else self._instances.convert
             try:
                 return self._with_missing_defaults(name, convert(value, self._hints[name]))

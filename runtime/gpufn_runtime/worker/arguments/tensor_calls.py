@@ -35,8 +35,8 @@ class BatchedCall(NamedTuple):
 
 class TensorFunction:
     """A function, with the interface that the executor expects: `bind` also reads requests of the protocol, and `call`
-    returns the response of such a request. `inputs` has the datatype of each array, or "". `name` and `version` are
-    those of the model in the protocol.
+    returns the response of such a request. `inputs` has the datatype of each array, or "". `name` and `version` belong
+    to the model in the protocol.
 
     If `batched`, `by_name` reads the calls, and `call` takes them as the list `calls`.
     """
@@ -96,7 +96,7 @@ class TensorFunction:
         return self._responses(calls, await self._raw(**_lists(calls)))
 
     def _responses(self, calls: list[BatchedCall], results: Any) -> Any:
-        """Return the results of a batch, and responses for calls of the protocol. A result that is no tensor is an
+        """Return the results of a batch, and responses for calls of the protocol. A result that is not a tensor is an
         error of its own call."""
         is_list = hasattr(results, "__len__") and not isinstance(results, (str, bytes, Mapping, set))
         if not is_list or len(results) != len(calls):

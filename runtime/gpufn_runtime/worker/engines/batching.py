@@ -1,6 +1,6 @@
 """Rules for the inputs that an engine accepts, and for joining several calls into one run by rows. Pure.
 
-A row is an index of the first dimension of every input and output, if the manifest says `batched`. Calls are joined if
+A row is an index of the first dimension of every input and output, if the manifest has `batched`. Calls are joined if
 the rest of their shapes is equal, up to `max_batch` rows. A call with more rows than a run accepts is split into parts.
 """
 
@@ -47,8 +47,8 @@ class Batching:
         self._known: dict[_Shapes, list[tuple[int, int]]] = {}  # rest → minimum and maximum rows per profile
 
     def fit(self, inputs: Mapping[str, Array]) -> Fitted:
-        """Validate inputs. Raises InvalidInput, which names the input that does not fit: unknown, missing, a wrong
-        dtype or rank, a shape that no profile accepts, or a BOOL with bytes other than 0 and 1."""
+        """Validate inputs. Raises InvalidInput, which names the faulty input: unknown, missing, a wrong dtype or rank,
+        a shape that no profile accepts, or a BOOL with bytes other than 0 and 1."""
         if self._defaults:
             inputs = {**self._defaults, **inputs}
         self._check_names(inputs)

@@ -13,8 +13,8 @@ from gpufn_runtime.worker.engines.base import Array, Arrays
 from gpufn_runtime.worker.engines.tensors import dtype_of
 
 # The builder has verified the engine against the function's own tolerance. Here it may deviate from the record by the
-# preset of its precision, or by twice the deviation that the builder measured, because sums with another number of
-# threads round differently.
+# preset of its precision, or by twice the deviation that the builder measured: sums with another number of threads
+# round differently.
 _SLACK = 2.0
 _LEAST = {Precision.FP32: 1e-5, Precision.INT8: 2e-2}  # relative L2 norm, for precisions whose preset has none
 
@@ -70,8 +70,8 @@ def _is_near(now: Array, then: Array, preset: Tolerance) -> bool:
 
 
 def _distance(now: Array, then: Array) -> float:
-    """Return the L2 norm of the difference relative to that of `then`, or the absolute norm if that is zero. Values are
-    scaled by the largest one first, because squares overflow above 1e154 and underflow below 1e-162."""
+    """Return the L2 norm of the difference relative to the norm of `then`, or the absolute norm if that is zero. Values
+    are scaled by the largest one first, because squares overflow above 1e154 and underflow below 1e-162."""
     largest = float(max(np.abs(now).max(initial=0), np.abs(then).max(initial=0))) or 1.0
     now, then = now / largest, then / largest
     size, distance = float(np.linalg.norm(then)), float(np.linalg.norm(now - then))

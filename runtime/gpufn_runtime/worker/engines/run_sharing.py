@@ -148,7 +148,7 @@ class SharedRuns:
             if len(group) == 1:
                 group[0].error = error
                 return
-            for call in group:  # one of them may be the cause: only that one fails
+            for call in group:  # one of them may be the cause: only that call fails
                 self._run_together([call])
 
 
@@ -160,6 +160,6 @@ def _set(event: threading.Event) -> bool:
 def _call_soon(loop: AbstractEventLoop, callback: Callable[[], object]) -> bool:
     try:
         loop.call_soon_threadsafe(callback)
-    except RuntimeError:  # the loop is closed, and its tasks are gone
+    except RuntimeError:  # the loop is closed, and its tasks have ended
         return False
     return True

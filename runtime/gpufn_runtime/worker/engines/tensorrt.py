@@ -265,7 +265,7 @@ class _Slot:
         if chosen != self._profile:
             try:
                 is_selected = self._context.set_optimization_profile_async(chosen, self._stream)
-            except RuntimeError:  # as the bindings of 10 and 11 report it
+            except RuntimeError:  # as the bindings of versions 10 and 11 report it
                 is_selected = False
             if not is_selected:
                 raise EngineRefused(f"cannot select profile {chosen}: {self._log.take_errors()}")

@@ -144,7 +144,7 @@ def _converted(spec: TensorSpec, value: Any) -> Array:
 
 
 def _with_number_words(value: Any) -> Array:
-    """Convert numbers, where "NaN", "Infinity" and "-Infinity" stand for the numbers that JSON lacks."""
+    """Convert numbers, including "NaN", "Infinity" and "-Infinity", because JSON lacks these numbers."""
     items = np.asarray(value, np.object_)
     flat = [_NUMBER_WORDS.get(item, item) if isinstance(item, str) else item for item in items.reshape(-1).tolist()]
     if text := next((item for item in flat if not isinstance(item, (int, float))), None):

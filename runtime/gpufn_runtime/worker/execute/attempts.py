@@ -1,6 +1,6 @@
 """The Attempts of this worker, from Run to Result.
 
-QUEUED → RUNNING → ended;  QUEUED → ended (cancelled, or its link is gone)
+QUEUED → RUNNING → ended;  QUEUED → ended (cancelled, or its link was lost)
 
 The code that ends an attempt here sends its only Result; later Results are dropped. Attempts that run when the link is
 lost may be adopted by the next runner: a Result that is ready before then is kept. Streams, cancelled attempts, and
@@ -145,7 +145,7 @@ class Attempts:
         return is_active
 
     def keep(self, attempt: Attempt, result: bytes) -> None:
-        """Keep a Result that could not be sent: the runner had gone unnoticed."""
+        """Keep a Result that could not be sent: the runner had disconnected unnoticed."""
         with self._lock:
             if attempt.link == self._reported_link and attempt.can_be_adopted:
                 attempt.result = result

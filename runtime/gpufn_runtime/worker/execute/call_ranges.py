@@ -26,8 +26,8 @@ def opened(open_range: Opener) -> Iterator[None]:
 
 
 def within(open_range: Opener, call: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """Call a function in a range: with the id of its call, or of none for a batch or a hook. A range that fails is left
-    out: the profiler must not fail the call."""
+    """Call a function in a range: with the id of its call, or of none for a batch or a hook. A range that fails is
+    omitted: the profiler must not fail the call."""
     attempt = current_attempt.get()
     name = "batch or hook" if attempt is None else f"call {attempt.run.invocation}"
     opened_range = contextlib.ExitStack()

@@ -48,7 +48,8 @@ class EventLoop:
         self._loop.call_soon_threadsafe(self._admit, attempt, method)
 
     def run_call(self, attempt: Attempt, method: Method) -> None:
-        """Run a call and wait until it has ended. For a method without batches beside one that has them."""
+        """Run a call and wait until it has ended. For a method without batches in a class that also has methods with
+        batches."""
         ended = threading.Event()
 
         def start() -> None:

@@ -1,11 +1,11 @@
 """Run calls in the user threads, of which the main thread is the first.
 
 The reader thread passes attempts to `take`; user threads get them from one queue and send the results themselves. The
-main thread loads the code, runs the hooks, and is the only user thread with `concurrency=1`, so that thread-local state
-of libraries (torch's grad mode, sqlite's connections) is present in every call. Further threads, up to `concurrency`,
-are started for calls that wait or block: threads that only compute would just compete for the GIL. While calls are
-short, a user thread reads the socket itself (`socket_reader`). Async functions run on one event loop (`event_loop`).
-Batches are gathered (`batch_rules`) and run in the user threads.
+main thread loads the code, runs the hooks, and is the only user thread with `concurrency=1`. So thread-local state of
+libraries (torch's grad mode, sqlite's connections) is present in every call. Further threads, up to `concurrency`, are
+started for calls that wait or block: threads that only compute would just compete for the GIL. While calls are short, a
+user thread reads the socket itself (`socket_reader`). Async functions run on one event loop (`event_loop`). Batches are
+gathered (`batch_rules`) and run in the user threads.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _SHORT_CALL_S = 0.0005
 _STALLED_S = 0.002
 
 _ASYNC = (CallKind.ASYNC, CallKind.ASYNC_GENERATOR)
-_ALONE = Batch(1)  # of a method without batches beside one that has them
+_ALONE = Batch(1)  # for a method without batches in a class with batches
 _GENERATOR = CallKind.GENERATOR  # each call needs it, and Python looks up a member of an enum slowly
 
 
@@ -253,7 +253,7 @@ class Executor:
             self._results.returned(attempt, collected, started)
 
     def _next_batch(self) -> None:
-        """Run the batch that is due, and those that are due when it has ended."""
+        """Run the batch that is due, and the batches that become due before it has ended."""
         gathering = self._gathering
         if gathering is None:
             return

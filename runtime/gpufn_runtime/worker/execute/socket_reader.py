@@ -2,8 +2,8 @@
 
 Normally the reader thread reads it and passes each call to a user thread: that costs two thread switches, which take
 longer than a short call. So while calls are short, it lends the socket to the user thread that runs them: read, run,
-respond, read. The reader thread watches, and takes the socket back when a call takes long, because Cancel, Credit and
-the responses to nested calls must be received while it runs, and other user threads must get their calls.
+respond, read. The reader thread watches, and takes the socket back when a call takes long. Cancel, Credit and the
+responses to nested calls must be received while it runs, and other user threads must get their calls.
 
 Measured: docs/decisions/0002.
 """

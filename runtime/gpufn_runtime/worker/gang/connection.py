@@ -5,8 +5,8 @@
     rank → rank 0   an HMAC of both in the other order
 
 Frames follow, as between a runner and a worker: to the other ranks, rank 0 is the runner. The kernel's keepalive
-detects a node that is gone, even while user code holds the interpreter. While sent data is unacknowledged, keepalive
-rests and TCP_USER_TIMEOUT is the limit. That limit also ends a connection to a live process that does not read.
+detects a lost node, even while user code holds the interpreter. While sent data is unacknowledged, keepalive rests and
+TCP_USER_TIMEOUT is the limit. That limit also ends a connection to a live process that does not read.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The environment variables of `torch.distributed`, as `torchrun --nproc-per-node 1` sets them.
 
 gloo listens on the address that the host name resolves to, which is often 127.0.0.1. So GLOO_SOCKET_IFNAME names the
-network interface of the route to rank 0, unless the function's `env` has another one.
+network interface of the route to rank 0, unless the function's `env` sets another interface.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@
    cancelled call has CANCELLED_GRACE_S: all ranks received Cancel, and may still clean up.
 4. A rank disconnects, or the others do not end in time: the gang fails (`on_gang_failed`), and this process exits. The
    other ranks exit when their connection to rank 0 closes.
-5. `drain`: no more calls; the other ranks run their exit hooks.
+5. `drain`: no further calls; the other ranks run their exit hooks.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Prove that CUDA works on the GPU that this process sees: initialize the driver and create a context.
 
-The agent runs it in a process of its own (`python -m gpufn_runtime.worker --prove-cuda`). NVML answers on machines
-where CUDA does not work: without the Fabric Manager, or after an update of the driver's libraries alone.
+The agent runs it in its own process (`python -m gpufn_runtime.worker --prove-cuda`). NVML answers on machines where
+CUDA does not work: without the Fabric Manager, or after an update of the driver's libraries alone.
 """
 
 from __future__ import annotations

@@ -92,8 +92,8 @@ _BY_NAME = {name.lower(): error for error in CUDA_ERRORS for name in (error.name
 # From the start of a word: an uncontained error is no contained one.
 _BY_WORDS = tuple((re.compile(rf"\b{re.escape(error.words.lower())}"), error) for error in CUDA_ERRORS)
 
-# Texts of libraries that name no CUDA error, each with the error that it stands for and its source. A status such as
-# CUBLAS_STATUS_INTERNAL_ERROR is left out: it follows lack of memory as well as faults.
+# Texts of libraries that name no CUDA error, each with the error that it means and its source. A status such as
+# CUBLAS_STATUS_INTERNAL_ERROR is not listed: it follows lack of memory as well as faults.
 LIBRARY_ERRORS: tuple[tuple[str, int, str], ...] = (
     (r"no cuda gpus are available", 100, "torch.cuda._lazy_init"),
     (r"cuda unknown error", 999, "torch, c10/cuda/CUDAFunctions.cpp"),

@@ -1,6 +1,6 @@
 """Pass a worker's share of GPU memory on to libraries that size their memory by the whole GPU.
 
-Under MPS the driver limits the memory that a process can allocate and sees as free, but the total is that of the whole
+Under MPS the driver limits the memory that a process can allocate and sees as free, but reports the total of the whole
 GPU. torch, JAX, TensorFlow and vLLM take a fraction of the total, so each would exceed the limit.
 """
 
@@ -22,7 +22,7 @@ _TORCH_CUDA = "torch.cuda"
 
 def apply(vram_bytes: int, total_bytes: int, environ: MutableMapping[str, str] = os.environ) -> None:
     """Set torch's memory fraction, now or when it is imported, and the variables of the others unless the function's
-    `env` has them. GPUFN_GPU_MEMORY_FRACTION has the share from 0 to 1, for libraries that take it as an argument."""
+    `env` has them. GPUFN_GPU_MEMORY_FRACTION has the share from 0 to 1, for libraries that accept it as an argument."""
     fraction = math.floor(10_000 * min(1.0, vram_bytes / total_bytes)) / 10_000
     environ[FRACTION] = str(fraction)
     environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", str(fraction))  # JAX

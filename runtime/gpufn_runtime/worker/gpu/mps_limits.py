@@ -7,7 +7,7 @@ A process that cannot reach its MPS daemon still runs, with the whole GPU and wi
 3. the process sees only its share's number of multiprocessors
 4. free memory is not above the limit, and an allocation above the limit fails
 
-Checks that cannot decide are skipped: without a multiprocessor limit their number says nothing.
+Checks that cannot decide are skipped: without a multiprocessor limit their number is meaningless.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Trace of the GPU and of torch's operators, by torch's own profiler, in a thread of its own.
+"""Trace of the GPU and of torch's operators, by torch's own profiler, in its own thread.
 
 It sees the kernels of the whole process and, with a torch that can profile all threads, the operators that start them.
 Calls are ranges in it (`call_ranges`).
@@ -55,7 +55,7 @@ def record(seconds: float) -> bytes:
             path = os.path.join(folder, "trace.json")
             _record(torch, seconds, path)
             compressed = _compressed(path)
-    except Exception as error:  # of torch, of what user code has made of it, or of a full disk
+    except Exception as error:  # an error of torch, of user code that changed torch, or of a full disk
         raise CannotTrace(f"torch's profiler failed: {type(error).__name__}: {error}"[:1000]) from error
     if compressed is None:
         raise CannotTrace(

@@ -1,7 +1,7 @@
-"""Trace of the memory that a worker allocates, by `tracemalloc`, in a thread of its own.
+"""Trace of the memory that a worker allocates, by `tracemalloc`, in its own thread.
 
-It sees what Python allocates after its start and has not released at its end. The memory of C libraries that allocate
-past Python, and that of a GPU, are not in it.
+It records memory that Python allocates after the trace starts and has not released when it ends. It excludes memory of
+C libraries that allocate past Python, and memory of a GPU.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gpufn_core.protocol.frames import Trace, Traced
 from gpufn_core.protocol.profiles import LONGEST_PROFILE_S, MAX_STACKS_BYTES
 from gpufn_runtime.worker.link import Link
 
-_FRAMES: Final = 30  # of each stack; more frames cost more memory and time
+_FRAMES: Final = 30  # per stack; more frames cost more memory and time
 
 
 def start(link: Link, frame: Trace) -> None:

@@ -1,8 +1,8 @@
 """Send the output and log records of user code line by line, as Log frames of the attempt that the code runs for.
 
 Lines are cut at MAX_LINE, and the total text of a worker is rate-limited (`output_limit`), so that printing a gigabyte
-neither floods the platform nor takes long. Output that bypasses `sys.stdout` (C libraries, a crash) goes to the
-process's own output, which the agent reads.
+is fast and does not flood the platform. Output that bypasses `sys.stdout` (C libraries, a crash) goes to the process's
+own output, which the agent reads.
 """
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ class CapturedStream(io.TextIOBase):
         return True
 
     def reconfigure(self, **_: Any) -> None:
-        """Do nothing: a script may ask for UTF-8 or for line buffering, and the stream has both."""
+        """Do nothing: a script may request UTF-8 or line buffering, and the stream has both."""
 
     def flush(self) -> None:
         """Do nothing: complete lines are sent at once, incomplete ones are not worth a message."""

@@ -135,7 +135,7 @@ class PendingRequest:
         return frame, data
 
     def body(self, answer: Answer, data: bytes) -> bytes:
-        """Return the result. A large one is read and not mapped: another worker wrote the file and may truncate it.
+        """Return the result. A large result is read and not mapped: another worker wrote the file and may truncate it.
         Raises ArtifactUnavailable."""
         if not answer.shared_body:
             return data

@@ -27,7 +27,8 @@ _MODULE = "gpufn_rehearsal"
 
 
 def rehearse() -> None:
-    """Do what each start does, without a runner and without user code. Undo each effect but the copied pages."""
+    """Run the steps common to all starts, without a runner and without user code. Undo each effect but the copied
+    pages."""
     environ = dict(os.environ)
     os.environ.clear()
     os.environ.update(environ)

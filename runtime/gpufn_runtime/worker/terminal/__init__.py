@@ -1,1 +1,1 @@
-"""A command in a worker of its own, connected to a client."""
+"""A command in its own worker, connected to a client."""

@@ -1,7 +1,7 @@
 """Program that becomes the command of a terminal: `python -IS child.py tty|pipes [PROGRAM [ARGUMENT ...]]`.
 
-It runs in a process of its own, because code between fork and exec is not safe in a worker, which has threads. Without
-a program it becomes a shell. The exit codes for a program that cannot run are those of a shell.
+It runs in its own process, because code between fork and exec is not safe in a worker, which has threads. Without a
+program it becomes a shell. The exit codes for a program that cannot run are a shell's exit codes.
 """
 
 import fcntl

@@ -22,7 +22,7 @@ Asgi = Callable[
 
 
 class Application:
-    """`app` is what the function returned. A WSGI application runs in `threads` threads."""
+    """`app` is the function's return value. A WSGI application runs in `threads` threads."""
 
     def __init__(self, app: Any, kind: WebKind, *, threads: int) -> None:
         if not callable(app):
@@ -32,7 +32,7 @@ class Application:
         self._lifespan = Lifespan(self._app)
 
     async def start(self) -> None:
-        """Run the application's startup. Raises what it raises."""
+        """Run the application's startup. Raises the errors of the function."""
         if not self._is_wsgi:
             await self._lifespan.start()
 
@@ -40,7 +40,7 @@ class Application:
         await self._lifespan.stop()
 
     async def serve(self, session: Session[WebRequest]) -> None:
-        """Serve one request or WebSocket. Raises what the application raises."""
+        """Serve one request or WebSocket. Raises the errors of the application."""
         if not self._is_wsgi:
             serve = serve_socket if session.request.is_socket else serve_request
             await serve(self._app, session, self._lifespan.state)

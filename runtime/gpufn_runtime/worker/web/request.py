@@ -15,7 +15,7 @@ _DISCONNECT = {"type": "http.disconnect"}
 
 
 class ClientDisconnected(OSError):
-    """The client is gone: nobody reads the response."""
+    """The client has disconnected: it does not read the response."""
 
 
 async def serve_request(
@@ -24,7 +24,7 @@ async def serve_request(
     """Serve the request. With `ends_when_gone` a `send` raises ClientDisconnected once the client has left; otherwise
     it does nothing then.
 
-    Raises what the application raises, and RuntimeError if it breaks the rules of ASGI.
+    Raises the errors of the application, and RuntimeError if it breaks the rules of ASGI.
     """
     exchange = _Exchange(session, ends_when_gone=ends_when_gone)
     try:

@@ -21,7 +21,7 @@ from gpufn_runtime.worker.web.session import Session
 
 
 async def serve_socket(app: Any, session: Session[WebRequest], state: Mapping[str, Any]) -> None:
-    """Raises what the application raises, and RuntimeError if it breaks the rules of ASGI."""
+    """Raises the errors of the application, and RuntimeError if it breaks the rules of ASGI."""
     connection = _Connection(session)
     try:
         await app(scope_of(session.request, state), connection.receive, connection.send)

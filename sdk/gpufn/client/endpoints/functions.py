@@ -120,7 +120,7 @@ class FunctionRequests(Requests):
         return self._member(list[AppView], "apps", "GET", "/v1/apps")
 
     def rollback_app(self, app: str, environment: str = DEFAULT) -> list[ActiveRevision]:
-        """Undo the last deploy of an app. Return the functions that went back to an earlier revision.
+        """Undo the last deploy of an app. Return the functions that returned to an earlier revision.
 
         Raises FunctionNotFound for an unknown app, RevisionNotFound if there is nothing to go back to.
         """
@@ -137,7 +137,7 @@ class FunctionRequests(Requests):
         return self._json(WhyView, "GET", f"{self._function_url(name)}/why")
 
     def advice(self, name: str) -> AdviceView:
-        """Compare the options of a function with what its history says that it used."""
+        """Compare the options of a function with its usage in the history."""
         return self._json(AdviceView, "GET", f"{self._function_url(name)}/advice")
 
     def logs(self, name: str, *, tail: int = 100, follow: bool = False) -> Iterator[LogLine]:
@@ -188,10 +188,10 @@ class FunctionRequests(Requests):
         idle: bool = False,
         memory: bool = False,
     ) -> tuple[str, list[Stack]]:
-        """Profile a worker of a function: `worker`, the one that runs `call`, the first one whose call runs for
-        `slower_than_s` in the next `wait_s`, or one that is busy. Return its id and the stacks, with 100 samples per
-        second of each thread that ran; with `idle`, also of those that waited. With `memory` the numbers of the stacks
-        are the bytes that they allocated and kept.
+        """Profile a worker of a function: `worker`, the worker that runs `call`, the first worker whose call runs for
+        `slower_than_s` in the next `wait_s`, or a busy worker. Return its id and the stacks, with 100 samples per
+        second of each running thread; with `idle`, also of waiting threads. With `memory` the numbers of the stacks are
+        the bytes that they allocated and kept.
 
         Raises CapacityError without a worker, Conflict if it cannot be profiled, WorkerLost if it ends meanwhile,
         InvocationNotFound without such a call.

@@ -98,7 +98,7 @@ class TerminalRequests(Requests):
 
     @contextlib.contextmanager
     def exec(self, name: str, start: Start) -> Iterator[RemoteCommand]:
-        """Run a command in a worker of its own, in the environment of a function. It ends with the context.
+        """Run a command in its own worker, in the environment of a function. It ends with the context.
 
         Raises FunctionNotFound, Forbidden, GatewayUnavailable, and GpufnError if websockets is not installed.
         """

@@ -74,7 +74,7 @@ class VolumeRequests(Requests):
     ) -> VolumeVersion:
         """Copy a file or a folder into a volume, as one commit. Files that the platform has are not sent again.
 
-        `to` is a folder in the volume, or the path of the file. `replace` removes what else is in that folder.
+        `to` is a folder in the volume, or the path of the file. `replace` removes all other files in that folder.
         """
         from gpufn.volumes.upload import put_files  # noqa: PLC0415
 

@@ -205,7 +205,7 @@ def _checked(url: str) -> str:
 
 
 def _trust() -> ssl.SSLContext:
-    """Return the public authorities and those in GPUFN_CA_FILE. Raises GatewayUnavailable."""
+    """Return the public authorities and the authorities in GPUFN_CA_FILE. Raises GatewayUnavailable."""
     context = ssl.create_default_context()
     if path := os.environ.get("GPUFN_CA_FILE"):
         try:

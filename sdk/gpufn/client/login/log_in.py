@@ -13,7 +13,7 @@ from gpufn_core.errors import Conflict
 
 
 def log_in(client: Client, show: Callable[[DeviceCode], None]) -> TokenView:
-    """Log in, and store the login for later clients of this gateway. `show` tells the user what to do.
+    """Log in, and store the login for later clients of this gateway. `show` shows the instructions to the user.
 
     Raises Conflict if the gateway has no provider, and the exceptions of `DeviceFlow`.
     """

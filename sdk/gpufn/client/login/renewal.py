@@ -1,4 +1,4 @@
-"""The next login: from what a provider grants, and from what the gateway gives for that."""
+"""The next login: from the tokens of a provider, and from the gateway's token in exchange for them."""
 
 from __future__ import annotations
 

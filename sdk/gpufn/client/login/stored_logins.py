@@ -105,7 +105,7 @@ class StoredToken:
         self._lock = threading.Lock()
 
     def get(self) -> str:
-        """Return a token that is valid. Raises Unauthorized if the login has ended, and what `renew` raises."""
+        """Return a token that is valid. Raises Unauthorized if the login has ended, and the errors of `renew`."""
         if not self._is_due(time.time()):
             return self._login.token
         with self._lock:

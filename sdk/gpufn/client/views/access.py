@@ -85,8 +85,8 @@ class AuditPage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SecretView(msgspec.Struct, frozen=True, kw_only=True):
-    """A secret, without its value. `scope` is the pattern of the functions that it is for, `functions` are those that
-    get it."""
+    """A secret, without its value. `scope` is the pattern of its functions, `functions` are the functions that receive
+    it."""
 
     name: str
     version: int
@@ -96,14 +96,14 @@ class SecretView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TeamView(Team, frozen=True, kw_only=True):
-    """A team, with what it uses now; `run_s` and `gpu_s` today."""
+    """A team, with its present usage; `run_s` and `gpu_s` today."""
 
     use: TeamUse
 
 
 class SignerView(msgspec.Struct, frozen=True, kw_only=True):
-    """A key that is trusted to sign functions that match `patterns`. `functions` are those whose active revision it
-    signed."""
+    """A key that is trusted to sign functions that match `patterns`. `functions` are the functions whose active
+    revision it signed."""
 
     name: str
     id: str

@@ -16,7 +16,7 @@ from gpufn_core.spec.priority import Priority
 
 
 class MapView(msgspec.Struct, frozen=True, kw_only=True):
-    """A map, with the number of accepted items, of ended items, and of those that have a dead letter.
+    """A map, with the numbers of accepted items, ended items, and items with a dead letter.
 
     `state` is open (accepts more items), running, ended or cancelled.
     """

@@ -10,8 +10,8 @@ from gpufn_core.domain.usage import Usage
 
 
 class Advice(msgspec.Struct, frozen=True, kw_only=True):
-    """`value` is what to set `option` to; "" if the figures only inform. `scale` are the arguments of `Client.scale`
-    that follow the advice without a deploy; empty if it needs one."""
+    """`value` is the proposed value of `option`; "" if the figures only inform. `scale` are the arguments of
+    `Client.scale` that follow the advice without a deploy; empty if it needs one."""
 
     option: str
     finding: str
@@ -50,7 +50,8 @@ class AdviceView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CostView(msgspec.Struct, frozen=True, kw_only=True):
-    """The cost of a group. Columns that the request did not name are empty. Without a function: what nobody held."""
+    """The cost of a group. Columns that the request did not name are empty. Without a function: the resources that no
+    function held."""
 
     day: str = ""
     team: str = ""
@@ -71,7 +72,7 @@ class CostView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BudgetView(msgspec.Struct, frozen=True, kw_only=True):
-    """A budget of this UTC month, and what is spent of it. If it `stops`, calls are refused once it is used up."""
+    """A budget of this UTC month, and the amount spent. If it `stops`, calls are refused once it is used up."""
 
     subject: str
     month: str
@@ -114,7 +115,7 @@ class HistoryView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EventView(msgspec.Struct, frozen=True, kw_only=True):
-    """A mark on the time line. `subject` is what it is about, such as ``function:prod/search/predict``."""
+    """A mark on the time line. `subject` is the object of the event, such as ``function:prod/search/predict``."""
 
     id: int
     at: float

@@ -119,7 +119,7 @@ class AppView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ActiveRevision(msgspec.Struct, frozen=True, kw_only=True):
-    """A function, its active revision, and the revision that receives calls until that one is ready."""
+    """A function, its active revision, and the revision that receives calls until the active one is ready."""
 
     name: str
     active: int

@@ -33,7 +33,7 @@ class SpanView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TraceView(msgspec.Struct, frozen=True, kw_only=True):
-    """The spans of a trace. `left_out` counts those that the gateway did not keep."""
+    """The spans of a trace. `left_out` counts spans that the gateway did not keep."""
 
     id: str
     spans: tuple[SpanView, ...] = ()
@@ -41,7 +41,7 @@ class TraceView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TraceSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """A trace in a list. `name` and `invocation` are those of its first call."""
+    """A trace in a list. `name` and `invocation` belong to its first call."""
 
     id: str
     name: str = ""

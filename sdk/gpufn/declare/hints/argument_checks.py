@@ -1,4 +1,4 @@
-"""Checks of the arguments that users pass to the SDK. Each error says what to pass instead. Pure."""
+"""Checks of the arguments that users pass to the SDK. Each error names the expected argument. Pure."""
 
 from __future__ import annotations
 

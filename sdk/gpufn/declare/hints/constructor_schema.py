@@ -20,7 +20,7 @@ _Field = tuple[str, Any, Any]
 def constructor_struct(cls: type, adapt_hint: Callable[[Any], Any]) -> type[msgspec.Struct] | None:
     """Return a Struct with the parameters of the constructor of `cls`.
 
-    Return None for any other class, and if msgspec cannot read such a Struct. `adapt_hint` replaces each hint by one
+    Return None for any other class, and if msgspec cannot read such a Struct. `adapt_hint` replaces each hint by a hint
     that msgspec can read.
     """
     try:

@@ -7,7 +7,7 @@
                                                                     that have all the keys come first
 
 `adapt_hint` replaces each such hint with a HintAdapter, in containers and classes too. It does not replace a class that
-has itself in a field, so msgspec refuses that class. msgspec treats a HintAdapter as a custom type: it calls
+has itself in a field, so msgspec refuses that class. msgspec treats a HintAdapter as a custom type. It calls
 `schema_hook` for the JSON Schema and `dec_hook` for a value, and checks the value with `isinstance`.
 """
 

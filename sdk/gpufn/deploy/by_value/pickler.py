@@ -60,7 +60,8 @@ def pickle_by_value(thing: Any) -> Pickled:
 
 
 def _without_caches(reduced: Any) -> Any:
-    """Remove what msgspec stores in the namespace of a class at its first encoding, which has no pickle."""
+    """Remove the data that msgspec stores in the namespace of a class at its first encoding, because it cannot be
+    pickled."""
     if isinstance(reduced, tuple) and isinstance(state := reduced[2], tuple) and isinstance(state[0], dict):
         state[0].pop("__msgspec_cache__", None)
     return reduced

@@ -19,7 +19,7 @@ _MADE_BY_PYTHON = {"__dict__", "__weakref__", "__module__", "__doc__", "__qualna
 
 
 class Refused(NamedTuple):
-    """The way from a function to a value: `helper → config['lock']`. `value` is what was refused, with `error`."""
+    """The way from a function to a value: `helper → config['lock']`. `value` is the rejected value, with `error`."""
 
     way: str
     value: Any

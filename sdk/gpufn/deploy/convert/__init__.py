@@ -1,1 +1,1 @@
-"""Models of other formats: most become ONNX, in a process of their own (`python -m gpufn.deploy.convert`)."""
+"""Models of other formats: most become ONNX, in their own process (`python -m gpufn.deploy.convert`)."""

@@ -59,7 +59,8 @@ class Model:
 
 @contextlib.contextmanager
 def app_of(folder: Path, options: Mapping[str, Any]) -> Iterator[Path]:
-    """Yield a file that declares a function for the model. `options` are those of `@gpu_function`, with the name."""
+    """Yield a file that declares a function for the model. `options` are the options of `@gpu_function`, with the
+    name."""
     with tempfile.TemporaryDirectory(prefix="gpufn-mlflow-") as parent:
         Path(parent, "model").symlink_to(folder.resolve(), target_is_directory=True)
         app = Path(parent, "mlflow_app.py")

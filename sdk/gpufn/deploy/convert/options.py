@@ -1,4 +1,4 @@
-"""What a conversion needs beside the file, as the CLI passes it to the process. Pure."""
+"""Options of a conversion in addition to the file, as the CLI passes them to the process. Pure."""
 
 from __future__ import annotations
 

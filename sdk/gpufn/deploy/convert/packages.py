@@ -1,4 +1,4 @@
-"""Packages that read and convert models. They are optional: a laptop needs only those of its own models."""
+"""Packages that read and convert models. They are optional: a laptop needs only the packages of its own models."""
 
 from __future__ import annotations
 

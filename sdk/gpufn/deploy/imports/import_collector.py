@@ -208,7 +208,8 @@ def _is_installed(path: Path) -> bool:
 
 
 def import_root(file: Path) -> Path:
-    """Return the folder where the file's imports start: its own, or the one that contains its outermost package."""
+    """Return the folder where the file's imports start: its own folder, or the folder that contains its outermost
+    package."""
     root = file.parent
     while (root / "__init__.py").is_file():
         root = root.parent

@@ -1,7 +1,7 @@
 """Stand-ins for packages that a user's file imports but that are not installed here.
 
 A deploy imports the file only to read names, options and signatures; the code runs in workers. Every attribute of a
-stand-in is a class, so it can be a base class or a type hint, can be called, and works as a decorator that returns the
+stand-in is a class. So it can be a base class or a type hint, can be called, and works as a decorator that returns the
 function unchanged.
 """
 

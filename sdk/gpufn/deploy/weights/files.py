@@ -4,7 +4,7 @@ local path   each file is hashed as a stream, and uploaded like a model's file
 hf://        the revision becomes a commit; the hub knows the sha256 of large files, and small ones are read here
 s3://        the store knows sizes and etags, and the sha256 of objects that were uploaded with one
 
-Hidden files, such as `.gitattributes`, are left out.
+Hidden files, such as `.gitattributes`, are skipped.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def _selected(root: Path, weights: Weights) -> list[str]:
 
 
 def _walk(folder: Path, above: tuple[tuple[int, int], ...] = ()) -> Iterator[Path]:
-    """Yield the files below `folder`, except those in hidden folders. Links are followed, as in the caches of model
+    """Yield the files below `folder`, except files in hidden folders. Links are followed, as in the caches of model
     hubs, but not to a folder `above`, given by device and inode."""
     status = folder.stat()
     identity = status.st_dev, status.st_ino

@@ -82,7 +82,7 @@ def s3_files(source: Source) -> Found:
                 raise ArtifactUnavailable(f"{_named(source)}: its list of objects is not XML: {error}") from error
             files += map(_object, page.iterfind("{*}Contents"))
             continuation = page.findtext("{*}NextContinuationToken")
-    return _below(source, [file for file in files if not file.path.endswith("/")])  # such objects stand for folders
+    return _below(source, [file for file in files if not file.path.endswith("/")])  # such objects represent folders
 
 
 def _object(entry: ElementTree.Element) -> Listed:

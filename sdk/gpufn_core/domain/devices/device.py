@@ -1,4 +1,4 @@
-"""Devices and their shares: what a node offers, and what a worker leases."""
+"""Devices and their shares: the resources that a node offers and a worker leases."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Device(msgspec.Struct, frozen=True, omit_defaults=True):
     cores: float = 0.0
     compute_capability: str = ""
     multiprocessors: int = 0
-    foreign_bytes: int = 0  # of GPU memory, held by processes that are not the platform's, in steps of 256 MiB
+    foreign_bytes: int = 0  # GPU memory held by processes outside the platform, in steps of 256 MiB
     parent: str = ""  # the uuid of the GPU of a MIG instance
     health: Health = Health.HEALTHY
     health_reason: str = ""
@@ -95,13 +95,13 @@ class NodeFacts(msgspec.Struct, frozen=True, omit_defaults=True):
     """The software of a node. Text is empty if unknown.
 
     `power_limits` are the limits in watts of the GPUs that the operator's setting is about, by uuid, as they were when
-    the agent started. `power_limit_notices` are the reasons why a limit is not that of the setting.
+    the agent started. `power_limit_notices` are the reasons why a limit differs from the setting.
     """
 
     driver: str = ""
     cuda: str = ""
     mps: MpsLevel = MpsLevel.NONE
-    has_own_pids: bool = False  # its agent is in a pid namespace of its own: the driver's pids mean nothing there
+    has_own_pids: bool = False  # its agent is in its own pid namespace: the driver's pids mean nothing there
     power_limits: dict[str, float] = {}
     power_limit_notices: tuple[str, ...] = ()
 

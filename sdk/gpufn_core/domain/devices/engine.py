@@ -38,7 +38,7 @@ class EngineIdentity(msgspec.Struct, frozen=True, kw_only=True):
 
     `tolerance` is None for the preset. It decides which engines pass, and which layers stay in fp32.
 
-    The driver's version is not included. It is recorded, and the golden sample at each load detects what it breaks.
+    The driver's version is not included. It is recorded, and the golden sample at each load detects wrong outputs.
     """
 
     model: str  # sha256 over the digests of the model's files
@@ -93,14 +93,14 @@ class Latency(msgspec.Struct, frozen=True):
 class EngineManifest(msgspec.Struct, frozen=True, kw_only=True):
     """A published engine. `files` lists the engine first, then the files that it refers to, then GOLDEN_FILE.
 
-    `arithmetic` is the coarsest arithmetic in the engine. It comes from the recipe, or from the model itself if that
-    was in half precision or int8.
+    `arithmetic` is the coarsest arithmetic in the engine. It comes from the recipe, or from the model itself if the
+    model was in half precision or int8.
 
     The golden file has one sample, arrays ``in.<name>`` and ``out.<name>``, which a worker runs before it is READY.
     `batched` means that the first dimension of each input and output counts rows, and that the builder found the rows
-    to be independent, so that calls can share a run of up to `max_batch` rows. `why_alone` is why they cannot.
-    `accuracy` is None if the engine was not verified. `remarks` say how the engine differs from the requested one, such
-    as layers kept in fp32.
+    to be independent. Then calls can share a run of up to `max_batch` rows. `why_alone` is why they cannot. `accuracy`
+    is None if the engine was not verified. `remarks` name differences between the engine and the requested one, such as
+    layers kept in fp32.
 
     `settings` of onnxruntime: `intra_op_threads` (default: the worker's cores) and `graph_optimization`, the level that
     remains to be done at load: `none`, `basic`, `extended` or `all` (default). Of tensorrt: `device_memory_bytes`, the

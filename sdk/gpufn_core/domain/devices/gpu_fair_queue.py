@@ -21,7 +21,7 @@ turns. Neither is fair. `FairQueueing` is MQFQ-Sticky (arXiv 2507.08954; MQFQ is
     held     if the chosen flow is active only because its next call is expected, the turn stays free for it
 
 Of two flows that always wait, neither gets ahead of the other by more than 2 * overrun_s plus one turn of each, if the
-estimates are right; each wrong estimate adds its error. No waiting flow is passed over for longer than that.
+estimates are right. Each wrong estimate adds its error. No waiting flow is passed over for longer than that.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 TURNS_PER_GPU: Final = 2  # the default of the node's setting
 
-_WEIGHT: Final = 0.2  # of the newest turn in the moving average
+_WEIGHT: Final = 0.2  # weight of the newest turn in the moving average
 _LEAST_S: Final = 0.001  # least charge for a turn; with free turns a flow could continue forever
 
 
@@ -107,7 +107,7 @@ class Order(Generic[T]):
         flow.add_turn(now - turn.began)
 
     def next_check_at(self, now: float) -> float:
-        """Return the time of the next change; `math.inf` if nothing changes by itself."""
+        """Return the time of the next change; `math.inf` if nothing changes without an event."""
         return math.inf
 
     def _flow(self, name: str) -> _Flow[T]:

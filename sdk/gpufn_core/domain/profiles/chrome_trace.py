@@ -1,4 +1,5 @@
-"""Summary of a trace of torch's profiler: the kernels, or without a GPU the operators, that took longest. Pure."""
+"""Summary of a trace of torch's profiler: the kernels, or without a GPU the operators, with the longest durations.
+Pure."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ class _Trace(msgspec.Struct, frozen=True):
 
 
 class Busiest(NamedTuple):
-    """The events of a name. Operators contain those that they call, so their times overlap."""
+    """The events of a name. Operators contain the operators that they call, so their times overlap."""
 
     name: str
     events: int

@@ -28,7 +28,7 @@ class Top(NamedTuple):
 
 
 def parse(text: str) -> list[Stack]:
-    r"""Parse folded stacks. Lines of another form are left out.
+    r"""Parse folded stacks. Lines of another form are ignored.
 
     >>> parse("a (x.py:1);b (x.py:2) 3\nnothing\n")
     [Stack(frames=('a (x.py:1)', 'b (x.py:2)'), samples=3)]

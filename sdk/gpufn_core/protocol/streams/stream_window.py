@@ -1,6 +1,6 @@
 """The flow control of a stream: the items on the way between a generator and the reader. Pure.
 
-At most STREAM_WINDOW items are on the way, and no further one is sent while they have WINDOW_BYTES. Without the second
+At most STREAM_WINDOW items are on the way, and no further item is sent while they have WINDOW_BYTES. Without the second
 bound, a client that reads nothing would let 64 items of 7 MiB wait in the memory of each process.
 """
 
@@ -14,7 +14,7 @@ WINDOW_BYTES: Final = 4 << 20
 
 
 class UnreadItems:
-    """The items that were sent and not read yet.
+    """The items that were sent but not read yet.
 
     >>> unread = UnreadItems()
     >>> unread.add(WINDOW_BYTES), unread.has_room
@@ -47,7 +47,7 @@ class UnreadItems:
 
 
 class ReadItems:
-    """The items that were read since the generator last got credit. Tell it early enough that it need not wait.
+    """The items that were read since the generator last got credit. Notify it early enough that it need not wait.
 
     >>> read = ReadItems()
     >>> read.add(10), read.add(WINDOW_BYTES // 4)

@@ -1,4 +1,4 @@
-"""A terminal: a command in a worker of its own, connected to a client by a WebSocket. Pure.
+"""A terminal: a command in its own worker, connected to a client by a WebSocket. Pure.
 
 The client's first message is a `Start`, a text in JSON. Each other message is binary: a byte for the channel, then its
 data. The platform sends `Status` in JSON on the channel STATUS: first when the command starts, after which it takes
@@ -30,7 +30,7 @@ _MAX_SIDE: Final = 10_000  # of a terminal, in characters
 
 
 class Channel(enum.IntEnum):
-    """The first byte of a message. Those of Kubernetes' remote command protocol have the same meaning."""
+    """The first byte of a message. The channels of Kubernetes' remote command protocol have the same meaning."""
 
     STDIN = 0
     STDOUT = 1  # also the output of a pseudo-terminal

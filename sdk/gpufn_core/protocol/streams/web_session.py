@@ -66,7 +66,7 @@ class MessagePart(msgspec.Struct, tag=2, frozen=True, array_like=True, gc=False)
 
 
 class Disconnect(msgspec.Struct, tag=3, frozen=True, array_like=True, gc=False):
-    """The client is gone, or has closed its WebSocket."""
+    """The client has disconnected, or has closed its WebSocket."""
 
     code: int
     reason: str = ""

@@ -41,7 +41,7 @@ _MAX_CANDIDATES: Final = 10  # in an error message
 
 
 class Parts(NamedTuple):
-    """The parts of a name. "" stands for a part that is left out."""
+    """The parts of a name. "" represents an omitted part."""
 
     env: str
     app: str
@@ -132,12 +132,12 @@ def in_environment(name: str, env: str) -> str:
 
 
 def is_group_or_any(text: str) -> bool:
-    """Return whether `text` can stand for the environment or the app in a caller's name."""
+    """Return whether `text` can be the environment or the app in a caller's name."""
     return text == ANY or GROUP.fullmatch(text) is not None
 
 
 def check_group(kind: str, name: str) -> None:
-    """Raise InvalidSpec unless `name` can be the name of an environment, app or team, as `kind` says."""
+    """Raise InvalidSpec unless `name` can be the name of an environment, app or team, as given by `kind`."""
     if not isinstance(name, str) or GROUP.fullmatch(name) is None:
         raise InvalidSpec(
             f"{name!r} cannot name {'a' if kind == 'team' else 'an'} {kind}: use a to z, 0 to 9 and hyphens, at most "
@@ -214,5 +214,5 @@ def _parse(name: str) -> Parts:
 
 
 def _fits(full: Parts, wanted: Parts) -> bool:
-    """Whether the groups of `full` are those that `wanted` names."""
+    """Whether the groups of `full` equal the groups that `wanted` names."""
     return wanted.env in ("", full.env) and wanted.app in ("", full.app)

@@ -1,4 +1,4 @@
-"""Patterns of function names, for the scopes of API keys and for what a team owns. Pure.
+"""Patterns of function names, for the scopes of API keys and for the functions of a team. Pure.
 
 *                     every function
 prod/*                every app of the environment `prod`

@@ -151,7 +151,7 @@ class Container:
         """Freeze the container's processes. Raises PlatformError."""
         self._freezer = Freezer.of(self.pid)
         if self._freezer is not None:
-            with contextlib.suppress(OSError):  # the container is gone; its connection reports that
+            with contextlib.suppress(OSError):  # the container has ended; its connection reports that
                 self._freezer.freeze()
         else:
             await self._daemon.pause(self.id)
@@ -170,7 +170,7 @@ class Container:
 
     def _thaw(self) -> None:
         if self._freezer is not None:
-            with contextlib.suppress(OSError):  # the container is gone
+            with contextlib.suppress(OSError):  # the container has ended
                 self._freezer.thaw()
 
     async def _add_files(self, order: LaunchOrder) -> None:
@@ -190,7 +190,7 @@ class Container:
         await asyncio.to_thread(add_files)
 
     async def remove(self) -> None:
-        """Remove the container and its folders. `OrphanedContainers` removes later what cannot be removed now."""
+        """Remove the container and its folders. `OrphanedContainers` removes the rest later."""
         self._control.close()
         self._thaw()  # older runc versions cannot kill a frozen container
         try:
@@ -210,7 +210,7 @@ def _uid_for(limits: Limits) -> int:
 
 
 async def _end_of(pid: int) -> None:
-    """Wait until the process is gone."""
+    """Wait until the process has ended."""
     if (handle := processes.open_handle(pid)) is None:
         return
     pidfd = handle.pidfd

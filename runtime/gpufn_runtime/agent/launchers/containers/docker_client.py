@@ -74,7 +74,7 @@ class Docker:
         await self._request(f"unpause container {container[:12]}", lambda api: api.unpause(container))
 
     async def end_of(self, container: str) -> ContainerEnd:
-        """Return how a container ended whose first process is gone. Raises PlatformError."""
+        """Return how a container ended whose first process has ended. Raises PlatformError."""
 
         def inspect(api: docker.APIClient) -> ContainerEnd:
             api.wait(container, timeout=_WAIT_TIMEOUT_S)
@@ -231,7 +231,7 @@ class Docker:
     def _run(self, request: Callable[[docker.APIClient], _T]) -> _T:
         with self._connect_lock:
             if self._client is None:
-                # Use neither DOCKER_HOST of our environment nor the Docker CLI's context.
+                # Use neither DOCKER_HOST of the agent's environment nor the Docker CLI's context.
                 self._client = docker.APIClient(self._host, version="auto", timeout=_TIMEOUT_S)
         return request(self._client)
 

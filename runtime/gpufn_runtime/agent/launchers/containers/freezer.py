@@ -36,11 +36,11 @@ class Freezer:
         return None
 
     def freeze(self) -> None:
-        """Freeze the processes. Raises OSError if the container is gone."""
+        """Freeze the processes. Raises OSError if the container has ended."""
         self._set("FROZEN", "1")
 
     def thaw(self) -> None:
-        """Resume the processes. Raises OSError if the container is gone."""
+        """Resume the processes. Raises OSError if the container has ended."""
         self._set("THAWED", "0")
 
     def _set(self, v1_value: str, v2_value: str) -> None:
@@ -48,7 +48,7 @@ class Freezer:
 
 
 def _groups(process: Path) -> dict[str, str]:
-    """Return the cgroup path of each controller; v2's key is "". Empty if the process is gone."""
+    """Return the cgroup path of each controller; v2's key is "". Empty if the process has ended."""
     paths: dict[str, str] = {}
     with contextlib.suppress(OSError):
         for line in (process / "cgroup").read_text().splitlines():

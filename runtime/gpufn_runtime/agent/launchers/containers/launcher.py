@@ -141,7 +141,7 @@ class ContainerLauncher:
         self._review()
 
     def release(self, container: str) -> None:
-        """Release the container of a worker that is gone."""
+        """Release the container of a worker that has ended."""
         self._orphans.release(container)
         self._review()
 
@@ -202,7 +202,7 @@ class ContainerLauncher:
             image = await self._images.get(order.image, config.bundle_dir, build_log)
             try:
                 container = await self._make(Kind(image, limits), order.modules)
-            except ContainerGone:  # somebody removed the image
+            except ContainerGone:  # the image was removed
                 self._images.forget(image)
                 image = await self._images.get(order.image, config.bundle_dir, build_log)
                 container = await self._make(Kind(image, limits), order.modules)
@@ -353,7 +353,7 @@ class ContainerLauncher:
                     remove_tree(path)
 
     async def _learn_of_daemon(self) -> None:
-        """Find the driver of GPUs, and gVisor. While one is absent, repeat: the operator may install it at any time."""
+        """Find the driver of GPUs, and gVisor. While it is absent, repeat: the operator may install it at any time."""
         needs_driver = self._has_gpus and self._gpu_driver is None
         if needs_driver or self.gvisor_trouble:
             info = await self._daemon.info()

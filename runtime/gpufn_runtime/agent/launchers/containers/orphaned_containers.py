@@ -29,7 +29,7 @@ class OrphanedContainers:
         self._failed_removals: set[str] = set()
 
     def release(self, container: str) -> None:
-        """Release the container of a worker that is gone."""
+        """Release the container of a worker that has ended."""
         self.in_use.discard(container)
         self._ended.add(container)
 

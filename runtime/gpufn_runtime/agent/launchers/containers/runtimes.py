@@ -1,4 +1,4 @@
-"""Runtimes of this node's Docker daemon besides its default one: gVisor, which isolation="gvisor" needs.
+"""Runtimes of this node's Docker daemon in addition to its default one: gVisor, which isolation="gvisor" needs.
 
 gVisor connects to no Unix socket of the host and opens no FIFO, unless its runtime is registered with options for that.
 A worker needs both, for its runner and for its output.

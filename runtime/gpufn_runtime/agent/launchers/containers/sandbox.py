@@ -30,7 +30,7 @@ _MAX_PIDS = 1024  # processes and threads
 _MIN_TMP_BYTES = 64 << 20
 _LOG_CONFIG = {"type": "json-file", "config": {"max-size": "64k", "max-file": "1"}}  # for output before a worker starts
 # A worker that requests a tenth of a core gets the kernel's default weight of a process, 1,024. With less weight, its
-# imports took ten times as long on a busy machine as those of a worker process.
+# imports took ten times as long on a busy machine as the imports of a worker process.
 _SHARES_PER_CORE = 10_240
 _MAX_SHARES = 262_144
 
