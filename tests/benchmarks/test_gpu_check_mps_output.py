@@ -34,7 +34,7 @@ def machine(programs: Programs) -> Machine:
     return Machine(gpus=(GPU,), programs={"nvidia-cuda-mps-control": str(programs.folder)})
 
 
-def test_what_was_asked_and_seen_of_mps_is_kept_word_by_word(programs: Programs) -> None:
+def test_commands_and_answers_of_mps_are_kept_word_by_word(programs: Programs) -> None:
     found = mps_output.mps_output(machine(programs))
     assert found.wrong == []
     assert list(map(list, found.tables[0].rows)) == [
@@ -49,7 +49,7 @@ def test_what_was_asked_and_seen_of_mps_is_kept_word_by_word(programs: Programs)
     assert programs.rests()
 
 
-def test_where_no_server_starts_the_daemons_own_words_are_kept(programs: Programs) -> None:
+def test_the_message_of_the_daemon_is_kept_if_no_server_starts(programs: Programs) -> None:
     programs.set(broken=True)
     found = mps_output.mps_output(machine(programs))
     assert len(found.wrong) == 1

@@ -36,7 +36,7 @@ def whole(*results: Result) -> Report:
     )
 
 
-def test_all_three_files_are_written_and_the_json_says_all(tmp_path: Path) -> None:
+def test_all_three_files_are_written_and_the_json_is_complete(tmp_path: Path) -> None:
     told = whole(found("time", 10.0, 70.0), FAILED, SKIPPED)
     path = report.write(told, {"time": "In slices"}, tmp_path / "new")
     assert sorted(each.name for each in path.parent.iterdir()) == [
@@ -63,7 +63,7 @@ def test_the_text_names_device_driver_and_each_step_with_its_reason() -> None:
     assert "## none" not in text  # its summary line is complete
 
 
-def test_what_programs_said_stands_there_as_they_said_it() -> None:
+def test_output_of_programs_is_shown_unchanged() -> None:
     heard = Result(
         step="words", state=State.PASSED, finding=Finding(summary="", said={"0: get_server_list": "12\n[exit code 0]"})
     )
@@ -118,7 +118,7 @@ def test_only_failures_end_it_with_an_error(states: list[State], code: int) -> N
     assert report.exit_code(Result(step="x", state=state) for state in states) == code
 
 
-def test_reports_with_figures_of_a_pretended_gpu_say_so() -> None:
+def test_reports_with_figures_of_a_simulated_gpu_are_marked() -> None:
     told = whole(found("time", 1.0, 2.0))
     told.pretended = True
     assert "no figure counts" in report.markdown(told, {})
@@ -150,7 +150,7 @@ def test_the_command_lists_its_steps_and_refuses_others() -> None:
     assert (refused.returncode, refused.stdout) == (2, "unknown steps: nonsense; see --list\n")
 
 
-def test_the_command_writes_a_report_of_what_cannot_be_done(tmp_path: Path) -> None:
+def test_the_command_writes_a_report_of_unavailable_steps(tmp_path: Path) -> None:
     ended = gpu_check("--pretend", "--steps", "sharing-mps,overlap", "--out", tmp_path)
     if "a pretended GPU" not in ended.stdout:
         pytest.skip("this machine has a GPU, so none is pretended")

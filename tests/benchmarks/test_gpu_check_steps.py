@@ -37,7 +37,7 @@ def performed(check: Callable[[Machine], Finding], *, limit_s: float = 60) -> Re
     return perform(step(check), MACHINE, limit_s=limit_s, grace_s=0.3)
 
 
-def test_what_a_step_finds_comes_back_from_its_process() -> None:
+def test_the_result_of_a_step_returns_from_its_process() -> None:
     pids: list[int] = []
 
     def check(machine: Machine) -> Finding:
@@ -50,12 +50,12 @@ def test_what_a_step_finds_comes_back_from_its_process() -> None:
     assert list(map(tuple, result.finding.tables[0].rows)) == [("b",)]
 
 
-def test_a_step_that_the_machine_cannot_do_says_why_in_one_line() -> None:
+def test_a_step_that_the_machine_cannot_run_has_its_reason_in_one_line() -> None:
     result = performed(lambda machine: Finding(summary=machine.gpu().name))
     assert (result.state, result.line, result.detail) == (State.SKIPPED, "no GPU: a test", "")
 
 
-def test_a_step_that_fails_shows_its_traceback_with_notes_and_what_it_printed() -> None:
+def test_a_failed_step_shows_its_traceback_notes_and_output() -> None:
     def check(machine: Machine) -> Finding:
         print("on its way")
         error = ValueError("it broke\nand more of it")
@@ -68,7 +68,7 @@ def test_a_step_that_fails_shows_its_traceback_with_notes_and_what_it_printed() 
         assert part in result.detail
 
 
-def test_what_should_not_be_so_fails_a_step_and_its_figures_stay() -> None:
+def test_an_unexpected_value_fails_a_step_and_its_figures_stay() -> None:
     wrong = Finding(summary="slow", figures={"calls": 0}, wrong=["no calls", "nor a second"])
     result = performed(lambda _: wrong)
     assert (result.state, result.line) == (State.FAILED, "no calls; nor a second")
@@ -76,7 +76,7 @@ def test_what_should_not_be_so_fails_a_step_and_its_figures_stay() -> None:
     assert result.finding.figures == {"calls": 0}
 
 
-def test_a_step_that_crashes_takes_nothing_with_it() -> None:
+def test_a_crashed_step_does_not_affect_others() -> None:
     def crash(_: Machine) -> Finding:
         signal.signal(signal.SIGSEGV, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGSEGV)
@@ -89,7 +89,7 @@ def test_a_step_that_crashes_takes_nothing_with_it() -> None:
     ]
 
 
-def test_a_step_beyond_its_limit_may_tidy_up_and_says_where_it_was(tmp_path: Path) -> None:
+def test_a_step_beyond_its_limit_may_clean_up_and_reports_its_position(tmp_path: Path) -> None:
     def hang(_: Machine) -> Finding:
         try:
             time.sleep(600)
@@ -103,7 +103,7 @@ def test_a_step_beyond_its_limit_may_tidy_up_and_says_where_it_was(tmp_path: Pat
     assert (tmp_path / "tidied").exists()
 
 
-def test_what_does_not_end_is_killed_with_all_that_it_started(tmp_path: Path) -> None:
+def test_a_step_that_does_not_end_is_killed_with_its_descendants(tmp_path: Path) -> None:
     deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
 
     def hang(_: Machine) -> Finding:
@@ -204,7 +204,7 @@ def test_parking_is_measured_with_the_same_worker_before_and_after() -> None:
     assert set(found.figures["0.1 GB"]) == {"cold_ms", "resumed_ms", "warm_ms"}
 
 
-def test_tests_that_run_out_of_time_tell_which_was_the_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tests_that_time_out_name_the_last_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fifo = tmp_path / "waits"
     os.mkfifo(fifo)
     tests = tmp_path / "tests" / "gpu"

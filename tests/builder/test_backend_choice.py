@@ -33,7 +33,7 @@ def _latency(milliseconds: float | None, *, settled: bool = True) -> Latency | N
         ({TRT: 2, CUDA: None}, (TRT, CUDA)),
     ],
 )
-def test_a_faster_engine_goes_first_beyond_the_margin(
+def test_a_faster_engine_is_preferred_beyond_the_margin(
     milliseconds: dict[Backend, float | None], order: tuple[Backend, ...]
 ) -> None:
     assert ranked({backend: _latency(each) for backend, each in milliseconds.items()}) == order

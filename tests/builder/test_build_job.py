@@ -59,9 +59,7 @@ async def _engine_files(bus: Any) -> set[str]:
     return {blob.digest for blob in await object_store.blobs(bus, subjects.ENGINE_FILES)}
 
 
-async def test_a_model_becomes_an_engine_with_a_manifest_that_names_what_is_there(
-    connect: Any, nats: Any, tmp_path: Path
-) -> None:
+async def test_a_model_becomes_an_engine_with_a_complete_manifest(connect: Any, nats: Any, tmp_path: Path) -> None:
     bus = await connect(nats)
     executor, store = await bench.open_executor(await connect(nats, "builder"), tmp_path)
     spec = await bench.upload(bus, models.mlp(), max_batch=4)
@@ -113,7 +111,7 @@ async def test_a_model_with_an_optional_input_is_checked_with_its_default(
         assert sample["in.threshold"] == np.float32(0.5)
 
 
-async def test_a_model_that_is_in_half_precision_as_it_came_is_held_to_that(
+async def test_a_model_uploaded_in_half_precision_is_verified_in_half_precision(
     connect: Any, nats: Any, tmp_path: Path
 ) -> None:
     bus = await connect(nats)
@@ -196,7 +194,7 @@ async def test_a_long_name_of_a_node_is_cut_in_a_remark(connect: Any, nats: Any,
     assert [len(remark) for remark in ended.remarks] == [1000]
 
 
-async def test_an_engine_is_built_without_verification_and_the_report_says_so(
+async def test_an_engine_built_without_verification_is_marked_in_the_report(
     connect: Any, nats: Any, tmp_path: Path
 ) -> None:
     bus = await connect(nats)
@@ -241,7 +239,7 @@ async def test_an_engine_needs_nothing_of_the_external_data_that_its_model_had(
     assert "weights.bin" not in [file.name for file in manifest.files]
 
 
-async def test_samples_tell_the_shapes_and_calibrate(connect: Any, nats: Any, tmp_path: Path) -> None:
+async def test_samples_determine_the_shapes_and_calibrate(connect: Any, nats: Any, tmp_path: Path) -> None:
     bus = await connect(nats)
     executor, store = await bench.open_executor(await connect(nats, "builder"), tmp_path)
     data = io.BytesIO()
@@ -307,7 +305,7 @@ async def test_samples_whose_inputs_have_unlike_rows_show_that_there_are_no_rows
     )  # fmt: skip
 
 
-async def test_a_model_whose_rows_depend_on_each_other_serves_each_call_alone_and_says_why(
+async def test_a_model_with_dependent_rows_serves_each_call_alone_and_reports_the_reason(
     connect: Any, nats: Any, tmp_path: Path
 ) -> None:
     bus = await connect(nats)
@@ -322,7 +320,7 @@ async def test_a_model_whose_rows_depend_on_each_other_serves_each_call_alone_an
     assert f"its own run: {manifest.why_alone}" in page
 
 
-async def test_what_was_built_before_is_found_without_a_process(connect: Any, nats: Any, tmp_path: Path) -> None:
+async def test_an_earlier_build_is_found_without_a_process(connect: Any, nats: Any, tmp_path: Path) -> None:
     bus = await connect(nats)
     executor, _ = await bench.open_executor(await connect(nats, "builder"), tmp_path)
     spec = await bench.upload(bus, bench.scaled(2))
@@ -448,7 +446,7 @@ async def test_a_build_waits_while_the_bus_is_away(
     assert set(away.values()) == {0}
 
 
-async def test_a_build_gives_up_on_a_bus_that_stays_away(
+async def test_a_build_fails_if_the_bus_stays_away(
     connect: Any, nats: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bus = await connect(nats)
@@ -490,7 +488,7 @@ async def test_a_file_whose_bytes_are_damaged_is_absent_once_a_build_has_met_it_
     assert (await executor.run(bench.build_of(spec), CPU, _ignore)).error is None
 
 
-async def test_a_model_that_is_refused_has_a_report_that_says_where(connect: Any, nats: Any, tmp_path: Path) -> None:
+async def test_a_refused_model_has_a_report_with_the_position(connect: Any, nats: Any, tmp_path: Path) -> None:
     bus = await connect(nats)
     executor, store = await bench.open_executor(await connect(nats, "builder"), tmp_path)
     broken = models.model([models.node("NoSuchOperator", "x", "y")], [models.value("x", [1])], [models.value("y", [1])])
@@ -504,7 +502,7 @@ async def test_a_model_that_is_refused_has_a_report_that_says_where(connect: Any
     assert report["stages"][-1]["found"] == ended.error.message
 
 
-async def test_a_build_whose_process_dies_fails_and_says_how(connect: Any, nats: Any, tmp_path: Path) -> None:
+async def test_a_build_whose_process_dies_fails_with_the_cause(connect: Any, nats: Any, tmp_path: Path) -> None:
     bus = await connect(nats)
     executor, _ = await bench.open_executor(await connect(nats, "builder"), tmp_path, process="there.is.none")
     ended = await executor.run(bench.build_of(await bench.upload(bus, bench.scaled(6))), CPU, _ignore)
@@ -612,9 +610,7 @@ def _command(pid: str) -> bytes:
         return b""
 
 
-async def test_a_build_that_is_cancelled_as_it_takes_its_lease_leaves_the_engine_to_the_next(
-    connect: Any, nats: Any
-) -> None:
+async def test_a_build_cancelled_during_its_claim_leaves_the_engine_to_the_next(connect: Any, nats: Any) -> None:
     bus = await connect(nats)
     leases = await LateAnswers.open(bus, "late-leases")
     store = Store(bus, KeyValue(bus, subjects.ENGINES), leases, SystemClock())
@@ -633,7 +629,7 @@ async def test_a_build_that_is_cancelled_as_it_takes_its_lease_leaves_the_engine
         pass
 
 
-async def test_what_an_earlier_builder_left_is_swept(connect: Any, nats: Any, tmp_path: Path) -> None:
+async def test_files_of_an_earlier_builder_are_swept(connect: Any, nats: Any, tmp_path: Path) -> None:
     executor, _ = await bench.open_executor(await connect(nats), tmp_path)
     left = tmp_path / "builds" / "01abc" / "model"
     left.mkdir(parents=True)
@@ -728,7 +724,7 @@ async def test_an_engine_that_lost_a_file_is_built_again(connect: Any, nats: Any
         assert await blobs.exists(bus, subjects.ENGINE_FILES, file.digest)
 
 
-async def test_an_engine_takes_the_place_of_one_that_lost_a_file_while_it_was_built(
+async def test_an_engine_replaces_one_that_lost_a_file_during_the_build(
     connect: Any, nats: Any, tmp_path: Path
 ) -> None:
     bus = await connect(nats)

@@ -49,7 +49,7 @@ def test_a_build_is_its_last_builders_only() -> None:
 
 
 @pytest.mark.parametrize("state", ENDED)
-def test_a_build_that_has_ended_is_nobodys_any_more(state: BuildState) -> None:
+def test_an_ended_build_has_no_owner(state: BuildState) -> None:
     with pytest.raises(AlreadyEnded, match=f"build b .*: {state}"):
         owned(build(state, builder="me/1"), "me/1")
     with pytest.raises(AlreadyEnded):
@@ -65,7 +65,7 @@ def test_a_build_that_has_ended_is_nobodys_any_more(state: BuildState) -> None:
         (build(BuildState.CANCELLED, builder="me/1"), True),
     ],
 )
-def test_a_builder_has_nothing_more_to_do_for_what_is_cancelled_ended_or_anothers(seen: Build, expected: bool) -> None:
+def test_a_builder_has_nothing_to_do_for_cancelled_ended_or_foreign_builds(seen: Build, expected: bool) -> None:
     assert must_stop(seen, "me/1") is expected
 
 
@@ -106,7 +106,7 @@ async def test_the_older_builder_changes_nothing_of_the_newer_ones(connect: Any,
     assert await _stored(builds, asked.id) == ended
 
 
-async def test_what_was_given_back_counts_nobody_as_dead(connect: Any, nats: Any) -> None:
+async def test_a_released_build_counts_no_death(connect: Any, nats: Any) -> None:
     asked = build(BuildState.PENDING, id=new_ulid())
     builds = await _builds(connect, nats, asked)
     for name in ("a/1", "b/1"):
@@ -122,7 +122,7 @@ async def test_what_was_given_back_counts_nobody_as_dead(connect: Any, nats: Any
         await BuildRecord.claim(builds, asked.id, "c/1", now=2.0)
 
 
-async def test_a_cancellation_is_kept_by_who_claims(connect: Any, nats: Any) -> None:
+async def test_a_claim_keeps_a_cancellation(connect: Any, nats: Any) -> None:
     asked = build(BuildState.PENDING, id=new_ulid())
     builds = await _builds(connect, nats, asked)
     record = await BuildRecord.claim(builds, asked.id, "a/1", now=2.0)
@@ -132,7 +132,7 @@ async def test_a_cancellation_is_kept_by_who_claims(connect: Any, nats: Any) -> 
     assert (stored.cancel, stored.progress) == (True, 0.5)
 
 
-async def test_who_wants_to_give_back_what_another_has_says_that_it_lives(connect: Any, nats: Any) -> None:
+async def test_releasing_a_build_of_another_builder_reports_that_it_lives(connect: Any, nats: Any) -> None:
     asked = build(BuildState.PENDING, id=new_ulid())
     builds = await _builds(connect, nats, asked)
     older = await BuildRecord.claim(builds, asked.id, "a/1", now=2.0)

@@ -50,7 +50,7 @@ def test_the_number_of_builds_is_limited(tmp_path: Path) -> None:
     assert slots.has_slot("cpu")
 
 
-def test_what_a_build_held_is_the_estimate_for_the_next_also_after_a_restart(tmp_path: Path) -> None:
+def test_the_memory_of_a_build_is_the_estimate_for_the_next_even_after_a_restart(tmp_path: Path) -> None:
     slots = _slots(tmp_path, 12 * GIB)
     slot = slots.admit(_build("a"), CPU)
     assert slot is not None

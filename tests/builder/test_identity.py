@@ -55,7 +55,7 @@ def test_every_row_of_an_identity_has_another_value_here() -> None:
 
 
 @pytest.mark.parametrize("row", OTHER)
-def test_each_row_of_an_identity_gives_another_key(row: str) -> None:
+def test_each_row_of_an_identity_changes_the_key(row: str) -> None:
     one = identity.identity(_spec(), CPU, Backend.ORT_CPU, VERSIONS)
     other = msgspec.structs.replace(one, **{row: OTHER[row]})
     assert getattr(one, row) != getattr(other, row)
@@ -81,7 +81,7 @@ def test_each_row_of_an_identity_gives_another_key(row: str) -> None:
     ],
     ids=str,
 )
-def test_what_is_asked_of_the_engine_makes_another_one(changes: dict[str, Any]) -> None:
+def test_each_property_of_the_engine_changes_its_key(changes: dict[str, Any]) -> None:
     assert _key(_spec(**changes)) != _key(_spec())
 
 
@@ -96,7 +96,7 @@ def test_what_is_asked_of_the_engine_makes_another_one(changes: dict[str, Any]) 
     ],
     ids=str,
 )
-def test_what_is_not_of_the_engine_makes_no_other_one(changes: dict[str, Any]) -> None:
+def test_other_properties_do_not_change_the_key(changes: dict[str, Any]) -> None:
     assert _key(_spec(**changes)) == _key(_spec())
 
 
@@ -129,7 +129,7 @@ def test_the_cpus_engine_of_a_gpu_build_is_that_of_a_cpu_build() -> None:
 # --- installed backends -----------------------------------------------------------------------------------------------
 
 
-def test_the_chain_goes_from_the_best_to_the_last_resort() -> None:
+def test_the_chain_leads_from_the_best_to_the_last_resort() -> None:
     gpu = (Backend.TENSORRT, Backend.ORT_CUDA)
     assert identity.chain(_spec(), L4) == gpu
     assert identity.chain(_spec(allow_cpu=True), L4) == (*gpu, Backend.ORT_CPU)

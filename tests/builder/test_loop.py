@@ -143,7 +143,7 @@ async def test_a_build_is_taken_kept_up_to_date_and_ended(connect: Any, nats: An
     await scene.stop()
 
 
-async def test_the_next_build_comes_after_one_that_failed(connect: Any, nats: Any, tmp_path: Path) -> None:
+async def test_the_next_build_follows_a_failed_one(connect: Any, nats: Any, tmp_path: Path) -> None:
     scene = await Scene.open(await connect(nats), await connect(nats, "builder"), tmp_path)
     scene.start()
     proto = bench.scaled(3)
@@ -234,7 +234,7 @@ async def test_setting_cancel_ends_a_build(connect: Any, nats: Any, tmp_path: Pa
     await scene.stop()
 
 
-async def test_one_that_was_cancelled_before_it_began_is_not_begun(connect: Any, nats: Any, tmp_path: Path) -> None:
+async def test_a_build_cancelled_before_it_began_is_not_begun(connect: Any, nats: Any, tmp_path: Path) -> None:
     scene = await Scene.open(await connect(nats), await connect(nats, "builder"), tmp_path, process="there.is.none")
     await scene.ask(await bench.upload(scene.bus, bench.scaled(5)), cancel=True)
     scene.start()
@@ -242,7 +242,7 @@ async def test_one_that_was_cancelled_before_it_began_is_not_begun(connect: Any,
     await scene.stop()
 
 
-async def test_one_that_has_ended_is_acked_and_left_alone(connect: Any, nats: Any, tmp_path: Path) -> None:
+async def test_an_ended_build_is_acknowledged_and_not_changed(connect: Any, nats: Any, tmp_path: Path) -> None:
     scene = await Scene.open(await connect(nats), await connect(nats, "builder"), tmp_path, process="there.is.none")
     spec = await bench.upload(scene.bus, bench.scaled(6))
     asked = await scene.ask(spec, state=BuildState.SUCCEEDED, engines=("e" * 64,))
@@ -254,7 +254,7 @@ async def test_one_that_has_ended_is_acked_and_left_alone(connect: Any, nats: An
     await scene.stop()
 
 
-async def test_a_builder_that_stops_gives_its_build_to_the_next(connect: Any, nats: Any, tmp_path: Path) -> None:
+async def test_a_builder_that_stops_releases_its_build_to_the_next(connect: Any, nats: Any, tmp_path: Path) -> None:
     first = await Scene.open(
         await connect(nats), await connect(nats, "builder"), tmp_path / "a", process="tests.builder.hanging"
     )
@@ -270,7 +270,7 @@ async def test_a_builder_that_stops_gives_its_build_to_the_next(connect: Any, na
 
 
 @pytest.mark.parametrize("left", [{"deaths": 5}, {"deaths": 4, "state": BuildState.BUILDING, "builder": "n/dead"}])
-async def test_a_build_that_kills_its_builders_is_given_up(
+async def test_a_build_that_kills_its_builders_is_abandoned(
     connect: Any, nats: Any, tmp_path: Path, left: dict[str, Any]
 ) -> None:
     scene = await Scene.open(await connect(nats), await connect(nats, "builder"), tmp_path, process="there.is.none")
@@ -283,7 +283,7 @@ async def test_a_build_that_kills_its_builders_is_given_up(
     await scene.stop()
 
 
-async def test_a_build_that_came_again_and_again_has_killed_nobody(connect: Any, nats: Any, tmp_path: Path) -> None:
+async def test_a_redelivered_build_counts_no_death(connect: Any, nats: Any, tmp_path: Path) -> None:
     scene = await Scene.open(await connect(nats), await connect(nats, "builder"), tmp_path)
     asked = await scene.ask(await bench.upload(scene.bus, bench.scaled(11)))
     queue = subjects.BUILD, subjects.build_consumer("cpu")
@@ -308,7 +308,7 @@ async def test_a_build_that_came_again_and_again_has_killed_nobody(connect: Any,
     await scene.stop()
 
 
-async def test_a_bus_that_goes_away_again_and_again_uses_up_no_attempts(
+async def test_a_bus_that_disconnects_repeatedly_uses_up_no_attempts(
     connect: Any, nats: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loop, "_RETRY_S", 0.01)
@@ -328,7 +328,7 @@ async def test_a_bus_that_goes_away_again_and_again_uses_up_no_attempts(
     await scene.stop()
 
 
-async def test_a_build_that_a_full_disk_broke_off_says_so_and_the_log_without_a_traceback(
+async def test_a_build_interrupted_by_a_full_disk_reports_it_and_the_log_has_no_traceback(
     connect: Any, nats: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(loop, "_RETRY_S", 0.01)
@@ -351,7 +351,7 @@ async def test_a_build_that_a_full_disk_broke_off_says_so_and_the_log_without_a_
     await scene.stop()
 
 
-async def test_a_fault_of_the_builder_ends_the_build_and_says_which(
+async def test_a_fault_of_the_builder_ends_the_build_with_its_cause(
     connect: Any, nats: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scene = await Scene.open(await connect(nats), await connect(nats, "builder"), tmp_path)
@@ -370,7 +370,7 @@ async def test_a_fault_of_the_builder_ends_the_build_and_says_which(
     await scene.stop()
 
 
-async def test_a_build_that_another_builder_took_is_left_to_that_one(connect: Any, nats: Any, tmp_path: Path) -> None:
+async def test_a_build_that_another_builder_claimed_is_left_to_it(connect: Any, nats: Any, tmp_path: Path) -> None:
     scene = await Scene.open(
         await connect(nats), await connect(nats, "builder"), tmp_path, process="tests.builder.hanging"
     )
@@ -388,7 +388,7 @@ async def test_a_build_that_another_builder_took_is_left_to_that_one(connect: An
     assert (scene.last.state, scene.last.engines) == (BuildState.SUCCEEDED, ("e" * 64,))
 
 
-async def test_a_build_that_somebody_ended_stays_as_it_ended(connect: Any, nats: Any, tmp_path: Path) -> None:
+async def test_a_build_that_ended_elsewhere_keeps_its_end(connect: Any, nats: Any, tmp_path: Path) -> None:
     scene = await Scene.open(
         await connect(nats), await connect(nats, "builder"), tmp_path, process="tests.builder.hanging"
     )

@@ -34,7 +34,7 @@ def made_in(folder: Path, **changes: Any) -> BuiltEngine:
     return BuiltEngine(msgspec.structs.replace(MANIFEST, **changes), str(engine))
 
 
-def test_what_was_asked_for_and_lies_in_the_builds_folder_is_published(tmp_path: Path) -> None:
+def test_a_requested_engine_in_the_folder_of_the_build_is_published(tmp_path: Path) -> None:
     result_check.check(made_in(tmp_path / "build"), [ASKED], tmp_path / "build")
 
 
@@ -57,9 +57,7 @@ def test_what_was_asked_for_and_lies_in_the_builds_folder_is_published(tmp_path:
         ),
     ],
 )
-def test_an_engine_that_is_not_as_it_was_asked_for_is_refused(
-    tmp_path: Path, changes: dict[str, Any], why: str
-) -> None:
+def test_an_engine_that_differs_from_the_request_is_refused(tmp_path: Path, changes: dict[str, Any], why: str) -> None:
     with pytest.raises(BuildFailed) as failure:
         result_check.check(made_in(tmp_path / "build", **changes), [ASKED], tmp_path / "build")
     assert (failure.value.message, failure.value.stage) == (why, "publish")

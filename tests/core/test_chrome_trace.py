@@ -39,7 +39,7 @@ def test_without_a_gpu_operators_count() -> None:
     [b"", b"not gzip", packed([1]), packed({"traceEvents": 5}), packed({"traceEvents": EVENTS})[:-9]],
     ids=["empty", "not gzip", "a list", "no events", "cut"],  # compressed bytes have the time, which differs
 )
-def test_what_is_no_trace_has_no_table(trace: bytes) -> None:
+def test_a_file_that_is_not_a_trace_has_no_table(trace: bytes) -> None:
     assert summary(trace, 5) is None
 
 

@@ -80,7 +80,7 @@ def test_a_run_folder_elsewhere_that_others_may_write_to_is_refused(deep: Home) 
         deep.ensure()
 
 
-def test_a_run_folder_elsewhere_that_is_somebody_elses_is_refused(deep: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_folder_of_another_user_is_refused(deep: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     deep.run.mkdir(mode=0o700)
     me = os.geteuid()
     monkeypatch.setattr(os, "geteuid", lambda: me + 1)
@@ -88,7 +88,7 @@ def test_a_run_folder_elsewhere_that_is_somebody_elses_is_refused(deep: Home, mo
         deep.ensure()
 
 
-def test_what_is_kept_elsewhere_goes_when_nothing_runs_and_the_rest_stays(deep: Home) -> None:
+def test_files_stored_elsewhere_are_removed_when_nothing_runs_and_the_rest_stays(deep: Home) -> None:
     deep.ensure()
     folders = [deep.run / "more", deep.claim_shared_bodies() / "kept"]
     for folder in folders:

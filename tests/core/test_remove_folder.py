@@ -21,7 +21,7 @@ for _ in range(1500):
 """
 
 
-def test_a_folder_goes_however_deep_it_is(tmp_path: Path) -> None:
+def test_a_folder_of_any_depth_is_removed(tmp_path: Path) -> None:
     """Deeper than Python's stack, the path limit, and the limit of open files."""
     folder = tmp_path / "w"
     folder.mkdir()
@@ -30,7 +30,7 @@ def test_a_folder_goes_however_deep_it_is(tmp_path: Path) -> None:
     assert not folder.exists()
 
 
-def test_what_links_point_to_stays(tmp_path: Path) -> None:
+def test_targets_of_links_stay(tmp_path: Path) -> None:
     others, folder = tmp_path / "others", tmp_path / "w"
     (others / "inner").mkdir(parents=True)
     (others / "file").write_text("x")
@@ -44,7 +44,7 @@ def test_what_links_point_to_stays(tmp_path: Path) -> None:
     assert sorted(os.listdir(others)) == ["file", "inner"]
 
 
-def test_what_is_not_there_is_removed_and_what_is_no_folder_is_not(tmp_path: Path) -> None:
+def test_a_missing_folder_is_removed_and_a_file_is_not(tmp_path: Path) -> None:
     file, link = tmp_path / "file", tmp_path / "link"
     file.write_text("x")
     link.symlink_to(tmp_path)

@@ -199,7 +199,7 @@ def test_a_wrong_method(picky: Platform, method: str, path: str, allowed: str) -
     assert detail.startswith(f"{method} is not allowed here; ")
 
 
-def test_what_is_not_http(picky: Platform) -> None:
+def test_input_that_is_not_http(picky: Platform) -> None:
     host, port = picky.url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port)), timeout=10) as connection:
         connection.sendall(b"\x16\x03\x01\x02\x00\x01 this is TLS\r\n\r\n")
@@ -442,7 +442,7 @@ def test_many_deploys_at_once_all_happen(picky: Platform, tmp_path: Path) -> Non
         ("rollback", {"revision": "1"}, 422, "invalid_input", "revision: "),
     ],
 )
-def test_a_change_that_makes_no_sense(  # noqa: PLR0917
+def test_a_meaningless_change(  # noqa: PLR0917
     picky: Platform, path: str, body: dict[str, Any], status: int, code: str, said: str
 ) -> None:
     found = refusal(picky.client.post(f"/v1/functions/add/{path}", json=body))

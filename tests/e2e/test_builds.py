@@ -85,7 +85,7 @@ def test_two_builds_of_one_model_at_once_compile_once(platform: Platform, tmp_pa
 # --- refused models ---------------------------------------------------------------------------------------------------
 
 
-def test_a_revision_that_cannot_be_built_leaves_what_serves(platform: Platform, tmp_path: Path) -> None:
+def test_a_revision_that_cannot_be_built_keeps_the_serving_one(platform: Platform, tmp_path: Path) -> None:
     platform.gpufn("deploy", written(scaled(22), tmp_path / "kept.onnx"))
     bad = models.model(
         [models.node("Reshape", "x shape", "y")],
@@ -294,7 +294,7 @@ def test_the_error_of_a_build_whose_compiler_dies_has_its_stage(patient: Platfor
     assert engines_of(patient, "killed.onnx") == []
 
 
-def test_a_build_goes_on_when_its_builder_was_killed(patient: Platform, tmp_path: Path) -> None:
+def test_a_build_continues_when_its_builder_was_killed(patient: Platform, tmp_path: Path) -> None:
     build = begun(patient, written(scaled(32), tmp_path / "again.onnx"))
     measuring(patient, build)
     [process] = compiling(patient)

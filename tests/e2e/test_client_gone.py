@@ -105,7 +105,7 @@ def test_a_stream_that_its_reader_closes_midway_ends_its_generator(leaving: Plat
     assert text(ended).startswith("closed at ")
 
 
-def test_a_reader_that_stops_reading_stops_its_generator_and_nobody_else(leaving: Platform, tmp_path: Path) -> None:
+def test_a_reader_that_stops_reading_stops_only_its_generator(leaving: Platform, tmp_path: Path) -> None:
     """Items wait in the generator, not in the platform's memory."""
     ended = tmp_path / "ended"
     reader = connect(leaving, "counts", {"path": str(ended), "size": ITEM}, "Accept: text/event-stream")

@@ -65,7 +65,7 @@ def test_the_dashboards_show_the_lag_of_the_replicas(own: Platform, tmp_path: Pa
 
 
 @pytest.mark.parametrize("stream", [subjects.ASYNC, subjects.SYNC])
-def test_the_leader_of_a_stream_dies_and_comes_back_and_no_call_is_lost(
+def test_the_leader_of_a_stream_dies_and_returns_and_no_call_is_lost(
     own: Platform, cluster: Cluster, tmp_path: Path, stream: str
 ) -> None:
     """Covers waiting calls, submitted calls, and calls that a client repeats until they are accepted."""

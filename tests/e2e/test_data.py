@@ -47,7 +47,7 @@ def shelf(platform: Platform, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_folder_goes_into_a_volume_and_back(platform: Platform, shelf: Path, tmp_path: Path) -> None:
+def test_a_folder_is_uploaded_to_a_volume_and_downloaded(platform: Platform, shelf: Path, tmp_path: Path) -> None:
     again = platform.gpufn("volume", "put", "shelf-read", shelf)
     assert "version 1: 2 files" in again
     assert "sent 0 files" in again
@@ -68,7 +68,7 @@ def test_a_function_reads_the_version_that_is_the_newest_when_its_worker_starts(
     assert platform.invoke("read-as-process") == ["a.bin", "sub"]
 
 
-def test_what_does_not_exist_is_not_found(platform: Platform, tmp_path: Path) -> None:
+def test_unknown_names_are_not_found(platform: Platform, tmp_path: Path) -> None:
     assert platform.try_gpufn("volume", "ls", "nothing").returncode == 4
     assert platform.try_gpufn("volume", "put", "nothing", tmp_path / "absent").returncode != 0
     (tmp_path / "app.py").write_text(

@@ -102,7 +102,7 @@ def test_run_calls_a_function_and_leaves_nothing(platform: Platform, tmp_path: P
     assert functions_in(platform, "run-") == []
 
 
-def test_what_a_killed_client_leaves_behind_disappears(platform: Platform) -> None:
+def test_leftovers_of_a_killed_client_disappear(platform: Platform) -> None:
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
         archive.writestr("app.py", "def f(): ...")

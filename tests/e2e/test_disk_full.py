@@ -46,7 +46,7 @@ def gpufn(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_up_on_a_full_disk_says_so_in_one_line(disk: Path) -> None:
+def test_up_on_a_full_disk_reports_it_in_one_line(disk: Path) -> None:
     fill(disk)
     ended = up(disk / "home")
     assert ended.returncode == 1
@@ -55,7 +55,7 @@ def test_up_on_a_full_disk_says_so_in_one_line(disk: Path) -> None:
     assert "No space left on device" in line
 
 
-def test_up_on_a_read_only_disk_prints_one_line_and_other_commands_report_what_they_found(disk: Path) -> None:
+def test_up_on_a_read_only_disk_prints_one_line_and_other_commands_report_their_findings(disk: Path) -> None:
     home = disk / "home"
     home.mkdir()
     (home / "up.lock").touch()
@@ -67,7 +67,7 @@ def test_up_on_a_read_only_disk_prints_one_line_and_other_commands_report_what_t
     assert "GPUFN_HOME" in gpufn(home, "doctor").stdout
 
 
-def test_a_platform_whose_disk_fills_up_refuses_what_it_cannot_store_and_starts_again(disk: Path) -> None:
+def test_a_platform_on_a_full_disk_refuses_writes_and_restarts(disk: Path) -> None:
     with running_platform(disk / "home") as platform:
         platform.gpufn("deploy", APP)
         assert platform.invoke("steady", {"number": 1}) == 1

@@ -125,7 +125,7 @@ def test_kill_9_while_calls_are_submitted_leaves_one_outcome_each(own: Platform,
 
 
 @pytest.mark.parametrize("how", ["invoke", "submit"])
-def test_kill_9_of_its_runner_lets_a_call_that_runs_run_on(own: Platform, tmp_path: Path, how: str) -> None:
+def test_a_running_call_survives_kill_9_of_its_runner(own: Platform, tmp_path: Path, how: str) -> None:
     path = tmp_path / "runs"
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         body = {"path": str(path), "seconds": 4.0}
@@ -167,7 +167,7 @@ def test_a_queued_call_that_is_cancelled_never_runs(own: Platform, tmp_path: Pat
     assert not second.exists()
 
 
-def test_what_failed_is_a_dead_letter_that_can_be_replayed(own: Platform) -> None:
+def test_a_failed_call_is_a_dead_letter_that_can_be_replayed(own: Platform) -> None:
     dead = own.client.post("/v1/functions/picky/submit", json={"number": -1}).json()["id"]
     assert wait_for(own, dead).json()["error_type"] == "ValueError"
     while not (letters := json.loads(own.gpufn("dlq", "ls", "picky", "--json"))):

@@ -108,7 +108,7 @@ def test_functions_share_a_gpu_within_their_limits_and_their_trust_domain(node: 
     assert "mps, 25 %" in shown
 
 
-def test_a_part_that_no_gpu_has_left_waits_and_says_why(node: Node) -> None:
+def test_a_share_that_no_gpu_has_left_waits_with_the_reason(node: Node) -> None:
     for name in ("part", "stranger"):
         node.platform.invoke(name)
     waiting = threading.Thread(target=node.platform.post, args=("large",), daemon=True)

@@ -30,7 +30,7 @@ def short() -> str:
 """
 
 
-def test_a_call_waits_for_the_turn_of_another_function_and_says_so(tmp_path: Path) -> None:
+def test_a_call_waits_for_the_turn_of_another_function_and_reports_it(tmp_path: Path) -> None:
     app = tmp_path / "app.py"
     app.write_text(APP)
     environ = {"GPUFN_DEVICES": json.dumps(GPUS), "GPUFN_TURNS_PER_GPU": "1"}

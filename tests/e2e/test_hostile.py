@@ -94,7 +94,7 @@ def test_garbage_on_its_socket_costs_a_worker_its_life_only(hostile: Platform) -
     assert problem(hostile, "writes_garbage_to_its_socket")["code"] == "worker_lost"
 
 
-def test_an_exception_without_words_is_reported_by_its_type(hostile: Platform) -> None:
+def test_an_exception_without_a_message_is_reported_by_its_type(hostile: Platform) -> None:
     found = problem(hostile, "raises_what_cannot_be_encoded")
     assert (found["code"], found["error_type"]) == ("function_raised", "Unspeakable")
 
@@ -103,13 +103,13 @@ def test_an_exception_without_words_is_reported_by_its_type(hostile: Platform) -
     ("function", "said"),
     [("returns_what_cannot_be_encoded", "cannot be sent as application/json"), ("returns_too_much", "more than the")],
 )
-def test_a_result_that_cannot_be_sent_says_why(hostile: Platform, function: str, said: str) -> None:
+def test_an_unencodable_result_reports_the_reason(hostile: Platform, function: str, said: str) -> None:
     found = problem(hostile, function)
     assert found["code"] == "result_not_encodable"
     assert said in found["detail"]
 
 
-def test_an_exception_comes_with_the_users_traceback_and_none_of_ours(hostile: Platform) -> None:
+def test_an_exception_has_the_users_traceback_and_none_of_ours(hostile: Platform) -> None:
     found = problem(hostile, "raises")
     assert (found["code"], found["error_type"], found["detail"]) == (
         "function_raised", "ValueError", "a value that is no good",

@@ -113,7 +113,7 @@ def pid_of(platform: Platform, name: str) -> int:
 
 
 @pytest.mark.parametrize(("victim", "attempts"), [("worker", [1, 1, 1, 2, 2, 2]), ("runner", None)])
-def test_after_kill_9_a_call_goes_on_from_its_checkpoint(
+def test_after_kill_9_a_call_continues_from_its_checkpoint(
     own: Platform, tmp_path: Path, victim: str, attempts: list[int] | None
 ) -> None:
     gate = tmp_path / "gate"

@@ -42,7 +42,7 @@ def runs_of(path: Path) -> Counter[int]:
     return Counter(int(line) for line in path.read_text().split())
 
 
-def test_results_come_in_order_or_as_they_come(own: Platform) -> None:
+def test_results_arrive_in_order_or_as_they_end(own: Platform) -> None:
     wanted = [number for number in range(2000) if number % 10 != 3]
     assert list(picky.map(wanted)) == wanted
     assert sorted(picky.map(wanted, ordered=False)) == wanted
@@ -73,7 +73,7 @@ def test_each_failure_is_its_items_own(own: Platform) -> None:
     assert "in picky" in caught.value.__notes__[0]
 
 
-def test_asyncio_maps_a_source_of_its_own(own: Platform) -> None:
+def test_asyncio_maps_an_asynchronous_source(own: Platform) -> None:
     async def numbers() -> AsyncIterator[int]:
         for number in range(100, 200):
             if number % 10 != 3:
@@ -89,7 +89,7 @@ def test_a_generators_result_is_its_items(own: Platform) -> None:
     assert list(upto.map(range(12))) == [list(range(number)) for number in range(12)]
 
 
-def test_a_large_result_comes_as_the_others(own: Platform) -> None:
+def test_a_large_result_arrives_like_the_others(own: Platform) -> None:
     assert [len(value) for value in large.map(range(20))] == [10, 2 << 20] * 10
 
 

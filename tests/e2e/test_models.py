@@ -102,7 +102,7 @@ def _input(name: str, array: npt.NDArray[Any], *, binary: bool = True) -> Any:
 # --- the Open Inference Protocol --------------------------------------------------------------------------------------
 
 
-def test_several_outputs_come_as_they_were_asked_for(client: Any) -> None:
+def test_several_outputs_arrive_in_the_requested_order(client: Any) -> None:
     logits = scores()
     for binary in (True, False):
         answer = client.infer("scores", [_input("x", ROWS, binary=binary)], request_id="r-1")
@@ -117,7 +117,7 @@ def test_several_outputs_come_as_they_were_asked_for(client: Any) -> None:
     ]
 
 
-def test_every_datatype_goes_through_in_binary_and_in_json(client: Any, platform: Platform) -> None:
+def test_every_datatype_passes_in_binary_and_in_json(client: Any, platform: Platform) -> None:
     assert {*SAME, "BYTES"} == set(DATATYPES)
     answer = client.infer("same", [_input(name.lower(), array) for name, array in SAME.items()])
     for name, array in SAME.items():

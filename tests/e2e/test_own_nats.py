@@ -14,7 +14,7 @@ pytestmark = pytest.mark.e2e
 APP = Path(__file__).parent / "apps" / "steady.py"
 
 
-def test_a_nats_server_of_ones_own_serves_the_platform(nats: EmbeddedServer, tmp_path: Path) -> None:
+def test_a_separate_nats_server_serves_the_platform(nats: EmbeddedServer, tmp_path: Path) -> None:
     with running_platform(tmp_path / "home", "--nats", nats.url) as platform:
         platform.gpufn("deploy", APP)
         assert platform.invoke("steady", {"number": 3}) == 3

@@ -129,14 +129,14 @@ def test_a_parked_worker_that_is_killed_is_replaced_by_a_new_one(parking: Parkin
     assert after["pid"] != before["pid"]
 
 
-def test_a_worker_that_cannot_be_parked_ends_and_the_platform_says_why(parking: Parking) -> None:
+def test_a_worker_that_cannot_be_parked_ends_and_the_platform_reports_the_reason(parking: Parking) -> None:
     parking.platform.invoke("plain")
     until(lambda: not any(parking.workers("plain").values()))
     assert "none is parked: a worker did not park: it has no known GPU memory" in parking.why("plain")
     assert "not parked: it has no known GPU memory" in parking.platform.gpufn("logs", "plain")
 
 
-def test_two_functions_take_turns_on_one_gpu_and_both_processes_live(parking: Parking) -> None:
+def test_two_functions_alternate_on_one_gpu_and_both_processes_live(parking: Parking) -> None:
     first, second = parking.look("first"), parking.look("second")
     assert "launch;dur=" in second["timing"]
     parking.until_parked("first", first)
@@ -146,7 +146,7 @@ def test_two_functions_take_turns_on_one_gpu_and_both_processes_live(parking: Pa
     assert (other["pid"], other["times"]) == (second["pid"], 1)
 
 
-def test_a_worker_that_cannot_be_resumed_is_replaced_and_its_function_parks_no_more(parking: Parking) -> None:
+def test_a_worker_that_cannot_be_resumed_is_replaced_and_its_function_stops_parking(parking: Parking) -> None:
     before = parking.look("swapped")
     parking.until_parked("swapped", before)
     (parking.folder / "trouble").touch()

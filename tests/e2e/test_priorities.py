@@ -38,7 +38,7 @@ def wait_for(platform: Platform, invocation: str) -> None:
     assert platform.client.get(f"/v1/invocations/{invocation}/result?wait=30").status_code == 200
 
 
-def test_the_one_slot_goes_to_the_higher_class_and_all_calls_run_in_the_end(own: Platform, tmp_path: Path) -> None:
+def test_the_only_slot_is_given_to_the_higher_class_and_all_calls_run_in_the_end(own: Platform, tmp_path: Path) -> None:
     path = tmp_path / "order"
     gate = submit_gate(own, path)
     ids = [submit(own, path, priority) for priority in ("low", "normal", "hi") * 10]

@@ -148,7 +148,7 @@ def project(platform: Platform, tmp_path: Path) -> Iterator[Project]:
     platform.client.delete(f"/v1/functions/{name}")
 
 
-def test_calls_stay_warm_and_none_fails_while_a_new_revision_takes_over(project: Project) -> None:
+def test_calls_stay_warm_and_none_fails_during_a_rollout(project: Project) -> None:
     with Load(project.platform, project.name) as load:
         load.wait_for(1)
         load.cold.clear()
@@ -327,7 +327,7 @@ def test_submitted_calls_of_an_old_revision_end(project: Project) -> None:
     assert [(answer.status_code, answer.json()[1]) for answer in answers] == [(200, number) for number in range(100)]
 
 
-def test_a_function_that_is_deleted_under_load_tells_its_callers(project: Project) -> None:
+def test_a_function_deleted_under_load_notifies_its_callers(project: Project) -> None:
     platform = project.platform
     with http_client(platform.url, timeout_s=WITHIN_S) as client:
         with Load(platform, project.name) as load:
@@ -340,7 +340,7 @@ def test_a_function_that_is_deleted_under_load_tells_its_callers(project: Projec
         assert client.get(f"/v1/functions/{project.name}").status_code == 404
 
 
-def test_a_deleted_function_leaves_its_number_only_and_goes_on_counting_when_it_comes_back(project: Project) -> None:
+def test_a_deleted_function_leaves_only_its_number_and_continues_counting_when_deployed_again(project: Project) -> None:
     project.deploy(SERVES, 2)
     client, revisions = project.platform.client, f"/v1/functions/{project.name}/revisions"
     project.platform.gpufn("rm", project.name, "--yes")

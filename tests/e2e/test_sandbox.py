@@ -234,7 +234,7 @@ def test_a_link_that_a_worker_leaves_is_not_followed(platform_: Platform, tmp_pa
     assert (tmp_path / "file").read_text() == "kept"
 
 
-def test_a_call_finds_what_an_earlier_one_left(full: Platform) -> None:
+def test_a_call_finds_files_of_an_earlier_call(full: Platform) -> None:
     """A documented limit of all tiers: calls of one function share its workers."""
     assert attack(full, "globals().__setitem__('left_behind', 1)") is None
     assert attack(full, "left_behind") == 1
@@ -340,7 +340,7 @@ def test_in_a_sandbox_the_same_attack_fails(platform_: Platform, targets: Target
     assert not works(platform_, "attacker", code, targets)
 
 
-def test_a_node_without_namespaces_reports_what_it_does_not_offer(without_namespaces: Platform) -> None:
+def test_a_node_without_namespaces_reports_missing_tiers(without_namespaces: Platform) -> None:
     assert {"sandbox", "none", "egress"} <= nodes_trouble(without_namespaces).keys()
 
 

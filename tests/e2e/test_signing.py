@@ -22,7 +22,7 @@ def sealed_answer() -> int:
 """
 
 
-def test_an_environment_runs_only_what_a_trusted_key_signed(platform: Platform, tmp_path: Path) -> None:
+def test_an_environment_runs_only_code_that_a_trusted_key_signed(platform: Platform, tmp_path: Path) -> None:
     key, app, model = tmp_path / "ci.pem", tmp_path / "app.py", tmp_path / "sealed-model.onnx"
     app.write_text(APP)
     model.write_bytes(models.several_outputs().SerializeToString())

@@ -117,7 +117,7 @@ def test_websockets(web: Platform) -> None:
         assert refused.value.response.status_code == status, path
 
 
-def test_a_flood_that_nobody_reads_is_stopped(web: Platform) -> None:
+def test_an_unread_flood_is_stopped(web: Platform) -> None:
     host, port = web.url.removeprefix("http://").split(":")
     upgrade = "connection: upgrade\r\nupgrade: websocket\r\nsec-websocket-version: 13"
     key = "sec-websocket-key: AAAAAAAAAAAAAAAAAAAAAA=="

@@ -24,7 +24,7 @@ def _frames(film: bytes) -> list[Any]:
     return [np.asarray(frame.convert("RGB")) for frame in ImageSequence.Iterator(Image.open(io.BytesIO(film)))]
 
 
-def test_the_film_has_all_its_frames_and_the_call_says_how_far_it_is(platform: Platform) -> None:
+def test_the_film_has_all_its_frames_and_the_call_reports_its_progress(platform: Platform) -> None:
     with Client(platform.url) as client:
         call = client.submit("animate", b'{"count": 60, "size": 64}', accept="application/json")
         said = set()
@@ -44,7 +44,7 @@ def test_a_film_of_too_many_frames_is_refused(platform: Platform) -> None:
     assert (answer.json()["code"], answer.json()["error_type"]) == ("function_raised", "ValueError")
 
 
-def test_a_gif_holds_the_pixels_that_it_was_given() -> None:
+def test_a_gif_holds_the_original_pixels() -> None:
     import numpy as np
 
     random = np.random.default_rng(7)

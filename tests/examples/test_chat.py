@@ -49,7 +49,7 @@ def test_openais_client_streams_the_words_of_an_answer(client: openai.OpenAI) ->
     assert whole.choices[0].message.content == "".join(words)
 
 
-def test_an_option_that_the_model_does_not_take_is_named(client: openai.OpenAI) -> None:
+def test_an_option_that_the_model_does_not_accept_is_named(client: openai.OpenAI) -> None:
     import openai
 
     with pytest.raises(openai.BadRequestError) as refused:

@@ -31,7 +31,7 @@ def _at_the_platform(platform: Platform, monkeypatch: pytest.MonkeyPatch) -> Ite
 
 
 @pytest.mark.parametrize("page", _PAGES, ids=lambda page: page.stem)
-def test_the_program_of_a_page_prints_what_the_page_shows(page: Path, tmp_path: Path, platform: Platform) -> None:
+def test_the_program_of_a_page_prints_the_output_on_the_page(page: Path, tmp_path: Path, platform: Platform) -> None:
     blocks = {match["title"]: match["text"] for match in _BLOCK.finditer(page.read_text())}
     (tmp_path / "app.py").write_text(blocks["app.py"])
     printed = io.StringIO()

@@ -42,7 +42,7 @@ def test_the_function_and_the_bare_model_agree(platform: Platform) -> None:
     assert output["data"] == pytest.approx(cat, abs=1e-5)
 
 
-def test_a_shape_that_the_engine_does_not_take_is_refused_with_the_profile(platform: Platform) -> None:
+def test_a_shape_that_the_engine_does_not_accept_is_refused_with_the_profile(platform: Platform) -> None:
     long = [
         {"name": name, "datatype": "INT64", "shape": [1, 300], "data": [1] * 300}
         for name in ("input_ids", "attention_mask")

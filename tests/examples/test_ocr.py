@@ -21,7 +21,7 @@ def deployed(platform: Platform, tmp_path_factory: pytest.TempPathFactory) -> No
     deploy(platform, folder, "PIL")
 
 
-def test_an_uploaded_picture_comes_back_as_lines_with_boxes(platform: Platform) -> None:
+def test_an_uploaded_picture_becomes_lines_with_boxes(platform: Platform) -> None:
     from PIL import Image, ImageDraw, ImageFont
 
     picture = Image.new("RGB", (480, 160), "white")

@@ -24,7 +24,7 @@ def test_rows_of_the_mandelbrot_set_are_symmetric(platform: Platform) -> None:
     assert "@" in rows[5]
 
 
-def test_words_arrive_while_the_story_is_being_told(platform: Platform) -> None:
+def test_words_arrive_while_the_story_is_generated(platform: Platform) -> None:
     platform.invoke("story", {"words": 1})  # wait for a worker
     events = list(_events(platform, "story", {"words": 10, "pause_s": 0.05}))
     words = [json.loads(data) for _, event, data in events if event == "item"]
@@ -33,7 +33,7 @@ def test_words_arrive_while_the_story_is_being_told(platform: Platform) -> None:
     assert events[9][0] - events[0][0] > 0.3, "all words came at once"
 
 
-def test_the_same_seed_tells_the_same_story(platform: Platform) -> None:
+def test_the_same_seed_makes_the_same_story(platform: Platform) -> None:
     tell = {"words": 20, "seed": 7, "pause_s": 0.0}
     assert platform.invoke("story", tell) == platform.invoke("story", tell)
 

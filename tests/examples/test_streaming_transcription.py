@@ -20,7 +20,7 @@ def deployed(platform: Platform) -> None:
     deploy(platform, "streaming_transcription", "silero_vad", "onnxruntime", "numpy", "fastapi")
 
 
-def test_each_segment_of_speech_comes_back_as_text(platform: Platform) -> None:
+def test_each_segment_of_speech_is_returned_as_text(platform: Platform) -> None:
     with imported(_FOLDER, "speech") as speech:
         sound = speech.pcm(speech.say(" aeiou aoa iueo"))
     events: list[dict[str, Any]] = []

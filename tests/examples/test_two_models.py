@@ -22,6 +22,6 @@ def test_a_name_is_found_in_spite_of_typing_errors(platform: Platform) -> None:
     assert all(row[0]["score"] >= row[1]["score"] >= row[2]["score"] for row in found)
 
 
-def test_callers_do_not_give_the_models(platform: Platform) -> None:
+def test_callers_do_not_pass_the_models(platform: Platform) -> None:
     answer = platform.post("find", {"names": ["Rome"], "encoder": 1})
     assert (answer.status_code, answer.json()["field"]) == (422, "encoder")

@@ -12,7 +12,7 @@ from gpufn_platform.bus.connection import Bus
 from gpufn_platform.bus.leader_lease import LeaderLease
 
 
-def test_on_a_bus_that_came_back_without_anything_somebody_can_lead(nats: EmbeddedServer) -> None:
+def test_a_gateway_can_lead_on_a_bus_that_returned_empty(nats: EmbeddedServer) -> None:
     """The watchers of most buckets recreate them; the lease bucket has no watcher."""
 
     async def main() -> None:

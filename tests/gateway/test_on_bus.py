@@ -130,7 +130,7 @@ async def test_deploys_at_once_all_succeed_with_numbers_of_their_own(nats: Any, 
     ("name", "ready", "check", "serving"),
     [("cold", 0, False, 2), ("warm", 1, False, 1), ("unknown", None, False, 1), ("checked", 0, True, 1)],
 )
-async def test_serving_moves_at_once_only_when_nobody_is_warm_and_nothing_is_checked(  # noqa: PLR0917
+async def test_serving_moves_at_once_only_without_warm_workers_and_without_a_check(  # noqa: PLR0917
     nats: Any, make: Any, name: str, ready: int | None, check: bool, serving: int
 ) -> None:
     async with gateway_on(nats) as gateway:
@@ -170,7 +170,7 @@ async def test_a_function_of_another_file_is_replaced_only_on_request(nats: Any,
         assert (view["source"]["file"], view["source"]["key"], view["deployed_at"] > 0) == ("lib/app.py", "", True)
 
 
-async def test_rollback_goes_to_an_earlier_revision(nats: Any, make: Any, problem: Any) -> None:
+async def test_rollback_activates_an_earlier_revision(nats: Any, make: Any, problem: Any) -> None:
     async with gateway_on(nats) as gateway:
         for _ in range(3):
             await gateway.deploys.deploy(make.spec("back"), DIGEST)
@@ -186,7 +186,7 @@ async def test_rollback_goes_to_an_earlier_revision(nats: Any, make: Any, proble
             await gateway.deploys.rollback("back", None)
 
 
-async def test_scale_takes_the_place_of_the_spec(nats: Any, make: Any, problem: Any) -> None:
+async def test_scale_replaces_the_value_of_the_spec(nats: Any, make: Any, problem: Any) -> None:
     async with gateway_on(nats) as gateway:
         await gateway.deploys.deploy(make.spec("wide"), DIGEST)
         url = "/v1/functions/wide/scale"
@@ -199,7 +199,7 @@ async def test_scale_takes_the_place_of_the_spec(nats: Any, make: Any, problem: 
         assert problem(await gateway.http.post(url, json={"max": 1})) == (422, "invalid_input")
 
 
-async def test_a_deleted_function_ends_what_is_queued_and_never_reuses_a_number(
+async def test_a_deleted_function_ends_its_queued_calls_and_never_reuses_a_number(
     nats: Any, make: Any, problem: Any
 ) -> None:
     async with gateway_on(nats) as gateway:
@@ -511,7 +511,7 @@ async def test_a_key_expires_and_is_rotated_over_http(nats: Any, problem: Any) -
             await gateway.keys.delete(key["id"])
 
 
-async def test_two_who_delete_each_others_keys_at_once_leave_one(nats: Any) -> None:
+async def test_two_keys_that_delete_each_other_at_once_leave_one(nats: Any) -> None:
     async with gateway_on(nats) as gateway:
         keys = [(await gateway.http.post("/v1/keys", json={"scopes": ["admin"]})).json()]
         gateway.http.headers["authorization"] = f"Bearer {keys[0]['key']}"
@@ -522,7 +522,7 @@ async def test_two_who_delete_each_others_keys_at_once_leave_one(nats: Any) -> N
         assert sorted(answer.status_code for answer in answers) == [204, 409]
 
 
-async def test_two_who_delete_each_others_keys_at_two_gateways_leave_one(nats: Any) -> None:
+async def test_two_keys_that_delete_each_other_at_two_gateways_leave_one(nats: Any) -> None:
     async with gateway_on(nats, "gw-1") as one, gateway_on(nats, "gw-2") as other:
         first = (await one.http.post("/v1/keys", json={"scopes": ["admin"]})).json()
         for gateway in (one, other):
@@ -629,7 +629,7 @@ async def start(nats: Any, **settings: str) -> Process:
     )
 
 
-async def test_the_process_says_where_it_listens_and_ends_in_order(nats: Any) -> None:
+async def test_the_process_prints_its_address_and_ends_in_order(nats: Any) -> None:
     gateway = await start(nats)
     try:
         url = await gateway.url()
@@ -652,7 +652,9 @@ async def test_the_process_says_where_it_listens_and_ends_in_order(nats: Any) ->
         ({"GPUFN_HOST": "192.0.2.1"}, "cannot listen on 192.0.2.1"),
     ],
 )
-async def test_the_process_refuses_what_it_cannot_serve(nats: Any, settings: dict[str, str], said: str) -> None:
+async def test_the_process_refuses_settings_that_it_cannot_serve(
+    nats: Any, settings: dict[str, str], said: str
+) -> None:
     code, log = await (await start(nats, **settings)).end()
     assert (code, log.splitlines()[-1].startswith(said), "Traceback" in log) == (78, True, False), log
 
@@ -667,9 +669,7 @@ async def test_the_process_refuses_what_it_cannot_serve(nats: Any, settings: dic
         ),
     ],
 )
-async def test_the_process_says_what_is_wrong_with_a_server_of_ones_own(
-    tmp_path: Path, configuration: str, said: str
-) -> None:
+async def test_the_process_names_the_fault_of_a_foreign_server(tmp_path: Path, configuration: str, said: str) -> None:
     store = json.dumps(str(tmp_path))
     config = tmp_path / "nats.conf"
     config.write_text(f"listen: 127.0.0.1:-1\nports_file_dir: {store}\n" + configuration.replace("STORE", store))

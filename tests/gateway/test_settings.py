@@ -95,13 +95,13 @@ def test_an_error_names_the_variable(variable: str, value: str) -> None:
         ("GPUFN_BODY_TIMEOUT_S", "'eighty': it must be a positive number"),
     ],
 )
-def test_an_error_says_what_is_needed(variable: str, said: str) -> None:
+def test_an_error_names_the_needed_setting(variable: str, said: str) -> None:
     with pytest.raises(InvalidSetting) as raised:
         GatewaySettings.from_env({variable: "eighty"})
     assert str(raised.value) == f"{variable}={said}"
 
 
-def test_sizes_are_quantities_as_those_of_the_agent_are() -> None:
+def test_sizes_are_quantities_as_for_the_agent() -> None:
     given = {"GPUFN_MAX_BODY_BYTES": "64Mi", "GPUFN_MAX_MODEL_BYTES": "8Gi", "GPUFN_MAX_BODIES_BYTES": "1000"}
     settings = GatewaySettings.from_env(given)
     assert (settings.max_body_bytes, settings.max_model_bytes, settings.max_bodies_bytes) == (64 << 20, 8 << 30, 1000)

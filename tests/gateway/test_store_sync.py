@@ -17,7 +17,7 @@ from gpufn_gateway.store_sync import StoreSync, _SharedSync
 from gpufn_platform.process.settings import InvalidSetting
 
 
-def test_who_comes_while_a_sync_runs_waits_for_the_next() -> None:
+def test_a_request_during_a_sync_waits_for_the_next() -> None:
     begun, may_end = threading.Semaphore(0), threading.Semaphore(0)
     syncs: list[int] = []
 
@@ -42,7 +42,7 @@ def test_who_comes_while_a_sync_runs_waits_for_the_next() -> None:
     asyncio.run(scenario())
 
 
-def test_a_disk_that_fails_fails_those_who_wait_and_not_those_after() -> None:
+def test_a_failed_disk_fails_the_present_waiters_and_not_later_ones() -> None:
     errors = [OSError(errno.EIO, os.strerror(errno.EIO))]
 
     def sync() -> None:
@@ -82,7 +82,7 @@ def test_an_accepted_call_syncs_the_blocks_that_changed_and_folders_with_new_one
     asyncio.run(scenario())
 
 
-def test_what_is_recorded_is_synced_and_a_bus_without_a_store_here_is_not(tmp_path: Path) -> None:
+def test_recorded_writes_are_synced_and_a_bus_without_a_local_store_is_not(tmp_path: Path) -> None:
     async def scenario() -> None:
         await StoreSync(tmp_path, waits=False).sync_records()
         elsewhere = StoreSync(None, waits=True)

@@ -53,7 +53,7 @@ def test_an_engine_of_the_gpu_is_built_and_equals_the_cpu(
 
 
 @pytest.mark.parametrize("backend", [Backend.ORT_CUDA, Backend.TENSORRT])
-def test_a_worker_loads_the_engine_and_answers_what_the_cpu_answers(
+def test_a_worker_loads_the_engine_and_matches_the_results_of_the_cpu(
     nvml: Any, platform: Platform, model: Path, backend: Backend
 ) -> None:
     """The best engine that there is serves; with TensorRT installed that is TensorRT's."""

@@ -11,7 +11,7 @@ from tests.conftest import Platform
 pytestmark = [pytest.mark.gpu, pytest.mark.e2e]
 
 
-def test_what_a_node_reports_is_what_nvidia_smi_says(nvml: Any, platform: Platform) -> None:
+def test_a_node_reports_the_values_of_nvidia_smi(nvml: Any, platform: Platform) -> None:
     if (program := shutil.which("nvidia-smi")) is None:
         pytest.skip("there is no nvidia-smi on the PATH")
     command = [program, "--query-gpu=uuid,name,compute_cap,memory.total", "--format=csv,noheader,nounits"]

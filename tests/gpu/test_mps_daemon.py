@@ -76,7 +76,7 @@ def test_the_daemon_becomes_active_ends_on_request_and_changes_no_setting_of_the
     assert nvml.nvmlDeviceGetComputeMode(handle) == before
 
 
-def test_a_client_is_known_to_it_and_has_no_more_than_its_limits(gpu: str, folder: Path) -> None:
+def test_the_daemon_knows_a_client_and_enforces_its_limits(gpu: str, folder: Path) -> None:
     if find_spec("torch") is None:
         pytest.skip("torch is not installed")
     share = DeviceShare("cpu", 1.0, 0, gpus=(gpu,), mode=Share.MPS, vram_bytes=2 << 30, sm_percent=25)

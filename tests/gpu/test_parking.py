@@ -31,7 +31,7 @@ def parked_app(torch_app: Platform) -> Platform:
     return torch_app
 
 
-def test_a_module_gives_its_gpu_memory_up_and_computes_the_same_afterwards(parked_app: Platform) -> None:
+def test_a_module_releases_its_gpu_memory_and_computes_the_same_afterwards(parked_app: Platform) -> None:
     before = parked_app.invoke("net.run")
     held = _until_parked(parked_app, "net")
     assert held["host_bytes"] >= 4 * 4096 * 4096

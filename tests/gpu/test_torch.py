@@ -19,7 +19,7 @@ def test_a_spoilt_cuda_context_ends_with_its_worker(torch_app: Platform) -> None
     assert answer.json() == 64.0
 
 
-def test_a_spoilt_cuda_context_is_no_neighbours_trouble(torch_app: Platform) -> None:
+def test_a_broken_cuda_context_does_not_affect_neighbours(torch_app: Platform) -> None:
     torch_app.invoke("multiply", {"size": 8})
     assert torch_app.post("spoil", {"broken": True}).status_code >= 400
     assert torch_app.invoke("multiply", {"size": 8})["mean"] == 8.0

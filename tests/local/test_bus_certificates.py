@@ -48,7 +48,7 @@ def test_a_certificate_is_renewed_by_the_same_authority(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["authority.pem", "server.pem"])
-def test_damaged_files_are_made_anew(tmp_path: Path, damage: str) -> None:
+def test_damaged_files_are_made_again(tmp_path: Path, damage: str) -> None:
     before = made(tmp_path)
     (tmp_path / damage).write_bytes(before[1][:300])
     after = made(tmp_path)

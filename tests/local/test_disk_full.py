@@ -30,7 +30,7 @@ def store(tmp_path: Path) -> _Store:
     return _Store(tmp_path)
 
 
-def test_a_server_whose_writes_failed_starts_again_once_there_is_room_and_both_are_said_once(store: _Store) -> None:
+def test_a_server_with_failed_writes_restarts_once_there_is_space_and_both_are_reported_once(store: _Store) -> None:
     assert not store.watch.must_restart()
     store.free = 0
     store.write(_FAILED)
@@ -66,11 +66,11 @@ def test_a_line_that_was_half_written_is_read_when_it_is_whole(store: _Store) ->
     assert store.watch.must_restart()
 
 
-def test_what_the_log_says_of_an_earlier_start_is_over(tmp_path: Path) -> None:
+def test_log_lines_of_an_earlier_start_are_ignored(tmp_path: Path) -> None:
     (tmp_path / "nats.log").write_text(_FAILED)
     watch = StoreWatch(tmp_path, tmp_path / "nats.log", lambda text: None)
     assert not watch.must_restart()
 
 
-def test_a_log_that_is_not_there_yet_says_nothing(tmp_path: Path) -> None:
+def test_a_missing_log_requires_no_restart(tmp_path: Path) -> None:
     assert not StoreWatch(tmp_path, tmp_path / "nats.log", lambda text: None).must_restart()

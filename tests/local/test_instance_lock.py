@@ -12,7 +12,7 @@ from gpufn_local.instance_lock import Instance, claimed, unrecorded
 
 
 @pytest.mark.parametrize("damaged", [None, b"", b"\xff{", b"[1]", b'{"pid": 4194305'])
-def test_a_platform_whose_record_cannot_be_read_is_not_said_to_be_down(damaged: bytes | None, tmp_path: Path) -> None:
+def test_a_platform_with_an_unreadable_record_is_not_reported_as_down(damaged: bytes | None, tmp_path: Path) -> None:
     home = Home(tmp_path)
     with claimed(home):
         if damaged is not None:

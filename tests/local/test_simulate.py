@@ -24,7 +24,7 @@ def test_the_table_has_a_row_for_each_order_and_is_the_same_again() -> None:
     assert result.stdout != _gpufn("simulate", *_QUICK, "--bursty", "--seed", "2").stdout
 
 
-def test_the_options_are_what_is_simulated() -> None:
+def test_the_options_are_simulated() -> None:
     found = json.loads(_gpufn("simulate", *_QUICK, "--turns", "2", "--overrun", "3", "--memory", "40", "--json").stdout)
     assert (found["load"]["functions"], found["load"]["seconds"], found["load"]["bursty"]) == (6, 60.0, False)
     assert (found["gpu"]["turns"], found["gpu"]["overrun_s"], found["gpu"]["memory_gib"]) == (2, 3.0, 40.0)
@@ -40,7 +40,7 @@ def test_the_options_are_what_is_simulated() -> None:
         (("--functions", "0"), 2, "--functions"),
     ],
 )
-def test_what_cannot_be_simulated_is_refused(arguments: tuple[str, ...], code: int, message: str) -> None:
+def test_impossible_simulations_are_refused(arguments: tuple[str, ...], code: int, message: str) -> None:
     result = _gpufn("simulate", *arguments)
     assert result.exit_code == code
     assert message in result.output

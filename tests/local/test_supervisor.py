@@ -121,7 +121,7 @@ def test_programs_stop_in_their_order(tmp_path: Path) -> None:
     assert [event for event in run.events() if "stops" in event] == ["first stops", "second stops"]
 
 
-def test_what_dies_starts_again(tmp_path: Path) -> None:
+def test_a_process_that_dies_is_restarted(tmp_path: Path) -> None:
     run = _Run(tmp_path, {"first": _LIVES})
     old = _pids(run.until("pids", "True"))["first"]
     os.kill(old, signal.SIGKILL)
@@ -134,7 +134,7 @@ def test_what_dies_starts_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("how", ["stops", "waits"])
-def test_what_hangs_is_ended_and_starts_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+def test_a_process_that_hangs_is_ended_and_restarted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
     monkeypatch.setenv("HANGS", how)
     monkeypatch.setenv("RUNNER_SILENCE_S", "3")
     run = _Run(tmp_path, {"hangs": _HANGS})

@@ -156,7 +156,7 @@ def test_a_nats_server_that_outlives_up_is_ended_by_the_next_up_or_by_down(home:
 
 
 @pytest.mark.e2e
-def test_a_process_that_cannot_start_ends_up_with_its_own_words(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_cannot_start_ends_up_with_its_own_message(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GPUFN_LOG_LEVEL", "SHOUTING")
     ended = _gpufn(home, "up", "--detach", "--port", "0")
     assert ended.returncode == 1
@@ -307,7 +307,7 @@ def test_a_home_that_cannot_be_is_one_line(options: tuple[str, ...]) -> None:
     assert re.fullmatch(r"gpufn: cannot write /proc/x.*: .+\n", ended.stderr)
 
 
-def test_who_reads_what_it_prints_may_leave_and_that_is_no_trouble_of_the_disk(tmp_path: Path) -> None:
+def test_a_reader_that_leaves_the_output_is_not_a_disk_error(tmp_path: Path) -> None:
     with pytest.raises(BrokenPipeError), _report_disk_errors(Home(tmp_path)):
         raise BrokenPipeError
 

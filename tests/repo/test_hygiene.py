@@ -99,7 +99,7 @@ def test_pickles_are_read_in_named_modules_only() -> None:
     assert found == []
 
 
-def test_what_reads_pickles_is_imported_in_named_modules_only() -> None:
+def test_code_that_reads_pickles_is_imported_in_named_modules_only() -> None:
     found = [
         f"{path.relative_to(ROOT)}: {name}"
         for path in _python()

@@ -23,7 +23,7 @@ def _for_itself() -> set[str]:
     return {alias.name for node in imports for alias in node.names if alias.asname is None}
 
 
-def test_what_gpufn_shows_is_what_it_promises() -> None:
+def test_the_public_names_of_gpufn_match_its_documented_surface() -> None:
     _loaded()
     shown = {
         name

@@ -33,7 +33,7 @@ def test_runs_that_agree_are_measured_for_three_windows_after_the_warm_up() -> N
     assert (time.runs, time.now) == (2 + 12, 104.0)
 
 
-def test_a_slow_start_is_measured_until_it_settles_and_counts_no_more() -> None:
+def test_a_slow_start_is_measured_until_it_settles_and_is_excluded() -> None:
     time = Time(itertools.chain(itertools.repeat(0.5, 6), itertools.repeat(0.25)))
     found = time.measure()
     assert found.latency.settled
@@ -46,7 +46,7 @@ def test_runs_that_never_agree_are_reported_as_unsettled() -> None:
     assert not found.latency.settled
 
 
-def test_a_run_that_takes_longer_than_the_plan_is_still_measured() -> None:
+def test_a_run_longer_than_the_plan_is_still_measured() -> None:
     time = Time(itertools.repeat(60.0))
     found = time.measure()
     assert (found.latency.p50_s, time.runs) == (60.0, 1 + 3)

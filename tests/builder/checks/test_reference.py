@@ -80,14 +80,14 @@ def test_texts_go_through(tmp_path: Path) -> None:
     assert outputs["joined"].tolist() == ["éé", ""]
 
 
-def test_bf16_goes_in_and_comes_out(tmp_path: Path) -> None:
+def test_bf16_is_accepted_and_returned(tmp_path: Path) -> None:
     bf16 = TensorProto.BFLOAT16
     proto = model([node("Transpose", "x", "y", perm=[1, 0])], [value("x", [1, 2], bf16)], [value("y", [2, 1], bf16)])
     (outputs,) = run(proto, tmp_path, given(x=np.array([[1.5, -2.0]], BF16)))
     assert (outputs["y"].dtype, outputs["y"].tolist()) == (BF16, [[1.5], [-2.0]])
 
 
-def test_texts_beside_bf16_are_refused_in_words(tmp_path: Path) -> None:
+def test_texts_beside_bf16_are_refused_with_a_message(tmp_path: Path) -> None:
     both = model(
         [node("Identity", "text", "text_out"), node("Identity", "half", "half_out")],
         [value("text", [1], TensorProto.STRING), value("half", [1], TensorProto.BFLOAT16)],
@@ -105,7 +105,7 @@ def test_branches_run(tmp_path: Path) -> None:
     assert not np.allclose(positive["y"], negative["y"])
 
 
-def test_a_model_that_onnx_runtime_does_not_take_names_the_node(tmp_path: Path) -> None:
+def test_a_model_that_onnx_runtime_rejects_names_the_node(tmp_path: Path) -> None:
     proto = model([node("MatMul", "x x", "y")], [value("x", [3, 4])], [value("y", [3, 4])])
     with pytest.raises(BuildFailed) as caught:
         run(proto, tmp_path, given(x=np.ones((3, 4), np.float32)))
@@ -128,7 +128,7 @@ def test_a_run_that_fails_names_the_node_and_the_case(tmp_path: Path) -> None:
     assert caught.value.message.endswith("(sample 0)")
 
 
-def test_a_run_that_fails_on_generated_inputs_asks_for_samples(tmp_path: Path) -> None:
+def test_a_run_that_fails_on_generated_inputs_requests_samples(tmp_path: Path) -> None:
     proto = model(
         [node("Reshape", "x shape", "y")],
         [value("x", [6]), value("shape", [2], TensorProto.INT64)],

@@ -53,7 +53,7 @@ def test_only_floats_have_a_floor(tmp_path: Path) -> None:
     assert _floors(proto, tmp_path) == {}
 
 
-def test_infinities_and_nans_give_no_floor(tmp_path: Path) -> None:
+def test_infinities_and_nans_have_no_floor(tmp_path: Path) -> None:
     proto = model([node("Log", "x", "y")], [value("x", [3])], [value("y", [3])])
     case = Case("sample 0", {"x": np.array([-1.0, 0.0, 1.0], np.float32)})
     assert _floors(proto, tmp_path, case) == {"y": 0.0}

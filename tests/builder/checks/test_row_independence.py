@@ -72,7 +72,7 @@ def _quantised_together(x: Array) -> Array:
         (_fails_for_one_row, "it does not run with other numbers of rows: not this shape"),
     ],
 )
-def test_rows_may_share_a_run_when_they_come_out_the_same_alone_and_beside_others(
+def test_rows_may_share_a_run_if_their_results_are_the_same_alone_and_together(
     run: Callable[[Arrays], Arrays], why: str
 ) -> None:
     found = _why(run, ROWS, {"x": np.array([[9.0, -1.0]], np.float32)})
@@ -84,7 +84,7 @@ def test_a_row_that_is_dropped_beside_its_like_is_found_in_runs_of_two_as_well()
     assert _why(_x(lambda x: np.unique(x, axis=0)), ROWS, most=2) == DEPENDS
 
 
-def test_runs_have_no_more_rows_than_the_engine_takes() -> None:
+def test_runs_have_no_more_rows_than_the_engine_accepts() -> None:
     for most in (2, 3, 4, 8):
         sizes: set[int] = set()
 
@@ -96,7 +96,7 @@ def test_runs_have_no_more_rows_than_the_engine_takes() -> None:
         assert max(sizes) == min(most, 5)
 
 
-def test_where_no_rows_were_seen_beside_one_another_each_call_runs_alone() -> None:
+def test_each_call_runs_alone_if_no_rows_were_checked_together() -> None:
     def run(inputs: Arrays) -> Arrays:
         return {"y": inputs["x"]}
 
@@ -138,14 +138,14 @@ def test_rows_of_other_shapes_are_left_out_and_samples_are_taken_first() -> None
         (Tolerance(rel_l2=0.5), 5e-2, False),
     ],
 )
-def test_kernels_for_several_rows_may_round_otherwise_as_far_as_the_precision_does(
+def test_kernels_for_several_rows_may_round_differently_within_the_precision(
     tolerance: Tolerance, off: float, near: bool
 ) -> None:
     rounded = _x(lambda x: x * (1 + off * (len(x) > 1)))
     assert (_why(rounded, ROWS, tolerance=tolerance) == "") is near
 
 
-def test_what_is_left_of_a_difference_is_held_to_the_other_rows_norms() -> None:
+def test_the_remaining_difference_is_compared_with_the_norms_of_the_other_rows() -> None:
     def run(inputs: Arrays) -> Arrays:  # a row of size 1e-4 among rows of size 1, with an error of 1e-5
         return {"y": inputs["x"] + 1e-5 * (len(inputs["x"]) > 1)}
 
@@ -232,7 +232,9 @@ def _picking() -> ModelProto:
         (_picking, False),
     ],
 )
-def test_rows_are_told_apart_on_real_models(make: Callable[[], ModelProto], independent: bool, tmp_path: Path) -> None:
+def test_rows_are_distinguished_on_real_models(
+    make: Callable[[], ModelProto], independent: bool, tmp_path: Path
+) -> None:
     proto = make()
     put(proto, tmp_path / "upload")
     length = ShapeRange((1, 2), (2, 5), (4, 9))

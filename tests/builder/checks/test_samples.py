@@ -225,7 +225,7 @@ def test_fixed_shapes_have_one_case_and_no_inputs_an_empty_one() -> None:
     assert [case.inputs for case in made()] == [{}]
 
 
-def test_the_same_seed_gives_the_same_inputs() -> None:
+def test_the_same_seed_makes_the_same_inputs() -> None:
     x = TensorSpec("x", "FP32", (64,))
     one, same, other = (made(x, seed=seed)[0].inputs["x"] for seed in (1, 1, 2))
     assert one.tolist() == same.tolist() != other.tolist()
@@ -276,7 +276,7 @@ def test_samples_are_stretched_to_a_shape_with_nothing_in_it_but_theirs(
     assert (case.inputs["x"].tolist(), case.inputs["fixed"].shape) == (found, (3,))
 
 
-def test_texts_are_stretched_and_what_has_no_elements_is_not() -> None:
+def test_texts_are_stretched_and_empty_values_are_not() -> None:
     case = stretch([Case("a", {"names": np.array(["b"], np.object_)})], {"names": (2,)}, batched=True)
     assert case is not None
     assert case.inputs["names"].tolist() == ["b", "b"]

@@ -155,7 +155,7 @@ def test_the_worst_element_has_its_values_in_each_type(wanted: Any, found: Any, 
     assert not passes(np.array(wanted, dtype), np.array(found, dtype))
 
 
-def test_each_figure_is_what_it_says() -> None:
+def test_each_figure_has_its_meaning() -> None:
     found = row([[3.0, 4.0], [0.0, 0.0]], [[3.0, 3.0], [0.0, 1.0]])
     assert found.max_abs == 1.0
     assert found.rel_l2 == pytest.approx(math.sqrt(2) / 5)
@@ -190,7 +190,7 @@ def test_large_numbers_of_half_precision_do_not_overflow_while_they_are_compared
 
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("size", [1e308, 1e155, 1e-200])
-def test_squares_that_no_float_holds_are_compared_all_the_same(size: float) -> None:
+def test_squares_beyond_the_range_of_floats_are_compared(size: float) -> None:
     found = row([size, size], [0.9 * size, size], np.float64)
     assert found.rel_l2 == pytest.approx(0.1 / math.sqrt(2))
     assert found.cosine == pytest.approx(1.9 / math.sqrt(2 * 1.81))
@@ -206,7 +206,7 @@ def test_empty_tensors_and_scalars_are_compared(wanted: Any) -> None:
     ("wanted", "found", "dtype"),
     [([1, 2], [1, 3], np.int64), ([True, False], [True, True], np.bool_), (["a", "b"], ["a", "c"], np.object_)],
 )
-def test_what_is_no_float_is_equal_or_infinitely_far(wanted: Any, found: Any, dtype: Any) -> None:
+def test_values_other_than_floats_are_equal_or_infinitely_far(wanted: Any, found: Any, dtype: Any) -> None:
     assert row(wanted, wanted, dtype).accuracy == Accuracy(0.0, 0.0, 1.0)
     differs = row(wanted, found, dtype)
     assert differs.accuracy == Accuracy(INF, INF, 0.0)
@@ -235,7 +235,7 @@ def test_infinities_that_both_have_are_left_out_and_others_are_infinitely_far() 
         ),
     ],
 )
-def test_what_cannot_be_compared_is_refused(found: Any, message: str) -> None:
+def test_values_that_cannot_be_compared_are_refused(found: Any, message: str) -> None:
     with pytest.raises(BuildFailed) as caught:
         compare(["case"], [{"y": np.zeros((2, 2), np.float32)}], [{"y": found}], FP32)
     assert (caught.value.stage, caught.value.node, caught.value.message) == ("verify", "y", message)
@@ -300,7 +300,7 @@ def test_the_remedy_is_enough() -> None:
         check(compare(["case"], [{"y": wanted}], [{"y": found}], raised), raised)
 
 
-def test_the_proposed_cosine_is_one_that_a_tolerance_accepts() -> None:
+def test_the_proposed_cosine_is_a_valid_tolerance() -> None:
     wanted, limits = np.array([1.0, 2.0]), TOLERANCES[Precision.INT8]
     with pytest.raises(BuildFailed) as caught:
         check(compare(["case"], [{"y": wanted}], [{"y": -wanted}], limits), limits)

@@ -40,7 +40,7 @@ def _job(folder: Path, proto: Any) -> CompileJob:
 def _ignore(progress: float, detail: str) -> None: ...
 
 
-def test_the_engine_is_the_graph_after_the_optimiser_and_gives_the_same(tmp_path: Path) -> None:
+def test_the_engine_is_the_optimised_graph_with_the_same_results(tmp_path: Path) -> None:
     job = _job(tmp_path, models.mlp())
     compiled = compiler_for(Backend.ORT_CPU).compile(job, _ignore)
     saved = onnx.load(tmp_path / "out" / compiled.files[0])
@@ -103,7 +103,7 @@ def test_floats_are_not_rounded_to_the_few_bits_of_the_weights(block_size: int, 
     assert np.linalg.norm(found - expected[0]) < 1e-5 * np.linalg.norm(expected[0])
 
 
-def test_a_run_that_fails_says_so_also_where_it_is_timed(tmp_path: Path) -> None:
+def test_a_failed_run_is_reported_also_during_timing(tmp_path: Path) -> None:
     job = _job(tmp_path, models.mlp())
     compiled = compiler_for(Backend.ORT_CPU).compile(job, _ignore)
     with closing(compiler_for(Backend.ORT_CPU).load(job, compiled)) as engine:

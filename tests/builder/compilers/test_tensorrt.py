@@ -213,7 +213,7 @@ def _compile(module: Any, folder: Path, **flags: str) -> Any:
     return module.TensorRT().compile(_job(folder, **flags), lambda progress, detail: None)
 
 
-def test_a_plan_is_built_as_the_flags_say(module: Any, script: Script, tmp_path: Path) -> None:
+def test_a_plan_is_built_by_the_flags(module: Any, script: Script, tmp_path: Path) -> None:
     compiled = _compile(module, tmp_path)
     assert (compiled.files, compiled.gpu_nodes, compiled.cpu_nodes) == (("engine.plan",), 2, 0)
     assert compiled.nodes == {"Gemm on TensorRT": 1, "layer on TensorRT": 1}
@@ -234,7 +234,7 @@ def test_timings_of_another_gpu_are_replaced_by_none(module: Any, script: Script
     assert script.called("set_timing_cache") == [["cache of b'timings'", False], ["cache of b''", False]]
 
 
-def test_tf32_is_on_only_where_it_was_asked_for(module: Any, script: Script, tmp_path: Path) -> None:
+def test_tf32_is_on_only_on_request(module: Any, script: Script, tmp_path: Path) -> None:
     _compile(module, tmp_path, tf32="1")
     assert (script.called("clear_flag"), script.called("set_flag")) == ([], [["tf32"]])
 

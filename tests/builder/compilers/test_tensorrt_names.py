@@ -138,7 +138,7 @@ def test_every_name_is_in_the_real_bindings(bindings: dict[str, list[str]]) -> N
     assert len(bindings) > 200
 
 
-def test_the_names_that_were_removed_are_gone_from_them(bindings: dict[str, list[str]]) -> None:
+def test_removed_names_are_absent(bindings: dict[str, list[str]]) -> None:
     if bindings["__version__"][0].startswith("10."):
         pytest.skip("these bindings are of TensorRT 10")
     known = set(bindings) | {f"{name}.{attribute}" for name, attributes in bindings.items() for attribute in attributes}

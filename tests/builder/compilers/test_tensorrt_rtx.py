@@ -143,7 +143,7 @@ _INT8_MODELS = {
 
 
 @pytest.mark.parametrize("name", _INT8_MODELS)
-def test_the_real_parser_and_builder_take_int8(name: str, environ: dict[str, str], tmp_path: Path) -> None:
+def test_the_real_parser_and_builder_accept_int8(name: str, environ: dict[str, str], tmp_path: Path) -> None:
     """Regression: all of these but the chain of MatMuls were rejected for their quantized biases."""
     made = Prepared(_INT8_MODELS[name], tmp_path).into_precision(Precision.INT8)
     proto = onnx.load(made.path)
@@ -157,7 +157,7 @@ def test_the_real_parser_and_builder_take_int8(name: str, environ: dict[str, str
 
 @pytest.mark.parametrize("precision", [Precision.FP16, Precision.BF16, Precision.INT8])
 @pytest.mark.parametrize("make", [models.mlp, models.cnn])
-def test_the_real_parser_and_builder_take_all_values_as_outputs(
+def test_the_real_parser_and_builder_accept_all_values_as_outputs(
     make: Callable[[], ModelProto], precision: Precision, environ: dict[str, str], tmp_path: Path
 ) -> None:
     """The graph that shows the first node of an engine that differs."""

@@ -68,7 +68,7 @@ def test_on_a_busy_machine_threads_that_spin_while_they_wait_are_not_blamed_for_
     assert _judged(40e-3, [Run(1.5e-3, 1.87e-3, 1.87e-3)] * 3, [Run(1.39e-3, 0.7e-3, 2.5e-3)] * 3)[0] == 2
 
 
-def test_on_a_busy_machine_what_threads_spin_for_one_without_a_core_is_no_cost_of_sharing() -> None:
+def test_on_a_busy_machine_spinning_threads_without_a_core_are_no_cost_of_sharing() -> None:
     """ResNet-18 of 26.9 ms. Two threads use 28 ms of CPU time, or 43 ms if one of them has to wait."""
     alone = [Run(26.9e-3, 26.9e-3, 26.9e-3)] * 3
     kept_waiting = [Run(29e-3, 16e-3, 43e-3), Run(18e-3, 14.2e-3, 28e-3), Run(29e-3, 16e-3, 43e-3)]

@@ -90,7 +90,7 @@ def test_an_empty_file_is_refused(tmp_path: Path) -> None:
     assert refusal(tmp_path).message == "model.onnx is empty"
 
 
-def test_a_truncated_file_tells_how_much_is_missing(tmp_path: Path) -> None:
+def test_a_truncated_file_reports_the_missing_bytes(tmp_path: Path) -> None:
     put(mlp().SerializeToString()[:-100], tmp_path)
     assert refusal(tmp_path).message.startswith("model.onnx is truncated: ")
 
@@ -161,7 +161,7 @@ def test_external_data_end_inside_their_file(entries: dict[str, int | str], mess
     assert refusal(tmp_path).message == message
 
 
-def test_a_location_given_twice_is_refused(tmp_path: Path) -> None:
+def test_a_repeated_location_is_refused(tmp_path: Path) -> None:
     (tmp_path / "weights.bin").write_bytes(bytes(4096))
     proto = mlp()
     refer(proto.graph.initializer[0], "weights.bin")
@@ -262,7 +262,7 @@ def test_a_custom_domain_is_refused_with_its_node(tmp_path: Path) -> None:
     assert error.node == "y_node"
 
 
-def test_a_node_without_a_name_is_named_by_what_it_makes(tmp_path: Path) -> None:
+def test_a_node_without_a_name_is_named_by_its_output(tmp_path: Path) -> None:
     nameless = helper.make_node("Magic", ["x"], ["y"], domain="com.acme")
     put(model([nameless], [value("x", [1])], [value("y", [1])]), tmp_path)
     assert refusal(tmp_path).node == "Magic -> y"
@@ -330,7 +330,7 @@ def test_a_model_without_outputs_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["a\0b", "a" * 1001, "\udcff"], ids=["NUL", "long", "no UTF-8"])
 @pytest.mark.parametrize("role", ["input", "output"])
-def test_a_name_that_no_request_could_say_is_refused(role: str, name: str, tmp_path: Path) -> None:
+def test_a_name_that_no_request_could_have_is_refused(role: str, name: str, tmp_path: Path) -> None:
     proto = model([node("Neg", "INPUT", "OUTPUT")], [value("INPUT", [1])], [value("OUTPUT", [1])])
     graph = proto.graph
     if name == "\udcff":  # protobuf parses this but never writes it
@@ -343,7 +343,7 @@ def test_a_name_that_no_request_could_say_is_refused(role: str, name: str, tmp_p
     assert f"name of an {role} " in refusal(tmp_path).message
 
 
-def test_what_a_node_is_called_may_be_in_any_encoding(tmp_path: Path) -> None:
+def test_the_name_of_a_node_may_have_any_encoding(tmp_path: Path) -> None:
     proto = model([node("Neg", "x", "y")], [value("x", [1])], [value("y", [1])])
     proto.graph.name = "GRAPH"
     put(proto.SerializeToString().replace(b"y_node", b"\xff_node").replace(b"GRAPH", b"\xff" * 5), tmp_path)
@@ -358,7 +358,7 @@ def test_an_input_of_more_dimensions_than_arrays_have_is_refused(tmp_path: Path)
     assert refusal(tmp_path).message == "input x has 65 dimensions; 64 are allowed"
 
 
-def test_an_input_larger_than_a_request_can_say_is_refused(tmp_path: Path) -> None:
+def test_an_input_larger_than_a_request_can_describe_is_refused(tmp_path: Path) -> None:
     put(model([node("Neg", "x", "y")], [value("x", ["N", 1 << 31])], [value("y", None)]), tmp_path)
     assert re.match(r"input x .* 2147483648; 2147483647 ", refusal(tmp_path).message)
 

@@ -179,7 +179,7 @@ def test_a_function_of_another_opset_is_written_out_in_that_of_the_model(
     onnxruntime.InferenceSession(found.path, providers=["CPUExecutionProvider"])
 
 
-def test_an_opset_of_no_node_is_forgotten_however_new_it_is(tmp_path: Path) -> None:
+def test_an_unused_opset_is_removed_even_if_it_is_new(tmp_path: Path) -> None:
     proto = mlp()
     proto.opset_import.append(helper.make_opsetid("ai.onnx.ml", 99))
     found = normal(proto, tmp_path)
@@ -246,7 +246,7 @@ def test_an_operator_that_does_not_exist_is_not_valid(tmp_path: Path) -> None:
         normal(model([node("Nonsense", "x", "y")], [value("x", [1])], [value("y", [1])]), tmp_path)
 
 
-def test_a_constant_that_says_more_than_it_has_is_not_valid(tmp_path: Path) -> None:
+def test_a_constant_with_less_data_than_declared_is_invalid(tmp_path: Path) -> None:
     proto = mlp()
     proto.graph.initializer[0].raw_data = bytes(8)
     with pytest.raises(BuildFailed) as caught:
@@ -254,14 +254,14 @@ def test_a_constant_that_says_more_than_it_has_is_not_valid(tmp_path: Path) -> N
     assert caught.value.stage == "normalise"
 
 
-def test_the_upload_is_left_as_it_was(tmp_path: Path) -> None:
+def test_the_upload_stays_unchanged(tmp_path: Path) -> None:
     proto = mlp()
     proto.training_info.add()
     normal(proto, tmp_path)
     assert (tmp_path / "upload" / "model.onnx").read_bytes() == proto.SerializeToString()
 
 
-def test_nodes_come_after_those_that_they_need_and_others_stay_where_they_are(tmp_path: Path) -> None:
+def test_nodes_follow_their_inputs_and_others_keep_their_place(tmp_path: Path) -> None:
     body = helper.make_graph([node("Neg", "c", "b"), node("Abs", "h", "c")], "body", [], [value("b", [2])])
     late = [node("If", "flag", "y", then_branch=body, else_branch=body), node("Abs", "g", "h"), node("Neg", "x", "g")]
     constants = [models.constant("flag", True, bool)]

@@ -41,7 +41,7 @@ def test_fixed_sizes_need_no_profile() -> None:
     assert resolve([]) == ()
 
 
-def test_several_rows_of_a_model_that_takes_a_fixed_number_are_refused() -> None:
+def test_several_rows_of_a_model_with_a_fixed_number_are_refused() -> None:
     for given in ((), (profile(scale=((1,), (1,), (1,))),)):
         with pytest.raises(BuildFailed) as caught:
             resolve([FIXED], *given, max_batch=8)
@@ -68,12 +68,12 @@ def test_other_sizes_come_from_the_samples() -> None:
     assert resolve([TOKENS], max_batch=4, seen=seen) == (profile(tokens=((1, 7), (4, 9), (4, 40))),)
 
 
-def test_a_first_dimension_that_counts_no_rows_comes_from_the_samples() -> None:
+def test_a_first_dimension_without_rows_is_taken_from_the_samples() -> None:
     audio = TensorSpec("audio", "FP32", (-1,))
     assert resolve([audio], seen={"audio": [(16_000,)]}, batched=False) == (profile(audio=((16_000,),) * 3),)
 
 
-def test_given_profiles_are_taken_without_the_inputs_that_are_fixed_anyway() -> None:
+def test_declared_profiles_ignore_fixed_inputs() -> None:
     wanted = profile(tokens=((1, 1), (8, 64), (8, 512)))
     with_fixed = ShapeProfile({**wanted.inputs, "scale": ShapeRange((1,), (1,), (1,))})
     assert resolve([TOKENS, FIXED], wanted, with_fixed) == (wanted, wanted)
@@ -91,25 +91,25 @@ def test_given_profiles_are_taken_without_the_inputs_that_are_fixed_anyway() -> 
         ),
     ],
 )
-def test_given_profiles_are_held_against_the_model(given: ShapeProfile, message: str) -> None:
+def test_declared_profiles_are_compared_with_the_model(given: ShapeProfile, message: str) -> None:
     with pytest.raises(BuildFailed) as caught:
         resolve([IMAGE, TOKENS], given)
     assert (caught.value.stage, caught.value.message) == ("ingest", message)
 
 
-def test_samples_outside_the_given_profiles_are_refused() -> None:
+def test_samples_outside_the_declared_profiles_are_refused() -> None:
     given = profile(tokens=((1, 1), (1, 8), (1, 16)))
     with pytest.raises(BuildFailed, match=r"sample 1 .*\[1, 17\] for tokens, .*\[1, 1\] to \[1, 16\]"):
         resolve([TOKENS], given, seen={"tokens": [(1, 16), (1, 17)]})
 
 
-def test_a_dynamic_size_that_nothing_tells_about_is_refused() -> None:
+def test_a_dynamic_size_without_a_source_is_refused() -> None:
     with pytest.raises(BuildFailed) as caught:
         resolve([TOKENS], max_batch=8)
     assert caught.value.node == "tokens"
     assert re.match(r"dimension 1 of tokens .*shapes= or samples=$", caught.value.message)
 
 
-def test_samples_of_more_rows_than_max_batch_say_what_to_give() -> None:
+def test_samples_of_more_rows_than_max_batch_name_the_needed_value() -> None:
     with pytest.raises(BuildFailed, match=r"8 rows of image, .*max_batch is 4: set max_batch=8 or shapes=$"):
         resolve([IMAGE], max_batch=4, seen={"image": [(8, 3, 8, 8)]})

@@ -129,7 +129,7 @@ def test_a_constant_that_fp16_cannot_hold_is_reported_and_not_clipped(tmp_path: 
     ],
     ids=["value", "value_float", "value_floats", "ConstantOfShape"],
 )
-def test_what_fp16_cannot_hold_is_found_however_the_graph_says_it(ceiling: list[NodeProto], tmp_path: Path) -> None:
+def test_values_beyond_fp16_are_found_in_every_form_of_the_graph(ceiling: list[NodeProto], tmp_path: Path) -> None:
     proto = model(
         [node("MatMul", "x w", "h"), *ceiling, node("Min", "h ceiling", "y")],
         [value("x", [1, 4])],
@@ -246,12 +246,12 @@ def test_layers_without_names_are_named_by_their_output(tmp_path: Path) -> None:
     assert made.kept == ("h",)
 
 
-def test_a_body_of_an_if_gets_what_it_takes_from_around_it_in_float32(tmp_path: Path) -> None:
+def test_the_body_of_an_if_receives_outer_values_in_float32(tmp_path: Path) -> None:
     made = Prepared(models.branching(), tmp_path).into_precision(Precision.FP16)
     assert operators(made.path) == ["Cast", "MatMul", "Cast", "ReduceSum", "Greater", "If"]
 
 
-def test_constants_given_by_nodes_are_rounded_once(tmp_path: Path) -> None:
+def test_constants_of_nodes_are_rounded_once(tmp_path: Path) -> None:
     proto = model(
         [node("Constant", "", "w", value=weights("", 4, 4)), node("MatMul", "x w", "y")],
         [value("x", [1, 4])],
@@ -322,7 +322,7 @@ def test_int8_for_tensorrt_quantises_only_inputs_of_products_and_no_bias(tmp_pat
     assert has_int32_scales == {made.path: False, made.cpu_path: True}
 
 
-def test_int8_for_one_kind_of_engine_takes_one_graph(tmp_path: Path) -> None:
+def test_int8_for_one_kind_of_engine_uses_one_graph(tmp_path: Path) -> None:
     prepared = Prepared(models.cnn(), tmp_path)
     for on_gpu in (True, False):
         made = transform(
@@ -333,7 +333,7 @@ def test_int8_for_one_kind_of_engine_takes_one_graph(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("opset", [9, 11, 12])
-def test_int8_takes_a_model_of_an_opset_whose_scales_are_one_for_all_channels(opset: int, tmp_path: Path) -> None:
+def test_int8_accepts_a_model_of_an_opset_with_one_scale_for_all_channels(opset: int, tmp_path: Path) -> None:
     """Constants in the form that exporters have used for years."""
     proto = models.cnn()
     proto.opset_import[0].version = opset
@@ -354,14 +354,14 @@ def test_int8_weights_that_nodes_share_run_where_products_are_exact(tmp_path: Pa
     CpuSession(made.path, prepared.normal.outputs, BuildStage.VERIFY, has_integer_products=True)  # optimized
 
 
-def test_int8_tells_which_opset_a_model_needs_that_cannot_be_converted(tmp_path: Path) -> None:
+def test_int8_names_the_needed_opset_of_an_unconvertible_model(tmp_path: Path) -> None:
     proto = models.cnn()
     proto.opset_import[0].version = 8
     with pytest.raises(BuildFailed, match=r"int8 needs opset 13, .* opset 8 .*opset_version=13"):
         Prepared(proto, tmp_path).into_precision(Precision.INT8)
 
 
-def test_a_model_that_the_converter_gives_up_on_is_lowered_in_the_opset_that_it_has(tmp_path: Path) -> None:
+def test_a_model_that_the_converter_rejects_is_lowered_in_its_own_opset(tmp_path: Path) -> None:
     """It does not support sparse constants."""
     proto = model(
         [node("MatMul", "x w", "h"), node("MatMul", "x v", "k"), node("Add", "h k", "y")],
@@ -400,7 +400,7 @@ def test_int8_leaves_nodes_after_those_that_their_bodies_need(tmp_path: Path) ->
     checker.check_model(Prepared(proto, tmp_path).into_precision(Precision.INT8).path)
 
 
-def test_int8_takes_a_model_that_gives_back_an_input_of_its_products(tmp_path: Path) -> None:
+def test_int8_accepts_a_model_that_returns_an_input_of_its_products(tmp_path: Path) -> None:
     proto = model(
         [node("MatMul", "x w", "y")],
         [value("x", ["N", 8])],

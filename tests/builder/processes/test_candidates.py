@@ -67,7 +67,7 @@ def _run(folder: Path, do: str, *, timeout_s: float = 60.0, **limits: int) -> Ca
     return result
 
 
-def test_what_it_made_comes_back_infinities_included(tmp_path: Path) -> None:
+def test_the_result_returns_including_infinities(tmp_path: Path) -> None:
     assert _run(tmp_path, "end well") == misbehaving.RESULT
 
 
@@ -77,7 +77,7 @@ def test_a_refusal_names_the_node(tmp_path: Path) -> None:
     assert (failure.value.stage, failure.value.node) == ("compile", "conv1")
 
 
-def test_an_output_that_is_too_far_from_the_reference_comes_back_with_its_case(tmp_path: Path) -> None:
+def test_an_output_too_far_from_the_reference_is_returned_with_its_case(tmp_path: Path) -> None:
     with pytest.raises(InaccurateOutput) as failure:
         _run(tmp_path, "be inaccurate")
     assert (failure.value.stage, failure.value.node, failure.value.case) == ("verify", "y", "sample 3")
@@ -117,16 +117,14 @@ def test_the_build_reports_how_and_at_which_stage_a_candidate_ended(
     assert (failure.value.stage, failure.value.message) == (stage, message)
 
 
-def test_what_it_prints_without_end_fills_no_disk_and_its_end_is_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_endless_output_fills_no_disk_and_its_end_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(output_tail, "_MAX_BYTES", 1 << 20)
     with pytest.raises(BuildFailed, match=r"onnxruntime-cpu .*code 1: ValueError: the last words") as failure:
         _run(tmp_path, "print without end")
     assert failure.value.log.endswith("ValueError: the last words")
 
 
-def test_the_last_that_it_said_is_kept(tmp_path: Path) -> None:
+def test_the_last_message_is_kept(tmp_path: Path) -> None:
     with pytest.raises(BuildFailed) as failure:
         _run(tmp_path, "raise")
     first, second, *_ = failure.value.log.splitlines()
@@ -144,7 +142,7 @@ def test_a_candidate_beyond_its_memory_limit_ends_with_that_reason(tmp_path: Pat
     ("do", "words"),
     [("store without end", "GPUFN_BUILD_DISK"), ("eat memory in many processes", "memory than its limit of 200 MiB")],
 )
-def test_what_its_processes_use_together_is_limited(tmp_path: Path, do: str, words: str) -> None:
+def test_the_joint_usage_of_its_processes_is_limited(tmp_path: Path, do: str, words: str) -> None:
     (tmp_path / "engine").mkdir()
     request = msgspec.structs.replace(_request(tmp_path, do, 200 << 20), disk_limit_bytes=16 << 20)
     work = process.ChildProcess(PROCESS, request, tmp_path, _environ(), name="the build", writes_to=[tmp_path])
@@ -159,7 +157,7 @@ def test_a_full_disk_is_reported_though_output_cannot_be_written(tmp_path: Path)
     assert (failure.value.stage, failure.value.message) == ("compile", message)
 
 
-def test_one_that_hangs_is_ended(tmp_path: Path) -> None:
+def test_a_hanging_candidate_is_ended(tmp_path: Path) -> None:
     with pytest.raises(BuildFailed, match=r"onnxruntime-cpu made no progress for 3 s .*--build-timeout") as failure:
         _run(tmp_path, "hang", timeout_s=3)
     assert failure.value.stage == "compile"
@@ -226,7 +224,7 @@ def test_a_pause_is_not_time_without_progress(tmp_path: Path) -> None:
     assert len(states) > 4
 
 
-def test_one_that_is_cancelled_ends_at_once(tmp_path: Path) -> None:
+def test_a_cancelled_candidate_ends_at_once(tmp_path: Path) -> None:
     work = ChildProcess(PROCESS, _request(tmp_path, "hang"), tmp_path, _environ(), name="it")
     begun = threading.Event()
     ended: list[BuildFailed] = []

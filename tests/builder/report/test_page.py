@@ -114,7 +114,7 @@ class _Reader(html.parser.HTMLParser):
         self.text += data.strip()
 
 
-def test_a_page_tells_all_of_the_report() -> None:
+def test_a_page_has_all_data_of_the_report() -> None:
     read = _Reader(page.render(REPORT))
     assert read.open == []
     for expected in (
@@ -126,7 +126,7 @@ def test_a_page_tells_all_of_the_report() -> None:
     assert len([tag for tag, _ in read.tags if tag == "polyline"]) == 2
 
 
-def test_a_plot_of_runs_of_which_few_took_long_is_in_powers_of_ten() -> None:
+def test_a_plot_with_few_slow_runs_is_in_powers_of_ten() -> None:
     row = msgspec.structs.replace(_row(Backend.ORT_CPU, 65e-6), latency=Latency(65e-6, 120e-6, 8.8e-3, 1e4, True))
     read = _Reader(page.render(msgspec.structs.replace(REPORT, candidates=(row,))))
     assert "10 µs100 µs1 ms10 ms" in read.text
@@ -139,7 +139,7 @@ def test_a_page_shows_the_shapes_of_every_profile() -> None:
     assert "[1, 3] to [4, 3], tuned for [4, 3]; [1, 3] to [16, 3], tuned for [16, 3]" in page_
 
 
-def test_a_failed_build_says_why_first() -> None:
+def test_a_failed_build_shows_the_reason_first() -> None:
     read = _Reader(page.render(FAILED))
     assert read.text.index("NonZero") < read.text.index("Candidates")
     assert "compile · node mask/NonZero" in read.text
@@ -147,7 +147,7 @@ def test_a_failed_build_says_why_first() -> None:
     assert "polyline" not in {tag for tag, _ in read.tags}
 
 
-def test_a_build_that_did_not_get_to_its_candidates_claims_no_reason_of_its_own() -> None:
+def test_a_build_that_failed_before_its_candidates_shows_no_reason_for_them() -> None:
     read = _Reader(page.render(msgspec.structs.replace(FAILED, candidates=())))
     assert "No candidates" in read.text
 

@@ -125,7 +125,9 @@ def test_no_turn_is_free_while_anybody_waits(
 
 @settings(max_examples=60)
 @given(CALLS, AT_ONCE, OVERRUN_S)
-def test_a_turn_is_held_for_as_long_as_is_said_and_no_longer(calls: list[Call], at_once: int, overrun_s: float) -> None:
+def test_a_turn_is_held_for_the_configured_time_and_no_longer(
+    calls: list[Call], at_once: int, overrun_s: float
+) -> None:
     order = FairQueueing[Call](at_once, overrun_s=overrun_s, hold_s=0.25)
 
     def check(now: float, waiting: int, running: int) -> None:
@@ -181,7 +183,7 @@ def test_time_is_shared_alike_in_stretches_as_long_as_overrun(overrun_s: float, 
     assert turns(order, count=12, turn_s={"a": 1.0, "b": 2.0}) == served
 
 
-def test_who_comes_back_has_nothing_saved_up() -> None:
+def test_a_flow_that_returns_has_no_saved_service() -> None:
     order = FairQueueing[str](overrun_s=0.0)
     order.wait("b", "b", 0.0)
     turns(order, count=1, turn_s={"b": 1.0})
@@ -191,21 +193,21 @@ def test_who_comes_back_has_nothing_saved_up() -> None:
     assert turns(order, count=6, turn_s={"a": 1.0, "b": 1.0}, now=11.0).count("b") <= 4  # but not all of them
 
 
-def test_a_flow_pays_for_a_turn_that_takes_longer_than_expected() -> None:
+def test_a_flow_pays_for_a_turn_longer_than_expected() -> None:
     order = FairQueueing[str](overrun_s=0.0)
     backlog(order, "ab")
     assert turns(order, count=4, turn_s={"a": 1.0, "b": 1.0}) == "abba"
     assert turns(order, count=7, turn_s={"a": 5.0, "b": 1.0}, now=4.0) == "abbbbbb"
 
 
-def test_within_the_overrun_who_is_warm_goes_first() -> None:
+def test_within_the_overrun_the_warm_flow_goes_first() -> None:
     warm = {"b"}
     order = FairQueueing[str](overrun_s=2.5, is_warm=warm.__contains__)
     backlog(order, "ab")
     assert turns(order, count=5, turn_s={"a": 1.0, "b": 1.0}) == "bbbaa"
 
 
-def test_the_turn_is_held_for_a_call_on_its_way_but_not_for_longer_than_calls_take() -> None:
+def test_the_turn_is_held_for_an_expected_call_but_no_longer_than_calls_run() -> None:
     order = FairQueueing[str](overrun_s=1.0, hold_s=0.5)
     order.wait("a", "a", 0.0)
     first = order.next(0.0)
@@ -235,7 +237,7 @@ def test_more_may_begin_in_a_turn_until_others_have_a_better_claim() -> None:
     assert (order.may_continue(turn, 0.9), order.may_continue(turn, 1.2)) == (True, False)
 
 
-def test_who_leaves_is_not_next() -> None:
+def test_a_flow_that_leaves_is_not_next() -> None:
     order = FairQueueing[str]()
     calls = ["a1", "a2"]
     for call in calls:
@@ -246,7 +248,7 @@ def test_who_leaves_is_not_next() -> None:
     assert (turn.what, order.next(0.0)) == ("a2", None)
 
 
-def test_the_shortest_go_first_and_those_that_nothing_is_known_of() -> None:
+def test_the_shortest_and_unknown_flows_go_first() -> None:
     order = ShortestFirst[str]()
     backlog(order, "ab", each=1)
     turns(order, count=2, turn_s={"a": 2.0, "b": 1.0})

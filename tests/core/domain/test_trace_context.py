@@ -41,13 +41,13 @@ def test_a_nested_call_is_below_the_attempt_that_makes_it(invocation: str) -> No
     assert (len(shown), shown[36:52]) == (trace_context.LENGTH, span_id(invocation, 3))
 
 
-def test_what_is_not_traced_is_passed_through() -> None:
+def test_an_untraced_message_is_passed_through() -> None:
     assert not trace_context.is_traced(SENT)
     assert trace_context.of_nested_call(CALL, 1, SENT) == trace_context.traceparent(CALL, SENT) == SENT
     assert trace_context.of_nested_call(CALL, 1, "") == trace_context.traceparent(CALL, "") == ""
 
 
-def test_a_traceparent_is_shown_without_what_only_the_platform_knows() -> None:
+def test_a_traceparent_is_shown_without_fields_of_the_platform() -> None:
     assert trace_context.traceparent(CALL, trace_context.traced(SENT, 2.5)) == f"00-{TRACE}-{span_id(CALL)}-01"
     begun = trace_context.traceparent(CALL, trace_context.begun(TRACE, 0.0, 2.5))
     assert begun == f"00-{TRACE}-{span_id(CALL)}-00"

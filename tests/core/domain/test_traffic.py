@@ -86,6 +86,6 @@ def test_return_rules_are_read_and_shown() -> None:
 @pytest.mark.parametrize(
     "text", ["", "errors", "errors>2x", "p99>5%", "p99>0.5x", "errors>101%", "p98>2x", "errors>-1%"]
 )
-def test_a_rule_that_means_nothing_is_refused(text: str) -> None:
+def test_a_meaningless_rule_is_refused(text: str) -> None:
     with pytest.raises(InvalidInput):
         parse_return_rules([text])

@@ -72,7 +72,7 @@ def arrived(*classes: str, message: str = "no", error_type: str = "Some") -> Fun
         Refused, Both,
     ],
 )  # fmt: skip
-def test_what_the_function_raised_is_what_the_caller_catches(kind: type[Exception]) -> None:
+def test_the_caller_catches_the_exception_of_the_function(kind: type[Exception]) -> None:
     own = arrived(*classes_of(kind), message="said", error_type=kind.__qualname__)
     with pytest.raises(kind) as caught:
         raise own
@@ -118,7 +118,7 @@ def test_nothing_else_is_made_of_a_name(name: str) -> None:
     assert type(arrived(name)) is FunctionRaised
 
 
-def test_no_module_is_imported_because_a_node_says_so(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_module_is_imported_on_behalf_of_a_node(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "planted.py").write_text("raise SystemExit('imported')\nclass Planted(Exception): ...")
     monkeypatch.syspath_prepend(str(tmp_path))
     assert type(arrived("planted:Planted")) is FunctionRaised
@@ -135,7 +135,7 @@ def test_no_module_is_imported_because_a_node_says_so(tmp_path: Any, monkeypatch
     assert asked == []
 
 
-def test_other_errors_stay_what_they_are() -> None:
+def test_other_errors_stay_unchanged() -> None:
     not_encodable = ResultNotEncodable("no", error_classes=classes_of(KeyError))
     assert as_local_type(not_encodable) is not_encodable
     with run_locally(), pytest.raises(InvalidInput) as caught:

@@ -38,13 +38,13 @@ def test_a_bus_is_one_server_or_several(url: str) -> None:
         ("nats://a,", "''"),
     ],
 )
-def test_what_is_no_address_of_a_bus_is_named(url: str, wrong: str) -> None:
+def test_an_invalid_address_of_a_bus_is_named(url: str, wrong: str) -> None:
     with pytest.raises(InvalidInput) as caught:
         check_bus(url)
     assert caught.value.message.startswith(f"{wrong} is not ")
 
 
-def test_a_wrong_address_of_a_bus_does_not_tell_its_password() -> None:
+def test_a_wrong_address_of_a_bus_does_not_reveal_its_password() -> None:
     with pytest.raises(InvalidInput) as caught:
         check_bus("nats://gpufn:s3cret@h:99999")
     assert "'nats://h:99999'" in caught.value.message

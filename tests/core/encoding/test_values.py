@@ -121,7 +121,7 @@ def test_arrays_keep_their_type_and_shape_and_can_be_written_to(array: np.ndarra
     [lambda x: x, object(), np.array([None, "x"], dtype=object), threading.Thread, Text("a"), iter([])],
     ids=lambda value: type(value).__name__,
 )
-def test_what_has_no_form_of_its_own_is_refused_where_it_is_made(value: Any) -> None:
+def test_an_unencodable_value_is_refused_where_it_is_made(value: Any) -> None:
     with pytest.raises(InvalidInput, match=r"^f\[0\]: an? ") as argument:
         values.encode_call((), {"f": [value]})
     assert argument.value.field == "f[0]"
@@ -181,7 +181,7 @@ def _record(value: Any, name: str = "Thing") -> msgspec.msgpack.Ext:
     return msgspec.msgpack.Ext(30, msgspec.msgpack.encode(["elsewhere", name, value]))
 
 
-def test_fields_take_the_place_of_a_record_wherever_it_stands() -> None:
+def test_fields_replace_a_record_at_any_place() -> None:
     sent = {"deque": collections.deque([Colour.RED]), "set": {Colour.RED}, "keys": {Pair(1, 2): Frozen(3)}}
     content_type, body = values.encode_result(sent, NATIVE)
     wanted = {"deque": collections.deque(["red"]), "set": {"red"}, "keys": {(1, 2): {"x": 3}}}
@@ -196,7 +196,7 @@ def test_fields_that_cannot_be_hashed_are_refused_with_the_remedy(value: Any) ->
         values.decode_value(content_type, body)
 
 
-def test_a_pickle_under_the_other_content_type_is_refused_with_what_to_send() -> None:
+def test_a_pickle_under_the_other_content_type_is_refused_with_the_right_type() -> None:
     body = msgspec.msgpack.encode(msgspec.msgpack.Ext(41, msgspec.msgpack.encode(["T", b"."])))
     with pytest.raises(InvalidInput, match=r"T .* pickle.* application/vnd\.gpufn\.pickle"):
         values.decode_value(NATIVE, body, allow_pickle=True)
@@ -343,7 +343,7 @@ _ITSELF.append(_ITSELF)
     ],
     ids=range(10),
 )  # fmt: skip
-def test_a_result_that_cannot_be_sent_says_where_and_what(value: Any, accept: str, message: str) -> None:
+def test_an_unencodable_result_names_the_place_and_the_value(value: Any, accept: str, message: str) -> None:
     with pytest.raises(ResultNotEncodable) as caught:
         values.encode_result(value, accept)
     assert caught.value.message.startswith(message)
@@ -390,7 +390,7 @@ def test_an_argument_that_cannot_be_sent_is_named() -> None:
         msgspec.msgpack.encode(msgspec.msgpack.Ext(30, msgspec.msgpack.encode([1]))),
     ],
 )  # fmt: skip
-def test_a_body_that_makes_no_sense_is_invalid_input(body: bytes) -> None:
+def test_an_undecodable_body_is_invalid_input(body: bytes) -> None:
     with pytest.raises(InvalidInput):
         values.decode_call(body, allow_pickle=True, find=native.loaded_class)
 

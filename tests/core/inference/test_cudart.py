@@ -60,7 +60,7 @@ def test_a_capture_that_fails_is_over_and_its_error_forgotten(failing: str) -> N
     assert "GetLastError" in library.calls[library.calls.index(failing.removeprefix("cuda")) :]
 
 
-def test_memory_that_there_is_not_is_an_error_in_words() -> None:
+def test_exhausted_memory_is_an_error_with_a_message() -> None:
     with pytest.raises(CudaError, match="cudaMalloc: out of memory"):
         Cuda(FakeLibrary("cudaMalloc")).allocate(1)
 
@@ -80,7 +80,7 @@ class _Driver:
         return 0
 
 
-def test_the_runtime_is_one_that_the_driver_supports(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_driver_supports_the_runtime(monkeypatch: pytest.MonkeyPatch) -> None:
     """Regression: the runtime of CUDA 13 loads with a driver for 12, and then each call fails."""
     loaded: list[str] = []
 

@@ -26,7 +26,7 @@ _SIZES = st.sampled_from([0, 1, 100, 5000, 70_000])
 
 
 @given(st.lists(_SIZES, max_size=6), st.lists(st.integers(0, 400_000), max_size=8))
-def test_frames_come_out_whole_wherever_the_stream_is_cut(sizes: list[int], cuts: list[int]) -> None:
+def test_frames_are_complete_at_any_cut_of_the_stream(sizes: list[int], cuts: list[int]) -> None:
     sent = [(Item(number, "text/plain"), bytes([number]) * size) for number, size in enumerate(sizes)]
     stream = b"".join(frames.encode(*each) for each in sent)
     reader: FrameReader[WorkerFrame] = FrameReader(WorkerFrame)
@@ -41,7 +41,7 @@ def test_byte_by_byte_as_well() -> None:
     assert [each for byte in stream for each in reader.feed(bytes([byte]))] == sent
 
 
-def test_a_frame_that_comes_in_small_pieces_takes_no_more_memory_than_it_is_long() -> None:
+def test_a_frame_in_small_pieces_uses_no_more_memory_than_its_length() -> None:
     """A worker chooses how the stream is split."""
     data = frames.encode(Item(1, "a"), bytes(200_000))
     reader: FrameReader[WorkerFrame] = FrameReader(WorkerFrame)
@@ -53,7 +53,7 @@ def test_a_frame_that_comes_in_small_pieces_takes_no_more_memory_than_it_is_long
         tracemalloc.stop()
 
 
-def test_what_is_larger_than_a_frame_is_refused_by_who_sends_it_and_by_who_reads_it() -> None:
+def test_a_frame_above_the_limit_is_refused_by_sender_and_reader() -> None:
     with pytest.raises(PayloadTooLarge):
         frames.encode(Item(1, "a"), bytes(MESSAGE_BYTES + 1))
     with pytest.raises(PayloadTooLarge):
@@ -62,7 +62,7 @@ def test_what_is_larger_than_a_frame_is_refused_by_who_sends_it_and_by_who_reads
         list(FrameReader[WorkerFrame](WorkerFrame).feed(struct.pack("!II", 1, MESSAGE_BYTES + 1)))
 
 
-def test_what_came_whole_before_a_break_in_the_protocol_is_read() -> None:
+def test_complete_frames_before_a_protocol_error_are_read() -> None:
     reader: FrameReader[WorkerFrame] = FrameReader(WorkerFrame)
     read = reader.feed(frames.encode(Item(1, "a"), b"x") + struct.pack("!II", 1, 0) + b"\xc1")
     assert next(read) == (Item(1, "a"), b"x")

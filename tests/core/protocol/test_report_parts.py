@@ -40,7 +40,7 @@ def test_parts_are_bounded_unless_one_status_alone_is_larger() -> None:
     assert len(encode_parts(report, PART_BYTES)) == 1
 
 
-def test_a_part_that_is_lost_leaves_what_was_known_of_its_functions() -> None:
+def test_a_lost_part_keeps_the_earlier_values_of_its_functions() -> None:
     known = Statuses()
     for part in full(1, *MANY):
         known.take(part)
@@ -54,7 +54,7 @@ def test_a_part_that_is_lost_leaves_what_was_known_of_its_functions() -> None:
     assert (known.get("f-000"), known.get("f-050")) == (None, newer[50])
 
 
-def test_a_change_that_comes_between_two_parts_counts() -> None:
+def test_a_change_between_two_parts_counts() -> None:
     known = Statuses()
     first, *others = full(1, *MANY)
     known.take(first)
@@ -64,5 +64,5 @@ def test_a_change_that_comes_between_two_parts_counts() -> None:
     assert known.get("new") == status("new")
 
 
-def test_a_reader_of_an_older_version_takes_parts_for_changes() -> None:
+def test_a_reader_of_an_older_version_treats_parts_as_changes() -> None:
     assert all(part.partial for part in full(1, *MANY))

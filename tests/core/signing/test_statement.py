@@ -225,7 +225,7 @@ def test_the_payload_is_bound_to_its_type() -> None:
         (SIGNER.sign(Statement.of("prod/search/other", SPEC, BUNDLE, 1.5)), TRUST, False),
     ],
 )
-def test_who_is_trusted(signature: DeploySignature | None, trust: Trust, expected: bool) -> None:
+def test_trust_in_a_signature(signature: DeploySignature | None, trust: Trust, expected: bool) -> None:
     assert is_trusted(revision(signature), trust) is expected
 
 

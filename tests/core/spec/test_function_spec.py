@@ -32,7 +32,7 @@ from gpufn_core.spec.resources import Resources
 @hypothesis.example("a" * 40)
 @hypothesis.example("a" * 41)
 @hypothesis.example("__A_b-0__")
-def test_a_spelled_name_is_exactly_what_becomes_a_functions_name(text: str) -> None:
+def test_a_spelled_name_is_exactly_the_name_of_the_function(text: str) -> None:
     assert (SPELLED_NAME.fullmatch(text) is not None) == is_function_name(function_name(text))
 
 
@@ -41,7 +41,7 @@ def spec(**options: Any) -> FunctionSpec:
 
 
 @pytest.mark.parametrize("name", ["num\0py", "-c", "", "a.b", "9lives", "x" * 101, "numpy\n", "a b"])
-def test_what_is_no_modules_name_is_refused(name: str) -> None:
+def test_an_invalid_module_name_is_refused(name: str) -> None:
     with pytest.raises(InvalidSpec, match="module") as caught:
         spec(modules=("numpy", name))
     assert repr(name) in caught.value.message
@@ -127,7 +127,7 @@ def test_a_worker_holds_the_calls_of_its_runs_and_one_batch_that_gathers(
         ({"models": (ModelSpec(parameter="m", files=(ModelFile("m.onnx", "0" * 64, 1),)),)}, "models"),
     ],
 )
-def test_what_a_gang_does_not_support_is_refused_by_name(options: dict[str, Any], option: str) -> None:
+def test_unsupported_options_of_a_gang_are_refused_by_name(options: dict[str, Any], option: str) -> None:
     assert spec(**options).name
     with pytest.raises(InvalidSpec, match=option):
         spec(**options, resources=Resources(nodes=2))
@@ -167,8 +167,6 @@ def test_options_that_are_not_used_are_not_stored_so_that_older_nodes_read_the_s
         ({"isolation": Isolation.GVISOR}, True, {"gvisor"}),
     ],
 )
-def test_a_node_must_offer_what_the_function_chose(
-    options: dict[str, Any], in_container: bool, needs: set[str]
-) -> None:
+def test_a_node_must_offer_the_chosen_isolation(options: dict[str, Any], in_container: bool, needs: set[str]) -> None:
     chosen = spec(**options)
     assert (chosen.in_container, set(chosen.node_needs)) == (in_container, needs)

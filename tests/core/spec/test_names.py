@@ -49,7 +49,7 @@ def test_full_names(name: str, is_full: bool) -> None:
         ("prod/search/RANK", Home(), "prod/search/rank"),
     ],
 )
-def test_the_home_comes_first_and_then_the_only_one(name: str, home: Home, meant: str | None) -> None:
+def test_the_home_is_preferred_and_then_the_only_match(name: str, home: Home, meant: str | None) -> None:
     names = Names(KNOWN)
     if meant is None:
         with pytest.raises(AmbiguousFunction):

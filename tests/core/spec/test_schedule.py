@@ -65,7 +65,7 @@ def test_a_line_with_a_fixed_hour_runs_once_where_the_clock_is_set_back() -> Non
     assert shown(found) == ["10-25 02:30+0200", "10-26 02:30+0100"]
 
 
-def test_a_line_for_every_half_hour_goes_on_by_the_clock_where_it_is_set_back() -> None:
+def test_a_half_hourly_line_follows_the_clock_where_it_is_set_back() -> None:
     found = following(Schedule("*/30 * * * *", "Europe/Berlin"), at("2026-10-25T01:59:00", BERLIN), 5)
     assert shown(found) == [
         "10-25 02:00+0200",
@@ -139,7 +139,7 @@ NOON = at("2026-03-01T12:00:00")
         ("all", NOON + 600, NOON, []),
     ],
 )
-def test_what_is_due(missed: str, since: float, now: float, times: list[float]) -> None:
+def test_due_runs(missed: str, since: float, now: float, times: list[float]) -> None:
     found = due(Schedule("* * * * *", missed=Missed(missed)), since, now)
     assert [time - NOON for time in found] == times
 
@@ -150,7 +150,7 @@ def test_a_missed_run_is_skipped_when_it_is_more_than_a_minute_late() -> None:
     assert due(hourly, NOON - 1800, NOON + 61) == []
 
 
-def test_one_that_runs_once_is_due_once() -> None:
+def test_a_one_time_schedule_is_due_once() -> None:
     once = Schedule(at=NOON)
     assert (next_time(once, NOON - 1), next_time(once, NOON)) == (NOON, None)
     assert (due(once, NOON - 10, NOON - 1), due(once, NOON - 10, NOON + 999)) == ([], [NOON])
@@ -181,7 +181,7 @@ def test_a_schedule_that_cannot_be_is_refused(fields: dict[str, Any], message: s
     assert message in raised.value.message
 
 
-def test_a_function_declares_its_schedule_and_gives_it_what_it_needs() -> None:
+def test_a_function_declares_its_schedule_with_its_arguments() -> None:
     def report(day: str, full: bool = False) -> None: ...
 
     spec = gpu_function(schedule=Schedule("0 6 * * *", arguments={"day": "today"}))(report).spec()

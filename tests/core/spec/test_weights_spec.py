@@ -97,7 +97,7 @@ def test_a_manifest_is_consistent(fields: dict[str, Any]) -> None:
         WeightsSpec(**{"source": "./weights", "files": (WeightsFile("w", 1, _DIGEST),)} | fields)
 
 
-def test_equal_files_have_one_address_wherever_they_come_from() -> None:
+def test_equal_files_of_any_origin_have_one_address() -> None:
     a, b = WeightsFile("a", 1, _DIGEST), WeightsFile("b", 2, _OTHER)
     local, hub = _weights(a, b), _weights(b, a, source="hf://org/model", commit="c" * 40)
     assert local.digest == hub.digest

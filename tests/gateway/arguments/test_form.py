@@ -136,7 +136,7 @@ async def test_a_form_that_does_not_fit_is_a_problem(gateway: Any, make: Any, pr
     assert problem(too_large) == (413, "payload_too_large")
 
 
-async def test_a_function_without_bytes_takes_no_form(gateway: Any, problem: Any) -> None:
+async def test_a_function_without_bytes_accepts_no_form(gateway: Any, problem: Any) -> None:
     async with gateway.client() as client:
         answer = await client.post(URL, files={"texts": b"a"})
     assert problem(answer) == (415, "unsupported_media_type")

@@ -86,7 +86,7 @@ def _requests(function: str, content_type: str, letter: str) -> list[tuple[str, 
     ]
 
 
-async def test_what_is_stored_needs_them_as_well(nats: Any, make: Any) -> None:
+async def test_stored_pickles_need_the_right_as_well(nats: Any, make: Any) -> None:
     """A key that may not make a call may not replay its dead letter either."""
     async with gateway_on(nats) as gateway:
         await gateway.deploys.deploy(make.spec("pickles", pickle=True), DIGEST)
@@ -108,7 +108,7 @@ async def test_what_is_stored_needs_them_as_well(nats: Any, make: Any) -> None:
             assert answer.status_code == 202, (path, answer.text)
 
 
-async def test_a_dead_letter_with_pickles_is_not_replayed_to_a_revision_that_takes_none(nats: Any, make: Any) -> None:
+async def test_a_dead_letter_with_pickles_is_not_replayed_to_a_revision_that_accepts_none(nats: Any, make: Any) -> None:
     async with gateway_on(nats) as gateway:
         await gateway.deploys.deploy(make.spec("pickled-once", pickle=True), DIGEST)
         path, typed = "/v1/functions/pickled-once/submit", {"content-type": media.PICKLED}
@@ -121,7 +121,7 @@ async def test_a_dead_letter_with_pickles_is_not_replayed_to_a_revision_that_tak
         assert (await gateway.http.post("/v1/dlq/pickled-once/replay")).json() == {"replayed": []}
 
 
-async def test_the_scope_is_one_that_a_key_can_have(nats: Any) -> None:
+async def test_the_scope_is_a_scope_of_keys(nats: Any) -> None:
     async with gateway_on(nats) as gateway:
         made = await gateway.http.post("/v1/keys", json={"scopes": ["admin", "pickle"]})
         assert (made.status_code, made.json()["scopes"]) == (201, ["admin", "pickle"])

@@ -80,7 +80,7 @@ def test_a_query_sets_the_arguments_beside_the_body(query: bytes, expected: dict
         (b"&".join(b"tags=%d" % number for number in range(300)), None, "at most 200"),
     ],
 )
-def test_what_does_not_fit_is_named(query: bytes, field: str | None, said: str) -> None:
+def test_invalid_parameters_are_named(query: bytes, field: str | None, said: str) -> None:
     with pytest.raises(InvalidInput, match=said) as refused:
         arguments(query, SIGNATURE, "image")
     assert refused.value.field == field

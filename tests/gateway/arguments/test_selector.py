@@ -78,7 +78,7 @@ def test_a_function_without_parameters_refuses_a_selector() -> None:
         read("size=big", {}, "embed")
 
 
-def test_the_sdk_refuses_what_json_cannot_express() -> None:
+def test_the_sdk_refuses_values_that_json_cannot_express() -> None:
     with pytest.raises(InvalidInput) as refused:
         with_selector("clf", {"hook": object()})
     assert refused.value.field == "hook"

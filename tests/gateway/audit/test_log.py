@@ -149,7 +149,7 @@ async def test_two_writers_make_one_chain(nats: Any) -> None:
             await bus.close()
 
 
-async def test_nobody_deletes_or_purges(nats: Any) -> None:
+async def test_no_role_deletes_or_purges_records(nats: Any) -> None:
     bus = await Bus.connect(nats.url, name="gateway")  # without users, this client may do everything
     await streams.ensure_streams(bus)
     for verb, body in (("STREAM.PURGE", {}), ("STREAM.MSG.DELETE", {"seq": 1})):

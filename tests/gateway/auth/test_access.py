@@ -274,7 +274,7 @@ def test_scopes_must_be_known(scopes: tuple[str, ...]) -> None:
     assert caught.value.field == "scopes"
 
 
-def test_a_principal_may_what_its_scopes_say() -> None:
+def test_a_principal_has_the_rights_of_its_scopes() -> None:
     with pytest.raises(Forbidden, match="'invoke:b'"):
         Principal("k", frozenset({"invoke:a"})).require_invoke("b")
     with pytest.raises(Forbidden, match="'deploy'"):

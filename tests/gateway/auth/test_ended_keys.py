@@ -58,7 +58,7 @@ async def test_an_accepted_call_returns_its_result_after_its_key_ended(
     assert refused.status_code == 401
 
 
-async def test_an_accepted_stream_goes_on_after_its_key_ended(
+async def test_an_accepted_stream_continues_after_its_key_ended(
     streaming: Any, connection: Any, settle: Any, end: Callable[[Any, str], None]
 ) -> None:
     id_, secret = key_of(streaming)

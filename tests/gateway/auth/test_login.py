@@ -304,7 +304,7 @@ async def test_a_token_of_the_provider_from_before_the_sign_out_is_not_exchanged
         assert problem(await exchange(gateway, replayed)) == (401, "unauthorized")
 
 
-async def test_an_api_key_gives_tokens_that_end_with_it(nats: Any, problem: Any) -> None:
+async def test_an_api_key_yields_tokens_that_end_with_it(nats: Any, problem: Any) -> None:
     async with gateway_on(nats) as gateway:
         assert problem(await gateway.http.post("/v1/auth/token", json={})) == (422, "invalid_input")  # needs no token
         now = gateway.clock.time()

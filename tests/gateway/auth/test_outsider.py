@@ -133,7 +133,7 @@ async def test_other_spellings_of_foreign_names_and_ids_find_nothing(nats: Any, 
             assert (await outsider.send("GET", f"/v1/keys/{owner}/webhook-secret")).status_code == 403
 
 
-async def test_a_foreign_id_takes_the_work_of_an_unknown_one(
+async def test_a_foreign_id_causes_the_work_of_an_unknown_one(
     nats: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Regression: the response needed one read instead of three, so its time revealed that the call exists."""
@@ -155,7 +155,7 @@ async def test_a_foreign_id_takes_the_work_of_an_unknown_one(
             assert counts[0] == counts[1] > 0, path
 
 
-async def test_a_limit_counts_only_what_the_key_may_read(nats: Any, tmp_path: Path) -> None:
+async def test_a_limit_counts_only_readable_records(nats: Any, tmp_path: Path) -> None:
     """The foreign objects are newer."""
     async with outside(nats, tmp_path) as outsider:
         for path, kind in (("calls", "calls"), ("maps", "maps"), ("dlq", "letters"), ("builds", "builds")):
@@ -225,7 +225,7 @@ class Deployer:
         return answer
 
 
-async def test_a_key_with_a_pattern_gives_a_function_no_wider_secret(nats: Any, tmp_path: Path) -> None:
+async def test_a_key_with_a_pattern_grants_a_function_no_wider_secret(nats: Any, tmp_path: Path) -> None:
     async with outside(nats, tmp_path) as outsider:
         team = Deployer(outsider)
         await team.set_as_admin("WIDE_TOKEN")
@@ -373,7 +373,7 @@ async def test_a_build_without_a_function_belongs_to_no_team(nats: Any, tmp_path
         assert statuses == [200, 403]
 
 
-async def test_nobody_can_take_the_id_that_the_platform_derives_for_another(nats: Any, tmp_path: Path) -> None:
+async def test_a_client_cannot_use_the_id_that_the_platform_derives_for_another(nats: Any, tmp_path: Path) -> None:
     """Their parts can be known: the name of a function and the time of its schedule, or a key's id and an order."""
     async with outside(nats, tmp_path) as outsider:
         function = outsider.foreign.function

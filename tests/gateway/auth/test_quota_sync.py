@@ -34,7 +34,7 @@ def key_with(*gateways: Any, **limits: Any) -> dict[str, str]:
     return {"authorization": f"Bearer {secret}"}
 
 
-async def test_a_rate_is_held_and_each_answer_says_how_much_is_left(gateway: Any, make: Any, problem: Any) -> None:
+async def test_a_rate_is_enforced_and_each_response_has_the_remainder(gateway: Any, make: Any, problem: Any) -> None:
     gateway.deploy(make.spec("embed"))
     key = key_with(gateway, rate=2, burst=3)
     answers = [await gateway.post(INVOKE, GOOD, **key) for _ in range(5)]
@@ -62,7 +62,7 @@ async def test_a_key_without_limits_has_no_limit_headers_and_uses_no_quota_of_ot
 
 
 @pytest.mark.parametrize("accept", ["application/json", "text/event-stream"])
-async def test_calls_at_a_time_are_bounded_however_they_end(
+async def test_concurrent_calls_are_bounded_for_every_end(
     gateway: Any, make: Any, problem: Any, connection: Any, *, settle: Any, accept: str
 ) -> None:
     gateway.deploy(make.spec("embed"))
@@ -87,7 +87,7 @@ async def test_calls_at_a_time_are_bounded_however_they_end(
         await settle()
 
 
-async def test_a_call_that_the_bus_did_not_take_gives_its_place_back(gateway: Any, make: Any) -> None:
+async def test_a_call_that_the_bus_rejected_releases_its_place(gateway: Any, make: Any) -> None:
     gateway.deploy(make.spec("embed"))
     gateway.queue.refuses = BusUnavailable("no")
     key = key_with(gateway, concurrency=1)
@@ -126,7 +126,7 @@ async def test_submitted_calls_of_a_key_are_bounded_until_they_end(nats: Any, ma
         assert await stored(gateway.bus) == 3
 
 
-async def test_two_gateways_count_the_queue_together_and_tell_each_other_of_the_rest(nats: Any, make: Any) -> None:
+async def test_two_gateways_count_the_queue_together_and_exchange_their_usage(nats: Any, make: Any) -> None:
     async with gateway_on(nats, "gw-1") as one, gateway_on(nats, "gw-2") as other:
         await one.deploys.deploy(make.spec("embed"), DIGEST)
         await until_async(lambda: "embed" in other.registry.functions)
@@ -144,7 +144,7 @@ async def test_two_gateways_count_the_queue_together_and_tell_each_other_of_the_
         assert used_up == [202, 202, 429]
 
 
-async def test_a_schedule_that_is_run_now_is_a_call_of_the_key_that_asks(nats: Any, make: Any, problem: Any) -> None:
+async def test_a_schedule_that_is_run_now_is_a_call_of_the_requesting_key(nats: Any, make: Any, problem: Any) -> None:
     async with gateway_on(nats) as gateway:
         await gateway.deploys.deploy(make.spec("run-now"), DIGEST)
         wanted = {"function": "run-now", "cron": "0 6 * * *", "arguments": {"texts": ["a"]}}
@@ -163,7 +163,7 @@ async def test_a_schedule_that_is_run_now_is_a_call_of_the_key_that_asks(nats: A
         await gateway.http.delete(f"/v1/schedules/{made['id']}", headers=free)
 
 
-async def test_dead_letters_are_replayed_as_far_as_the_key_has_room(nats: Any, make: Any, problem: Any) -> None:
+async def test_dead_letters_are_replayed_within_the_limits_of_the_key(nats: Any, make: Any, problem: Any) -> None:
     async with gateway_on(nats) as gateway:
         await gateway.deploys.deploy(make.spec("often-dead"), DIGEST)
         dead = [await submit(gateway, "often-dead") for _ in range(4)]
@@ -184,7 +184,7 @@ async def test_dead_letters_are_replayed_as_far_as_the_key_has_room(nats: Any, m
         await gateway.http.delete(url, headers=free)
 
 
-async def test_limits_are_given_with_a_key_and_listed(nats: Any, problem: Any) -> None:
+async def test_limits_are_set_with_a_key_and_listed(nats: Any, problem: Any) -> None:
     async with gateway_on(nats) as gateway:
         limits = {"rate": 50.0, "concurrency": 8, "queued": 1000}
         made = await gateway.http.post("/v1/keys", json={"scopes": ["admin"], "limits": limits})
@@ -235,7 +235,7 @@ async def test_a_key_that_the_watch_sends_again_keeps_its_used_quota(gateway: An
     assert await answered(KeyLimits(rate=0.001, burst=3)) == 200
 
 
-async def test_what_a_key_has_used_is_forgotten_with_it(gateway: Any, make: Any) -> None:
+async def test_the_usage_of_a_key_is_deleted_with_it(gateway: Any, make: Any) -> None:
     gateway.deploy(make.spec("embed"))
     key, secret = new_key("", ("admin",), 0.0, KeyLimits(rate=0.001, burst=1))
     headers = {"authorization": f"Bearer {secret}"}
@@ -246,7 +246,7 @@ async def test_what_a_key_has_used_is_forgotten_with_it(gateway: Any, make: Any)
     assert (await gateway.post(INVOKE, GOOD, **headers)).status_code == 200
 
 
-async def test_a_chunk_of_a_map_takes_a_place_for_each_item(nats: Any, make: Any, problem: Any) -> None:
+async def test_a_chunk_of_a_map_uses_a_place_for_each_item(nats: Any, make: Any, problem: Any) -> None:
     async with gateway_on(nats) as gateway:
         await gateway.deploys.deploy(make.spec("mapped"), DIGEST)
         gateway.http.headers.update(key_with(gateway, queued=5) | {"content-type": "application/x-ndjson"})
@@ -258,7 +258,7 @@ async def test_a_chunk_of_a_map_takes_a_place_for_each_item(nats: Any, make: Any
         assert (await gateway.http.put(f"{url}/4", content=chunk)).status_code == 202  # it is stored already
 
 
-async def test_what_a_keys_calls_took_today_is_added_up_from_what_runners_wrote(nats: Any, make: Any) -> None:
+async def test_the_usage_of_a_key_today_is_the_sum_of_runner_records(nats: Any, make: Any) -> None:
     async with gateway_on(nats) as gateway:
         await gateway.deploys.deploy(make.spec("dear"), DIGEST)
         key = key_with(gateway, gpu_s=100)
@@ -284,7 +284,7 @@ async def test_what_a_keys_calls_took_today_is_added_up_from_what_runners_wrote(
             looking.cancel()
 
 
-async def test_an_invoke_that_is_kept_says_how_much_is_left_as_well(nats: Any, make: Any) -> None:
+async def test_an_invoke_with_a_stored_result_has_the_remainder_as_well(nats: Any, make: Any) -> None:
     async with gateway_on(nats) as gateway:
         await gateway.deploys.deploy(make.spec("kept"), DIGEST)
         headers = key_with(gateway, rate=0.001, burst=5) | {"idempotency-key": "k"}

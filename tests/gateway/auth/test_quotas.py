@@ -60,7 +60,7 @@ def test_the_least_accepted_rate_is_shown_and_enforced() -> None:
     st.integers(1, 50),
     st.lists(st.floats(0.0, 2.0), min_size=1, max_size=100),
 )
-def test_a_bucket_lets_pass_its_burst_and_its_rate_and_no_more(rate: float, burst: int, pauses: list[float]) -> None:
+def test_a_bucket_admits_only_its_burst_and_its_rate(rate: float, burst: int, pauses: list[float]) -> None:
     bucket = Bucket(rate, burst, 0.0)
     now, passed = 0.0, 0
     for pause in pauses:
@@ -83,7 +83,7 @@ def test_the_refusal_of_a_call_has_the_time_of_the_next_one() -> None:
     assert quota.admit(12.0) is None
 
 
-def test_what_other_gateways_let_pass_is_taken_out() -> None:
+def test_calls_admitted_by_other_gateways_are_subtracted() -> None:
     quota = KeyQuota("k", KeyLimits(rate=10, concurrency=3), 0.0)
     quota.add_report("gw2", KeyUse("k", admitted=25, running=2), 0.0)
     refusal = quota.admit(0.0)
@@ -139,7 +139,7 @@ def test_the_seconds_of_a_day_are_there_again_on_the_next() -> None:
     assert dict(quota.headers(50.0))[b"ratelimit"] == b'"run-seconds";r=100, "gpu-seconds";r=10'
 
 
-def test_a_gateway_tells_what_is_new_and_that_there_is_nothing_once() -> None:
+def test_a_gateway_reports_new_usage_and_reports_the_absence_of_usage_once() -> None:
     quota = KeyQuota("k", KeyLimits(rate=5, concurrency=5), 0.0)
     assert quota.take_report() is None
     quota.admit(0.0)

@@ -62,12 +62,12 @@ def test_a_bare_name_is_the_function_of_the_default_app() -> None:
 
 
 @pytest.mark.parametrize(("scope", "is_all"), [("read:*", True), ("invoke:*/*/*", True), ("read:prod/*", False)])
-def test_who_sees_every_function_is_known_when_the_key_is_read(scope: str, is_all: bool) -> None:
+def test_the_right_to_see_every_function_is_computed_when_the_key_is_read(scope: str, is_all: bool) -> None:
     assert principal_of(scope).sees_all is is_all
 
 
 @pytest.mark.parametrize("scope", ["deploy:prod", "deploy:prod/*", "read:*/search/*", "invoke:prod/search/predict"])
-def test_a_pattern_gives_no_right_to_what_belongs_to_no_function(scope: str) -> None:
+def test_a_pattern_grants_no_right_to_objects_without_a_function(scope: str) -> None:
     principal = principal_of(scope)
     assert not any(principal.has_scope(each) for each in ("read", "deploy", "admin"))
 

@@ -123,7 +123,7 @@ def test_scopes_that_do_not_fit_a_token() -> None:
         user_token(scopes=tuple(f"invoke:f{number}" for number in range(500)))
 
 
-def test_verified_tokens_take_bounded_memory() -> None:
+def test_verified_tokens_use_bounded_memory() -> None:
     access = access_with()
     for number in range(3000):
         scopes_of(access, user_token(principal=f"user-{number}"))

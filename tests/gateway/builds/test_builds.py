@@ -137,7 +137,7 @@ async def test_an_upload_is_looked_at_though_its_file_is_there(nats: Any, proble
         assert await object_store.get(gateway.bus, subjects.MODEL_FILES, digest_of(data)) == data
 
 
-async def test_an_upload_that_is_not_what_it_says_leaves_nothing(nats: Any, problem: Any) -> None:
+async def test_an_upload_with_a_wrong_digest_leaves_nothing(nats: Any, problem: Any) -> None:
     async def unannounced() -> AsyncIterator[bytes]:
         yield b"bytes"
 
@@ -208,7 +208,7 @@ async def test_it_is_built_for_every_kind_of_device_where_it_can_run(nats: Any, 
         assert ready.device_kinds == frozenset({"NVIDIA A100", "NVIDIA L4"})
 
 
-async def test_a_build_that_fails_leaves_what_serves(nats: Any, problem: Any) -> None:
+async def test_a_failed_build_keeps_the_serving_revision(nats: Any, problem: Any) -> None:
     async with gateway_on(nats) as gateway:
         for _ in range(3):
             await deploy(gateway, model("steady"))
@@ -238,7 +238,7 @@ async def test_a_later_deploy_that_was_quicker_stays_active(nats: Any) -> None:
         assert [await state_of(gateway, "races", number) for number in (1, 2)] == [("ready", 2), ("ready", 2)]
 
 
-async def test_only_the_leader_finishes_and_a_new_one_takes_up_what_ended_before(nats: Any) -> None:
+async def test_only_the_leader_finishes_and_a_new_one_finishes_earlier_builds(nats: Any) -> None:
     async with gateway_on(nats) as one, gateway_on(nats) as other:
         build_id = (await deploy(one, model("heir"))).json()["builds"][0]
         await built(one, build_id)
@@ -292,7 +292,7 @@ async def test_deleting_a_function_cancels_its_builds_and_nothing_brings_it_back
         assert problem(await gateway.http.delete("/v1/functions/gone")) == (404, "function_not_found")
 
 
-async def test_what_was_built_and_is_not_active_yet_goes_with_its_function(
+async def test_a_built_revision_that_is_not_active_is_deleted_with_its_function(
     nats: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with gateway_on(nats) as gateway:
@@ -420,7 +420,7 @@ async def publish(gateway: Whole, key: str, data: bytes) -> None:
     await until_async(lambda: key in gateway.registry.manifests)
 
 
-async def test_engines_that_nobody_uses_are_removed_with_their_files(nats: Any) -> None:
+async def test_unused_engines_are_removed_with_their_files(nats: Any) -> None:
     async with gateway_on(nats) as gateway:
         build_id = (await deploy(gateway, model("kept"))).json()["builds"][0]
         await publish(gateway, "used", b"used")

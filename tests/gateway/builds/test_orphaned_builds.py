@@ -59,7 +59,7 @@ def looking(gateway: Whole) -> OrphanedBuilds:
     return OrphanedBuilds(gateway.bus, gateway.builds, gateway.registry, gateway.clock, lambda: True)
 
 
-async def test_a_build_that_ends_while_its_builder_is_asked_for_is_left_as_it_is(
+async def test_a_build_that_ends_during_the_check_for_its_builder_stays_unchanged(
     nats: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with gateway_on(nats) as gateway:
@@ -77,7 +77,7 @@ async def test_a_build_that_ends_while_its_builder_is_asked_for_is_left_as_it_is
         assert (found.state, found.detail) == (BuildState.CANCELLED, "cancelled")
 
 
-async def test_a_build_says_that_no_builder_runs_until_one_does(nats: Any) -> None:
+async def test_a_build_reports_a_missing_builder_until_one_runs(nats: Any) -> None:
     async with gateway_on(nats) as gateway:
         build = await gateway.builds.begin(MODEL, "NVIDIA L4")
         since = gateway.builds.change(build.id)
@@ -95,7 +95,7 @@ async def test_a_build_says_that_no_builder_runs_until_one_does(nats: Any) -> No
         builder.taken[0].ack()
 
 
-async def test_a_build_for_what_is_not_there_says_what_is(nats: Any) -> None:
+async def test_a_build_for_a_missing_kind_names_the_present_kinds(nats: Any) -> None:
     async with gateway_on(nats) as gateway:
         cpu = Device("cpu", DeviceType.CPU, "cpu", 1 << 30, cores=4)
         gpus = [Device(uuid, DeviceType.GPU, kind, 1 << 30) for uuid, kind in (("1", "Tesla T4"), ("2", "NVIDIA L40"))]
@@ -123,7 +123,7 @@ async def test_how_long_no_builder_answered_is_forgotten_with_the_last_build_for
         assert "NVIDIA A2" not in unattended_builds._silent_since
 
 
-async def test_a_build_that_waits_behind_another_says_nothing_of_the_kind(nats: Any) -> None:
+async def test_a_build_that_waits_behind_another_reports_no_missing_builder(nats: Any) -> None:
     async with gateway_on(nats) as gateway:
         builder = Builder(gateway, "cpu")
         await builder.start()
@@ -135,7 +135,7 @@ async def test_a_build_that_waits_behind_another_says_nothing_of_the_kind(nats: 
         builder.taken[0].ack()
 
 
-async def test_a_build_whose_builder_died_says_so_when_no_other_runs(nats: Any) -> None:
+async def test_a_build_with_a_dead_builder_reports_it_when_no_other_runs(nats: Any) -> None:
     async with gateway_on(nats) as gateway:
         builder = Builder(gateway, "NVIDIA L4")
         await builder.start()

@@ -41,7 +41,7 @@ BROKEN = ErrorInfo(
         ({}, {"ready": 0, "serving": 2, "start_error": BROKEN}, None),
     ],
 )
-def test_calls_that_nobody_would_serve_are_refused(make: Any, fields: Any, status: Any, expected: Any) -> None:
+def test_calls_that_no_worker_would_serve_are_refused(make: Any, fields: Any, status: Any, expected: Any) -> None:
     known = None if status is None else make.status(**status)
     refused = refusal(function(**fields), revision(make), known)
     if expected is None:
@@ -57,7 +57,7 @@ def test_the_spec_can_switch_a_function_off_and_scale_can_switch_it_on(make: Any
     assert refusal(function(max_workers=1), off, None) is None
 
 
-def test_an_open_circuit_says_when_to_try_again(make: Any) -> None:
+def test_an_open_circuit_has_the_time_of_a_retry(make: Any) -> None:
     refused = refusal(function(), revision(make), make.status(ready=0, start_error=BROKEN))
     assert refused is not None
     assert refused.info().retry_after_s == 15.0
@@ -97,7 +97,7 @@ def test_the_limit_is_named() -> None:
         (Waiting(WaitReason.NO_CAPACITY, "vm: it has no L4 GPU"), "too late: embed waits, vm: it has no L4 GPU"),
     ],
 )
-def test_an_expired_call_says_what_it_waited_for(waiting: Waiting | None, message: str) -> None:
+def test_an_expired_call_names_the_reason_of_its_wait(waiting: Waiting | None, message: str) -> None:
     status = FunctionStatus(function="embed", serving=1, workers=WorkerCounts(), waiting=waiting)
     assert explain_expiry("embed", InvocationExpired("too late"), status).message == message
 

@@ -13,7 +13,7 @@ NOW = 1000.0
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
-def test_what_is_not_asked_for_is_left_open() -> None:
+def test_missing_headers_leave_options_unset() -> None:
     assert parse_call_options({}, NOW) == CallOptions(None, None, None, "")
 
 
@@ -40,7 +40,7 @@ def test_each_header_is_read() -> None:
         (b"x-gpufn-priority", b"\xff", "invalid_input"),
     ],
 )
-def test_what_cannot_be_is_refused(header: bytes, value: bytes, code: str) -> None:
+def test_impossible_values_are_refused(header: bytes, value: bytes, code: str) -> None:
     with pytest.raises(GpufnError) as refused:
         parse_call_options({header: value}, NOW)
     assert refused.value.code == code

@@ -131,7 +131,7 @@ async def scene(nats: EmbeddedServer, path: Path, *, room: int = 1, created_at: 
         await bus.close()
 
 
-async def test_a_call_goes_by_the_lane_and_comes_back(nats: EmbeddedServer, tmp_path: Path) -> None:
+async def test_a_call_and_its_result_use_the_fast_path(nats: EmbeddedServer, tmp_path: Path) -> None:
     async with scene(nats, tmp_path) as it:
         call, message = await it.call_on_the_lane()
         it.runner.end(message, b'"done"')
@@ -162,7 +162,7 @@ async def test_a_refused_call_is_queued(nats: EmbeddedServer, tmp_path: Path) ->
         assert (await it.queued()).expires_at(2.0) == message.submitted_at + 2.0, "it waits on"
 
 
-async def test_what_was_under_way_is_queued_when_the_runner_is_gone(nats: EmbeddedServer, tmp_path: Path) -> None:
+async def test_calls_in_flight_are_queued_when_the_runner_disconnects(nats: EmbeddedServer, tmp_path: Path) -> None:
     async with scene(nats, tmp_path) as it:
         call, message = await it.call_on_the_lane()
         call.start_deadline = call.since + 2.0
@@ -174,7 +174,7 @@ async def test_what_was_under_way_is_queued_when_the_runner_is_gone(nats: Embedd
         assert it.invoke().offered is None
 
 
-async def test_a_runner_that_says_nothing_is_left(nats: EmbeddedServer, tmp_path: Path) -> None:
+async def test_a_silent_runner_is_disconnected(nats: EmbeddedServer, tmp_path: Path) -> None:
     async with scene(nats, tmp_path) as it:
         call, _ = await it.call_on_the_lane()
         it.lane.tick(asyncio.get_running_loop().time() + fast_path.RUNNER_TIMEOUT_S + 1)

@@ -108,7 +108,7 @@ async def test_a_repeat_with_large_arguments_is_the_same_call(nats: Any, make: A
         assert answer.status_code == 409
 
 
-async def test_a_full_store_refuses_and_the_client_may_come_again(
+async def test_a_full_store_refuses_and_the_client_may_retry(
     nats: Any, make: Any, tmp_path: Path, problem: Any
 ) -> None:
     async with empty_gateway(nats, tmp_path) as gateway:
@@ -151,9 +151,7 @@ async def test_small_items_that_are_too_much_together_are_refused(
         assert "1,200,028 bytes together" in answer.json()["detail"]
 
 
-async def test_a_call_that_somebody_waits_for_has_its_bodies_stored_for_so_long(
-    nats: Any, make: Any, tmp_path: Path
-) -> None:
+async def test_the_bodies_of_a_waiting_call_are_stored_until_its_deadline(nats: Any, make: Any, tmp_path: Path) -> None:
     async with empty_gateway(nats, tmp_path) as gateway:
         await gateway.deploys.deploy(make.spec("waited"), DIGEST)
         gateway.report(make.status("waited"))

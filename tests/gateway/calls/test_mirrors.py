@@ -87,7 +87,7 @@ async def test_a_call_of_the_mirror_itself_is_not_copied(
     assert (len(gateway.queue.calls), compared) == (1, [])
 
 
-def test_a_new_split_starts_to_count_anew_and_differences_are_bounded(gateway: Any) -> None:
+def test_a_new_split_resets_the_counts_and_differences_are_bounded(gateway: Any) -> None:
     calls = MirroredCalls(gateway.registry)
     assert (calls.counts("f"), calls.differences("f")) == (None, [])
 

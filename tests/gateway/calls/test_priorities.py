@@ -31,7 +31,7 @@ def key_of(gateway: Any, *scopes: str) -> tuple[str, str]:
 @pytest.mark.parametrize(
     ("declared", "header", "becomes"), [(NORMAL, None, NORMAL), (LOW, None, LOW), (LOW, "hi", HI), (HI, "low", LOW)]
 )
-async def test_a_call_is_of_its_functions_class_unless_it_says_otherwise(
+async def test_a_call_has_the_class_of_its_function_unless_it_names_another(
     gateway: Any, make: Any, *, declared: Priority, header: str | None, becomes: Priority
 ) -> None:
     gateway.deploy(make.spec("embed", priority=declared))
@@ -42,7 +42,7 @@ async def test_a_call_is_of_its_functions_class_unless_it_says_otherwise(
 
 
 @pytest.mark.parametrize("header", ["high", "HI", "", "1", "no\u00e9l"])
-async def test_an_unknown_class_is_refused_with_those_that_there_are(
+async def test_an_unknown_class_is_refused_with_the_known_ones(
     gateway: Any, make: Any, problem: Any, header: str
 ) -> None:
     gateway.deploy(make.spec("embed"))
@@ -88,7 +88,7 @@ async def test_a_key_needs_the_scope_hi_to_deploy_a_function_of_that_class(nats:
         assert answers[1].status_code == 201
 
 
-async def test_a_schedules_calls_are_of_its_class_which_takes_a_key_that_may_be_hi(
+async def test_calls_of_a_schedule_have_its_class_and_class_hi_needs_the_right(
     nats: Any, make: Any, problem: Any
 ) -> None:
     async with gateway_on(nats) as gateway:
@@ -153,7 +153,9 @@ async def test_a_deleted_functions_calls_of_all_classes_are_cancelled(nats: Any,
         assert not await queue_position.stored(gateway.bus, "deleted", 1)
 
 
-async def test_of_class_hi_is_replayed_by_who_may_make_such_calls(nats: Any, make: Any, problem: Any) -> None:
+async def test_a_call_of_class_hi_is_replayed_only_with_the_right_to_class_hi(
+    nats: Any, make: Any, problem: Any
+) -> None:
     async with gateway_on(nats) as gateway:
         for name, options in (("hi-now-and-then", {}), ("hi-always", {"priority": HI})):
             await gateway.deploys.deploy(make.spec(name, **options), DIGEST)
@@ -170,7 +172,7 @@ async def test_of_class_hi_is_replayed_by_who_may_make_such_calls(nats: Any, mak
         assert (await gateway.http.post(f"{url}/{dead[0]}/replay", headers=may)).status_code == 202
 
 
-async def test_what_is_replayed_is_of_the_class_that_it_was(nats: Any, make: Any) -> None:
+async def test_a_replayed_call_keeps_its_class(nats: Any, make: Any) -> None:
     async with gateway_on(nats) as gateway:
         await gateway.deploys.deploy(make.spec("replayed"), DIGEST)
         dead = await submit(gateway, "replayed", x_gpufn_priority="low")

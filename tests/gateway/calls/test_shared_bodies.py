@@ -65,7 +65,7 @@ async def test_the_error_of_a_large_body_of_unknown_length_names_a_way_to_send_i
             assert "send Content-Length" in refused.value.message
 
 
-async def test_a_large_body_is_a_shared_body_of_what_came(tmp_path: Path) -> None:
+async def test_a_large_body_becomes_a_shared_body_of_the_received_bytes(tmp_path: Path) -> None:
     shared_bodies = shared_bodies_in(tmp_path)
     bodies = bodies_of(shared_bodies)
     client = Client(LARGE, LARGE)
@@ -78,7 +78,7 @@ async def test_a_large_body_is_a_shared_body_of_what_came(tmp_path: Path) -> Non
     assert files_in(tmp_path / "gw-1") == set()
 
 
-async def test_a_small_body_and_one_that_may_not_are_in_memory(tmp_path: Path) -> None:
+async def test_a_small_body_and_a_body_without_permission_are_in_memory(tmp_path: Path) -> None:
     bodies = bodies_of(shared_bodies_in(tmp_path))
     for client, may_share in ((Client(b"small"), True), (Client(LARGE), False)):
         body = await bodies.receive_body(client.headers, client.receive, may_share=may_share)
@@ -88,7 +88,7 @@ async def test_a_small_body_and_one_that_may_not_are_in_memory(tmp_path: Path) -
     assert bodies.wrap(LARGE, may_share=True).data == b""
 
 
-async def test_runners_on_other_hosts_get_bodies_in_messages_as_far_as_they_fit(tmp_path: Path) -> None:
+async def test_runners_on_other_hosts_get_bodies_in_messages_if_they_fit(tmp_path: Path) -> None:
     bodies = bodies_of(shared_bodies_in(tmp_path, reaches_all=False))
     client = Client(LARGE)
     body = await bodies.receive_body(client.headers, client.receive, may_share=True)
@@ -102,7 +102,7 @@ async def test_runners_on_other_hosts_get_bodies_in_messages_as_far_as_they_fit(
     assert bodies.wrap(LARGE + b"more", may_share=True) == (LARGE + b"more", None, True)
 
 
-async def test_what_is_queued_takes_less_in_its_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_queued_shared_body_makes_its_message_smaller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(call_bodies, "RECORD_BYTES", 100)
     bodies = bodies_of(shared_bodies_in(tmp_path))
     for size, by_reference in ((100, False), (101, True)):
@@ -168,7 +168,7 @@ async def test_a_result_in_a_shared_body_is_a_stream_of_one_too(answering: Any, 
     assert (kind, records.body[media.RECORD.size + name :][:size]) == (media.RecordKind.ITEM, text)
 
 
-async def test_a_shared_body_that_is_gone_is_a_problem_of_its_call(
+async def test_a_missing_shared_body_fails_only_its_call(
     answering: Any, connection: Any, problem: Any, tmp_path: Path
 ) -> None:
     answering.queue.answer = lambda call: call.reply(shared_body="0" * 26)
@@ -197,7 +197,7 @@ async def test_a_result_that_its_worker_cuts_short_while_it_is_sent_breaks_off(t
     assert sent[-1]["more_body"], "a reader that waits for the rest learns that it does not arrive"
 
 
-def test_what_a_dead_gateway_left_is_removed_and_a_living_ones_is_not(tmp_path: Path) -> None:
+def test_files_of_a_dead_gateway_are_removed_and_of_a_live_one_are_not(tmp_path: Path) -> None:
     dead = tmp_path / "gw-dead"
     dead.mkdir()
     (dead / "lock").touch()
@@ -221,7 +221,7 @@ def test_a_folder_without_a_lock_is_removed_unless_its_gateway_has_just_begun(tm
     assert [folder.name for folder in tmp_path.iterdir()] == ["gw-begun"]
 
 
-def test_results_that_came_for_nobody_are_swept(tmp_path: Path) -> None:
+def test_results_without_a_receiver_are_swept(tmp_path: Path) -> None:
     shared_bodies = shared_bodies_in(tmp_path)
     kept = shared_bodies.share(LARGE)
     folder = tmp_path / "gw-1"

@@ -127,7 +127,7 @@ async def test_the_page_after_the_redirect_loads_itself_again_to_send_its_strict
         "/console/" + "a" * 3000,
     ],
 )
-async def test_a_login_goes_on_only_in_the_console(
+async def test_a_login_continues_only_in_the_console(
     start: Start, issuer: StandInIssuer, problem: Any, next_page: str
 ) -> None:
     async with start() as gateway:
@@ -255,7 +255,7 @@ async def test_the_client_secret_is_sent_if_there_is_one(start: Start, issuer: S
         assert issuer.forms[-1]["client_secret"] == "s3"
 
 
-async def test_the_log_says_why_a_login_failed_without_its_code(
+async def test_the_log_has_the_reason_of_a_failed_login_without_its_code(
     start: Start, issuer: StandInIssuer, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Bug: the console refers to the log of the gateway, which said nothing."""

@@ -85,7 +85,7 @@ async def test_only_files_of_the_console_are_served(nats: Any, tmp_path: Path, p
         assert "let answer" not in response.text
 
 
-async def test_a_console_that_is_not_built_says_how_to_build_it(nats: Any, tmp_path: Path) -> None:
+async def test_a_console_that_is_not_built_names_the_build_command(nats: Any, tmp_path: Path) -> None:
     async with gateway_on(nats, site=tmp_path / "nothing") as whole:
         response = await whole.http.get("/console", headers=NAVIGATION)
         assert (response.status_code, "scripts/console" in response.text) == (200, True)
@@ -174,7 +174,7 @@ async def test_a_page_token_is_for_one_session(nats: Any, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("key", ["", "gpufn_1_2", "x" * 5000, "a b", "gpufnt_x.y", "ü"])
-async def test_a_wrong_key_gives_no_session(nats: Any, tmp_path: Path, key: str) -> None:
+async def test_a_wrong_key_yields_no_session(nats: Any, tmp_path: Path, key: str) -> None:
     async with console_on(nats, tmp_path) as gateway:
         await add_key(gateway, "admin")
         headers = {**FETCH, PAGE: await page_token(gateway.http)}

@@ -180,7 +180,7 @@ def test_functions_are_searched_and_sorted(query: Query, names: list[str]) -> No
         (1, {"a": 1}, [[[], {"a": 1}]]),
     ],
 )
-def test_a_delta_has_what_changed(before: Any, after: Any, changes: list[Any]) -> None:
+def test_a_delta_has_only_changed_values(before: Any, after: Any, changes: list[Any]) -> None:
     assert delta(before, after) == changes
 
 
@@ -229,7 +229,7 @@ async def test_a_stream_of_a_function_that_is_deleted_ends_with_the_error() -> N
     assert b'"code":"function_not_found"' in events[0]
 
 
-def test_a_node_shows_its_gpus_and_who_holds_them() -> None:
+def test_a_node_shows_its_gpus_and_their_holders() -> None:
     gpu = Device("GPU-1", DeviceType.GPU, "NVIDIA L4", 24 << 30, health=Health.DEGRADED, health_reason="hot")
     cpu = Device("cpu", DeviceType.CPU, "EPYC", 64 << 30, cores=8.0)
     share = DeviceShare("cpu", 2.0, 1 << 30, gpus=("GPU-1",), mode=Share.MPS, sm_percent=25, gpu_part=0.25)

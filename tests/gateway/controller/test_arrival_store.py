@@ -38,7 +38,7 @@ def arrivals(*names: str) -> Arrivals:
     return made
 
 
-def test_a_new_leader_reads_what_the_last_one_stored_and_adds_what_it_counted_itself(nats: EmbeddedServer) -> None:
+def test_a_new_leader_adds_its_own_counts_to_the_stored_arrivals(nats: EmbeddedServer) -> None:
     async def scene(bucket: KeyValue) -> None:
         first = arrivals("f")
         first.record_call("f", 0.0)

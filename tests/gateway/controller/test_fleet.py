@@ -71,7 +71,7 @@ def test_a_step_looks_at_the_nodes_once_per_kind_of_request(wants: list[Resource
     assert calls < FUNCTIONS * per_function + NODES * 200
 
 
-def test_functions_without_room_are_explained_in_a_few_words() -> None:
+def test_functions_without_room_are_explained_briefly() -> None:
     statuses = plan(fleet([Resources(gpu=("B200",))]), 100.0).statuses
     details = {status.waiting.detail for status in statuses.values() if status.waiting is not None}
     (detail,) = details
@@ -93,7 +93,7 @@ def test_a_step_explains_some_kinds_of_request_and_the_next_ones_the_others() ->
     assert explained == [160, 320, 400]
 
 
-def test_causes_and_the_names_of_nodes_are_bounded_however_different_the_nodes_are() -> None:
+def test_causes_and_names_of_nodes_are_bounded_for_many_different_nodes() -> None:
     world = World(100.0)
     for number in range(300):
         sick = msgspec.structs.replace(cpu(), health=Health.DEGRADED, health_reason=f"disk {number} is full " * 50)

@@ -138,7 +138,7 @@ async def _stop(task: asyncio.Task[None]) -> None:
     await asyncio.wait([task])
 
 
-def test_a_doorbell_becomes_an_assignment_a_deploy_moves_calls_and_idle_workers_drain(nats: EmbeddedServer) -> None:
+def test_a_wakeup_becomes_an_assignment_a_deploy_moves_calls_and_idle_workers_drain(nats: EmbeddedServer) -> None:
     async def scene(stage: Stage) -> None:
         await stage.deploy()
         task = asyncio.create_task(stage.controller().run())
@@ -176,7 +176,7 @@ def test_a_doorbell_becomes_an_assignment_a_deploy_moves_calls_and_idle_workers_
     play(nats, scene)
 
 
-def test_an_idle_worker_is_asked_to_park_and_a_call_asks_for_it_back(nats: EmbeddedServer) -> None:
+def test_an_idle_worker_parks_on_request_and_a_call_resumes_it(nats: EmbeddedServer) -> None:
     async def scene(stage: Stage) -> None:
         await stage.deploy(scaling=ScalingPolicy(idle_timeout_s=0.2, park_timeout_s=60))
         task = asyncio.create_task(stage.controller().run())
@@ -202,7 +202,7 @@ def test_an_idle_worker_is_asked_to_park_and_a_call_asks_for_it_back(nats: Embed
     play(nats, scene)
 
 
-def test_the_record_says_what_was_asked_last(nats: EmbeddedServer) -> None:
+def test_the_record_has_the_last_request(nats: EmbeddedServer) -> None:
     async def scene(stage: Stage) -> None:
         await stage.deploy()
         controller = stage.controller()
@@ -225,7 +225,7 @@ def test_the_record_says_what_was_asked_last(nats: EmbeddedServer) -> None:
 
 
 @pytest.mark.parametrize("late", [Park("w", 1, 0, "late"), Drain("w", "late")])
-def test_what_a_newer_controller_wrote_stands(late: Park | Drain, nats: EmbeddedServer) -> None:
+def test_a_write_of_a_newer_controller_is_kept(late: Park | Drain, nats: EmbeddedServer) -> None:
     async def scene(stage: Stage) -> None:
         await stage.deploy()
         controller = stage.controller()
@@ -303,7 +303,7 @@ def _waits_for(stage: Stage) -> WaitReason | None:
     return told[0].waiting.reason if told and told[0].waiting is not None else None
 
 
-def test_a_second_controller_stands_by_and_takes_over_when_the_first_stops(nats: EmbeddedServer) -> None:
+def test_a_second_controller_stands_by_and_leads_when_the_first_stops(nats: EmbeddedServer) -> None:
     async def scene(stage: Stage) -> None:
         other = await Bus.connect(nats.url, name="other")
         try:

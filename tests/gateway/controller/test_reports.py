@@ -50,7 +50,7 @@ def reports(bus: _SmallBus) -> Reports:
     return Reports(played, name="c", lease=term, clock=term)
 
 
-def test_a_report_that_is_larger_than_a_message_goes_in_parts(bus: _SmallBus, reports: Reports) -> None:
+def test_a_report_larger_than_a_message_is_sent_in_parts(bus: _SmallBus, reports: Reports) -> None:
     reports.send_all(statuses(*(f"f-{number}" for number in range(200)), reason="no room"))
     known = Statuses()
     for part in bus.published:

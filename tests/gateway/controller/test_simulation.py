@@ -37,7 +37,7 @@ def test_one_long_call_is_not_a_reason_for_a_second_worker() -> None:
     assert sim.most == {"f": 1}
 
 
-def test_traffic_comes_scales_up_flows_and_goes_to_zero() -> None:
+def test_traffic_scales_up_flows_and_scales_to_zero() -> None:
     sim = Sim(node("a", cpu(8)))
     sim.deploy(revision(scaling=ScalingPolicy(max_workers=10, idle_timeout_s=10, scaledown_window_s=10)))
     sim.run(60, lambda sim: sim.call("f"))  # 10 calls/s of 0.4 s: 4 at a time, 6 workers at 70 %
@@ -134,7 +134,7 @@ def _keep_calling(calls: int) -> Callable[[Sim], None]:
 
 
 @pytest.mark.parametrize("most", [1, 2])
-def test_a_rollout_to_fewer_workers_than_are_busy_goes_through(most: int) -> None:
+def test_a_rollout_to_fewer_workers_than_are_busy_completes(most: int) -> None:
     sim = Sim(node("a", cpu(8)))
     sim.deploy(revision(scaling=ScalingPolicy(max_workers=4)))
     sim.run(20, _keep_calling(8))
@@ -147,7 +147,7 @@ def test_a_rollout_to_fewer_workers_than_are_busy_goes_through(most: int) -> Non
 
 
 @pytest.mark.parametrize("gpus", [3, 8])
-def test_on_full_gpus_a_rollout_takes_place_after_place_and_gives_none_back(gpus: int) -> None:
+def test_on_full_gpus_a_rollout_uses_place_after_place_and_returns_none(gpus: int) -> None:
     sim = Sim(node("a", cpu(64), *(gpu(f"GPU-{number}") for number in range(gpus))), start_s=1.0)
     wants_gpu = Resources(gpu=("any",))
     scaling = ScalingPolicy(max_workers=gpus)
@@ -160,7 +160,7 @@ def test_on_full_gpus_a_rollout_takes_place_after_place_and_gives_none_back(gpus
     assert (sim.count(Drain), sim.count(Start), sim.count(MoveServing)) == (gpus, gpus, 1)
 
 
-def test_a_retired_revision_finishes_what_is_queued_for_it() -> None:
+def test_a_retired_revision_finishes_its_queue() -> None:
     sim = Sim(service_s=2.0)
     sim.deploy(revision(scaling=ScalingPolicy(max_workers=1)))
     sim.call("f", 5)
@@ -173,7 +173,7 @@ def test_a_retired_revision_finishes_what_is_queued_for_it() -> None:
 
 
 @pytest.mark.parametrize("least", [0, 1])
-def test_on_a_single_gpu_what_is_queued_for_the_old_revision_runs_before_the_new_one_is_kept_warm(least: int) -> None:
+def test_on_a_single_gpu_the_queue_of_the_old_revision_runs_before_the_new_one_is_kept_warm(least: int) -> None:
     sim = Sim(node("a", cpu(), gpu("g0")), service_s=3.0)
     scaling = ScalingPolicy(min_workers=least, max_workers=1)
     for number in (1, 2):
@@ -185,7 +185,7 @@ def test_on_a_single_gpu_what_is_queued_for_the_old_revision_runs_before_the_new
     assert (sim.workers("f", 1), sim.workers("f", 2)) == (0, least)
 
 
-def test_a_revision_that_cannot_start_gets_no_calls_and_says_why() -> None:
+def test_a_revision_that_cannot_start_gets_no_calls_and_reports_the_reason() -> None:
     sim = Sim(fails=lambda key: key[1] == 2)
     sim.deploy(revision(scaling=ScalingPolicy(min_workers=1)))
     sim.run(3)
@@ -230,7 +230,7 @@ def test_calls_stay_with_the_old_revision_while_the_new_one_fails_to_start_with_
     assert all(fact in status.reason for fact in ("revision 2", "ImportError", "nope"))
 
 
-def test_on_a_single_gpu_the_old_revision_gives_way_to_the_new_one() -> None:
+def test_on_a_single_gpu_the_old_revision_yields_to_the_new_one() -> None:
     wants_gpu = Resources(gpu=("L4",))
     sim = Sim(node("a", cpu(), gpu("g0")))
     sim.deploy(revision(resources=wants_gpu, scaling=ScalingPolicy(min_workers=1)))
@@ -253,7 +253,7 @@ def test_a_deleted_functions_workers_and_calls_go() -> None:
     assert sim.count(EndQueued) >= 1
 
 
-def test_on_a_single_gpu_a_new_revision_that_cannot_start_gives_the_place_back_and_calls_go_on() -> None:
+def test_on_a_single_gpu_a_new_revision_that_cannot_start_returns_the_place_and_calls_continue() -> None:
     wants_gpu = Resources(gpu=("L4",))
     sim = Sim(node("a", cpu(), gpu("g0")), fails=lambda key: key == ("f", 2))
     for number in (1, 2):
@@ -272,7 +272,7 @@ def test_on_a_single_gpu_a_new_revision_that_cannot_start_gives_the_place_back_a
     assert sim.statuses["f"].serving == 1
 
 
-def test_on_a_single_gpu_a_revision_that_failed_to_start_is_tried_again_when_nobody_calls_the_old_one() -> None:
+def test_on_a_single_gpu_a_revision_that_failed_to_start_is_retried_when_the_old_one_has_no_calls() -> None:
     wants_gpu = Resources(gpu=("L4",))
     broken = True
     sim = Sim(node("a", cpu(), gpu("g0")), fails=lambda key: broken and key == ("f", 2))
@@ -287,7 +287,7 @@ def test_on_a_single_gpu_a_revision_that_failed_to_start_is_tried_again_when_nob
     assert (sim.count(MoveServing), sim.workers("f", 1), sim.workers("f", 2)) == (1, 0, 1)
 
 
-def test_a_call_comes_before_another_try_of_a_revision_that_fails_to_start() -> None:
+def test_a_call_precedes_another_try_of_a_revision_that_fails_to_start() -> None:
     wants_gpu = Resources(gpu=("L4",))
     sim = Sim(node("a", cpu(), gpu("g0")), fails=lambda key: key == ("f", 2), start_s=2.0)
     sim.deploy(revision(resources=wants_gpu, scaling=ScalingPolicy(idle_timeout_s=600)))

@@ -26,7 +26,7 @@ def called(workers: int = 0) -> World:
     return made
 
 
-def test_what_could_not_be_stored_is_doubted_until_something_is_and_not_for_ever() -> None:
+def test_a_failed_write_is_doubted_until_a_write_succeeds_and_not_forever() -> None:
     store = Store()
     assert not store.is_stuck(NOW)
     store.record_failure(NOW)

@@ -105,7 +105,7 @@ async def test_the_last_get_decides_the_lease_on_whatever_gateway(http: Any) -> 
             assert info["config"]["ack_wait"] == lease_s * 1e9
 
 
-async def test_a_waiting_client_gets_the_next_item_and_one_that_left_gets_none(http: Any, settle: Any) -> None:
+async def test_a_waiting_client_gets_the_next_item_and_a_disconnected_one_gets_none(http: Any, settle: Any) -> None:
     async with http() as gateway:
         await take(gateway, "wait")  # the queue's consumer exists now
         waiting = asyncio.create_task(take(gateway, "wait", "?wait=20"))

@@ -86,7 +86,7 @@ def test_an_ordinary_bundle_is_accepted() -> None:
         (zipped([("a", b"x")], zipfile.ZIP_BZIP2), "does not unpack"),
     ],
 )
-def test_what_could_harm_a_node_is_refused(data: bytes, reason: str) -> None:
+def test_harmful_bundles_are_refused(data: bytes, reason: str) -> None:
     with pytest.raises(InvalidBundle, match=reason):
         check(data)
 

@@ -54,7 +54,7 @@ class Leader:
 @pytest.mark.parametrize(
     ("renewed_at", "leading_since", "has_expired"), [(0.0, 0.0, True), (950.0, 0.0, False), (0.0, 950.0, False)]
 )
-def test_a_lease_counts_from_its_renewal_or_from_when_somebody_leads(
+def test_a_lease_counts_from_its_renewal_or_from_the_start_of_the_leader(
     renewed_at: float, leading_since: float, has_expired: bool
 ) -> None:
     assert Lease("a", MINUTE, renewed_at).has_expired(1000.0, leading_since) is has_expired
@@ -66,7 +66,7 @@ async def deploy(gateway: Whole, make: Any, name: str, lease: str | None) -> Non
     await until_async(lambda: name in gateway.registry.functions)
 
 
-async def test_only_what_is_not_renewed_is_deleted(nats: Any, make: Any) -> None:
+async def test_only_unrenewed_functions_are_deleted(nats: Any, make: Any) -> None:
     async with gateway_on(nats) as gateway:
         for name, lease in (("temporary", "a"), ("renewed", "a"), ("permanent", None)):
             await deploy(gateway, make, name, lease)
@@ -117,7 +117,7 @@ async def test_a_permanent_function_never_becomes_temporary(nats: Any, make: Any
         assert restarted.lease is None
 
 
-async def test_a_bundle_is_for_those_who_may_deploy(nats: Any, make: Any) -> None:
+async def test_a_bundle_requires_the_right_to_deploy(nats: Any, make: Any) -> None:
     async with gateway_on(nats) as gateway:
         await deploy(gateway, make, "readable", None)
         await until_async(lambda: 1 in gateway.registry.revisions.get("readable", {}))

@@ -27,7 +27,7 @@ def test_a_name_is_looked_up_once(gateway: Any) -> None:
     assert gateway.registry.resolve("EMBED").name == "embed"
 
 
-def test_a_new_serving_revision_takes_over_at_once(gateway: Any, make: Any) -> None:
+def test_a_new_serving_revision_receives_calls_at_once(gateway: Any, make: Any) -> None:
     assert gateway.registry.resolve("embed").number == 1
     gateway.deploy(make.spec(), 2)
     assert gateway.registry.resolve("embed").number == 2
@@ -50,7 +50,7 @@ def test_a_revision_that_never_arrives_is_lost_and_its_callers_receive_the_next_
     assert gateway.registry.resolve("two").number == 2
 
 
-def test_a_deleted_function_is_gone_and_reported_once(gateway: Any) -> None:
+def test_a_deleted_function_disappears_and_is_reported_once(gateway: Any) -> None:
     told: list[str] = []
     gateway.registry.on_deleted.append(told.append)
     gateway.registry.resolve("embed")
@@ -68,7 +68,7 @@ def test_spellings_do_not_fill_the_memory(gateway: Any, monkeypatch: pytest.Monk
     assert len(gateway.registry._targets) <= 2
 
 
-def test_reports_of_a_controller_count_after_its_bus_started_anew(gateway: Any, make: Any) -> None:
+def test_reports_of_a_controller_count_after_a_restart_of_its_bus(gateway: Any, make: Any) -> None:
     gateway.report(make.status("a", ready=2), epoch=70_000)
     gateway.clock.now += CONTROLLER_FRESH_S + 1
     gateway.report(make.status("a", ready=0), epoch=3)
@@ -122,7 +122,7 @@ async def test_an_open_circuit_refuses_new_calls(gateway: Any, make: Any, proble
     assert answer.json()["detail"] == CANNOT_START
 
 
-def test_readiness_names_what_is_missing(make: Any) -> None:
+def test_readiness_names_missing_preconditions(make: Any) -> None:
     gateway = make.Gateway(make.Clock())
     registry = gateway.registry
     reasons = [registry.why_not_ready()]

@@ -90,7 +90,7 @@ async def consumers(gateway: Whole, stream: str) -> list[str]:
     return (await gateway.bus.js(f"CONSUMER.NAMES.{stream}"))["consumers"] or []
 
 
-async def test_old_revisions_are_retired_then_gone_with_their_consumers(nats: Any, make: Any) -> None:
+async def test_old_revisions_are_retired_then_deleted_with_their_consumers(nats: Any, make: Any) -> None:
     async with gateway_on(nats) as gateway:
         collected = Collected(gateway)
         for number in range(4):
@@ -112,7 +112,7 @@ async def test_old_revisions_are_retired_then_gone_with_their_consumers(nats: An
         assert (await gateway.deploys.deploy(make.spec("many"), DIGEST)).active == 5
 
 
-async def test_a_revision_that_goes_while_others_of_it_are_collected_stops_no_pass(
+async def test_a_revision_deleted_during_a_collection_does_not_stop_the_pass(
     nats: Any, make: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with gateway_on(nats) as gateway:
@@ -131,7 +131,7 @@ async def test_a_revision_that_goes_while_others_of_it_are_collected_stops_no_pa
         assert await stored_numbers(gateway, "vanishing") == [4]
 
 
-async def test_a_function_that_comes_back_goes_on_counting(nats: Any, make: Any) -> None:
+async def test_a_function_that_is_deployed_again_continues_its_numbers(nats: Any, make: Any) -> None:
     async with gateway_on(nats) as gateway:
         collected = Collected(gateway)
         for _ in range(3):
@@ -172,7 +172,7 @@ async def test_a_deletion_is_followed_by_a_pass_and_a_pass_that_fails_by_another
         await asyncio.gather(running, return_exceptions=True)
 
 
-async def test_what_runs_after_its_function_was_deleted_is_collected_soon_after_its_end(
+async def test_records_of_calls_that_outlive_their_function_are_collected_soon_after_their_end(
     nats: Any, make: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(collector, "_AFTER_A_DELETE_S", 0.01)
@@ -191,7 +191,7 @@ async def test_what_runs_after_its_function_was_deleted_is_collected_soon_after_
         await asyncio.gather(running, return_exceptions=True)
 
 
-async def test_nothing_is_collected_while_it_is_not_known_what_runs(nats: Any, make: Any) -> None:
+async def test_nothing_is_collected_while_running_work_is_unknown(nats: Any, make: Any) -> None:
     async with gateway_on(nats) as gateway:
         collected = Collected(gateway)
         await gateway.deploys.deploy(make.spec("runs"), DIGEST)

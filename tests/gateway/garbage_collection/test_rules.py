@@ -74,7 +74,7 @@ FUNCTION = Function(name="f", active=2, serving=1, latest=2, updated_at=0.0)
         ([], {}, [build(BuildState.PENDING)], True),
     ],
 )
-def test_an_engine_stays_while_somebody_may_need_it(
+def test_an_engine_stays_while_it_may_be_needed(
     revisions: list[Revision], functions: dict[str, Function], builds: list[Build], is_kept: bool
 ) -> None:
     known = {"k": manifest("k", ("1", 10), model=model_digest(MODEL.files))}
@@ -146,7 +146,7 @@ LIVE = Function(name="f", active=1, serving=1, latest=1, updated_at=0.0)
         ("rbbbbb", {"created_at": NOW - 8 * DAY}, {}),
     ],
 )
-def test_revisions_of_a_function_go_when_they_are_too_old_to_come_back_to(
+def test_revisions_that_are_too_old_for_a_rollback_are_removed(
     states: str, ages: dict[str, float], expected: dict[int, str]
 ) -> None:
     assert becomes(changes(numbered(states, **ages), LIVE, set(), kept=2, now=NOW)) == expected
@@ -170,7 +170,7 @@ def test_of_a_deleted_function_only_the_newest_number_stays(
     assert becomes(changes(numbered(states, **ages), None, in_use, kept=10, now=NOW)) == expected
 
 
-def test_the_active_and_the_serving_revision_and_those_in_use_stay_however_old() -> None:
+def test_active_serving_and_used_revisions_stay_at_any_age() -> None:
     function = Function(name="f", active=2, serving=1, latest=9, updated_at=0.0)
     after = changes(numbered("rrrrrrrrr"), function, {4}, kept=1, now=NOW)
     assert becomes(after) == dict.fromkeys((3, 5, 6, 7, 8), "retired")

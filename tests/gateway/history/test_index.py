@@ -64,7 +64,7 @@ def test_ten_seconds_add_up_to_minutes_and_hours_and_a_message_counts_once(index
     }
 
 
-def test_a_new_copy_gets_from_minutes_what_was_removed_of_their_seconds(index: Index) -> None:
+def test_a_new_copy_reads_removed_seconds_from_minutes(index: Index) -> None:
     index.apply([message(SECONDS_10, _NOW // 10 + 5, calls(1)), message(MINUTE, _NOW // 60, calls(6))])
     assert (stored(index, MINUTE), index.unpublished(_NOW + 60)) == ([6], [])
 
@@ -96,7 +96,7 @@ def test_a_garbage_message_is_skipped(index: Index) -> None:
 
 
 @pytest.mark.parametrize("damage", [b"garbage", b"SQLite format 3\x00" + b"\xff" * 5000])
-def test_a_damaged_file_is_moved_aside_and_the_copy_starts_anew(tmp_path: Path, damage: bytes) -> None:
+def test_a_damaged_file_is_moved_aside_and_the_copy_starts_empty(tmp_path: Path, damage: bytes) -> None:
     (tmp_path / "0.db").write_bytes(damage)
     index = Index(tmp_path)
     index.open("stream")

@@ -37,7 +37,7 @@ _DAY = 86_400.0
         (60, -60, None, "from"),
     ],
 )
-def test_a_step_is_chosen_that_fits_and_what_is_not_kept_is_refused(
+def test_a_fitting_step_is_chosen_and_an_unkept_step_is_refused(
     age_s: float, length_s: float, step: float | None, told: tuple[int, int] | str
 ) -> None:
     start = _NOW - age_s
@@ -68,7 +68,7 @@ def test_a_step_is_chosen_that_fits_and_what_is_not_kept_is_refused(
         ([f"node:{number}" for number in range(20)], ["power", "energy", "workers", "memory", "gpus"] * 3, "step"),
     ],
 )
-def test_what_cannot_be_answered_is_refused(subjects: list[str], series: list[str], field: str) -> None:
+def test_unanswerable_queries_are_refused(subjects: list[str], series: list[str], field: str) -> None:
     span = query.span_of(_NOW - _DAY, _NOW, 60, _NOW)
     with pytest.raises(InvalidInput) as refused:
         query.check(subjects, series, span)

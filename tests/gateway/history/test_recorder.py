@@ -230,7 +230,7 @@ async def test_a_stream_that_cannot_be_written_delays_the_history(
         assert [found[slot] for slot in range(4)] == [10, 10, 10, 10]
 
 
-async def test_a_file_that_is_damaged_while_it_is_used_is_read_anew_from_the_stream(
+async def test_a_file_damaged_in_use_is_read_again_from_the_stream(
     nats: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with empty(nats) as bus:

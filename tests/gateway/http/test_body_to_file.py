@@ -88,7 +88,7 @@ def test_bodies_arrive_whole_one_after_the_other(run: Callable[[Awaitable[None]]
     run(scene())
 
 
-def test_requests_that_come_at_once_each_get_their_own(run: Callable[[Awaitable[None]], None]) -> None:
+def test_simultaneous_requests_each_get_their_own_file(run: Callable[[Awaitable[None]], None]) -> None:
     async def scene() -> None:
         async with serving(App()) as (_, port), Client.to(port) as client:
             bodies = [BODY, b"small", BODY[1:], BODY]
@@ -111,7 +111,7 @@ def test_a_client_that_waits_for_100_continue_receives_it(run: Callable[[Awaitab
     run(scene())
 
 
-def test_a_client_that_leaves_midway_is_gone(run: Callable[[Awaitable[None]], None]) -> None:
+def test_a_client_that_leaves_midway_is_disconnected(run: Callable[[Awaitable[None]], None]) -> None:
     async def scene() -> None:
         app = App()
         reached = asyncio.Event()
@@ -150,7 +150,7 @@ def test_a_body_that_cannot_be_kept_is_refused_and_ends_the_connection(
     run(scene())
 
 
-def test_a_body_that_takes_too_long_is_given_up(run: Callable[[Awaitable[None]], None]) -> None:
+def test_a_body_that_takes_too_long_is_abandoned(run: Callable[[Awaitable[None]], None]) -> None:
     async def scene() -> None:
         app = App()
         app.timeout_s = 0.02
@@ -164,7 +164,7 @@ def test_a_body_that_takes_too_long_is_given_up(run: Callable[[Awaitable[None]],
     run(scene())
 
 
-def test_a_client_that_stalls_is_hung_up_on(run: Callable[[Awaitable[None]], None]) -> None:
+def test_a_stalled_client_is_disconnected(run: Callable[[Awaitable[None]], None]) -> None:
     async def scene() -> None:
         app = App()
         reached = asyncio.Event()

@@ -24,12 +24,12 @@ BODIES = [
 
 
 @pytest.mark.parametrize(("content_type", "kind"), BODIES)
-def test_what_a_body_is(content_type: str | None, kind: str) -> None:
+def test_the_kind_of_a_body(content_type: str | None, kind: str) -> None:
     assert negotiation.body_kind(None if content_type is None else content_type.encode("latin-1")) == kind
 
 
 @pytest.mark.parametrize("content_type", [text for text, _ in BODIES])
-def test_the_worker_takes_a_body_for_what_the_gateway_did(content_type: str | None) -> None:
+def test_the_worker_accepts_a_body_as_the_gateway_did(content_type: str | None) -> None:
     kind = negotiation.body_kind(None if content_type is None else content_type.encode("latin-1"))
     assert negotiation.is_arguments(media.media_type(kind)) == negotiation.is_arguments(kind)
     if negotiation.is_arguments(kind):
@@ -53,5 +53,5 @@ def test_the_worker_takes_a_body_for_what_the_gateway_did(content_type: str | No
         ("image/png,", "image/png"),
     ],
 )
-def test_what_the_sender_wants_back(accept: str | None, wanted: str) -> None:
+def test_the_format_of_the_response_that_the_sender_accepts(accept: str | None, wanted: str) -> None:
     assert negotiation.result_encoding(None if accept is None else accept.encode()) == wanted

@@ -90,7 +90,7 @@ async def test_a_client_that_writes_before_it_reads_gets_the_refusal(
         assert await asyncio.to_thread(upload, port) == status
 
 
-async def test_a_refused_upload_takes_no_memory() -> None:
+async def test_a_refused_upload_uses_no_memory() -> None:
     async with serving(too_large) as (_, port):
         await asyncio.to_thread(by_socket, port)
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

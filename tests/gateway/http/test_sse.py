@@ -119,7 +119,7 @@ async def test_a_stream_that_fails_ends_with_an_error_event(streaming: Any, conn
     )
 
 
-async def test_a_stream_that_never_began_says_what_it_waited_for(
+async def test_a_stream_that_never_began_names_the_reason_of_its_wait(
     streaming: Any, make: Any, connection: Any, settle: Any
 ) -> None:
     client = connection(URL, accept=EVENTS)
@@ -230,7 +230,7 @@ def kept(streaming: Any, connection: Any, settle: Any) -> ResumableStream:
     return ResumableStream(streaming, connection, settle)
 
 
-async def test_a_stream_with_a_key_goes_on_behind_what_its_reader_has(kept: ResumableStream) -> None:
+async def test_a_stream_with_a_key_continues_after_the_items_of_its_reader(kept: ResumableStream) -> None:
     assert await kept.ids() == []
     kept.items(range(3))
     assert await kept.ids() == [0, 1, 2]
@@ -242,7 +242,7 @@ async def test_a_stream_with_a_key_goes_on_behind_what_its_reader_has(kept: Resu
     assert (len(kept.streaming.streams), kept.streaming.caller.abandoned) == (1, [])
 
 
-async def test_the_end_tells_how_many_items_there_were_also_to_a_reader_who_has_them_all(kept: ResumableStream) -> None:
+async def test_the_end_has_the_number_of_items_even_for_a_complete_reader(kept: ResumableStream) -> None:
     await kept.ids()
     kept.items(range(2))
     end(kept.streaming.streams[0], 2)
@@ -262,7 +262,7 @@ async def test_a_kept_stream_without_a_reader_waits_a_minute(kept: ResumableStre
     assert len(kept.streaming.streams) == 2
 
 
-async def test_a_kept_stream_is_no_more_than_a_window_ahead_of_its_readers(kept: ResumableStream, settle: Any) -> None:
+async def test_a_kept_stream_is_at_most_a_window_ahead_of_its_readers(kept: ResumableStream, settle: Any) -> None:
     await kept.ids()
     kept.items(range(128))
     await settle()
@@ -271,7 +271,9 @@ async def test_a_kept_stream_is_no_more_than_a_window_ahead_of_its_readers(kept:
     assert len(kept.streaming.caller.credits) == 4
 
 
-async def test_a_kept_stream_that_cannot_go_on_says_so(kept: ResumableStream, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_kept_stream_that_cannot_continue_reports_it(
+    kept: ResumableStream, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("gpufn_gateway.submitted.resumable_streams._STREAM_BYTES", 2 * (4 + 400))
     assert await kept.refusal(last_event_id="0") == (404, "invocation_not_found")
     assert await kept.refusal(last_event_id="-1") == (422, "invalid_input")
@@ -295,7 +297,7 @@ async def test_small_items_of_a_kept_stream_are_not_kept_for_ever(
     assert await kept.refusal(last_event_id="0") == (409, "conflict")
 
 
-async def test_what_all_streams_keep_is_bounded(
+async def test_the_memory_of_all_kept_streams_is_bounded(
     kept: ResumableStream, connection: Any, settle: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Bug: no stream started beyond the limit, but existing ones still grew to 16 MiB each."""
@@ -344,7 +346,7 @@ async def test_a_long_silence_is_filled(monkeypatch: pytest.MonkeyPatch, connect
     assert client.body.endswith(b"done")
 
 
-async def test_a_client_that_has_stopped_reading_is_given_up(
+async def test_a_client_that_has_stopped_reading_is_disconnected(
     monkeypatch: pytest.MonkeyPatch, streaming: Any, connection: Any, settle: Any
 ) -> None:
     monkeypatch.setattr("gpufn_gateway.http.sse._STALL_TIMEOUT_S", 0.001)

@@ -103,7 +103,7 @@ async def test_a_map_is_found_under_the_id_that_its_client_wrote(nats: Any, make
         assert [outcome["index"] for outcome in await read(gateway, own)] == [0]
 
 
-async def test_a_chunk_that_comes_again_is_the_same_calls(nats: Any, make: Any, problem: Any) -> None:
+async def test_a_repeated_chunk_makes_the_same_calls(nats: Any, make: Any, problem: Any) -> None:
     async with gateway_on(nats) as gateway:
         await gateway.deploys.deploy(make.spec("again"), DIGEST)
         map_id = new_map_id()
@@ -129,7 +129,7 @@ async def test_a_gateway_that_knows_an_older_entry_looks_again(nats: Any, make: 
         assert len(await queued_ids(one, "two-doors")) == 3
 
 
-async def test_ends_come_in_their_order_and_a_cursor_goes_on_behind_them(nats: Any, make: Any) -> None:
+async def test_ends_are_listed_in_order_and_a_cursor_continues_after_them(nats: Any, make: Any) -> None:
     async with gateway_on(nats) as gateway:
         await gateway.deploys.deploy(make.spec("ends"), DIGEST)
         map_id = new_map_id()
@@ -168,7 +168,7 @@ async def test_an_item_that_waits_for_another_attempt_has_not_ended(nats: Any, m
         assert [each["result"] for each in await read(gateway, map_id)] == [7]
 
 
-async def test_what_has_not_ended_is_cancelled(nats: Any, make: Any, problem: Any) -> None:
+async def test_items_that_have_not_ended_are_cancelled(nats: Any, make: Any, problem: Any) -> None:
     async with gateway_on(nats) as gateway:
         await gateway.deploys.deploy(make.spec("stopped"), DIGEST)
         map_id = new_map_id()
@@ -201,9 +201,7 @@ async def test_an_item_whose_result_is_forgotten_is_not_cancelled_with_its_map(n
         assert [(each["index"], each["state"]) for each in await read(gateway, map_id)] == [(1, "cancelled")]
 
 
-async def test_a_cancelled_item_tells_its_webhook_and_is_kept_for_as_long_as_its_function_says(
-    nats: Any, make: Any
-) -> None:
+async def test_a_cancelled_item_has_its_webhook_and_the_retention_of_its_function(nats: Any, make: Any) -> None:
     async with gateway_on(nats) as gateway:
         webhook = "http://127.0.0.1:9/done"
         await gateway.deploys.deploy(make.spec("tells", webhook=webhook, retention_s=120.0), DIGEST)
@@ -251,7 +249,7 @@ async def test_one_item_is_cancelled_by_itself(nats: Any, make: Any) -> None:
         assert await queued_ids(gateway, "one-less") == [item_id(map_id, 0), item_id(map_id, 1)]
 
 
-async def test_items_carry_what_a_submitted_call_would(nats: Any, make: Any, problem: Any) -> None:
+async def test_items_have_the_fields_of_a_submitted_call(nats: Any, make: Any, problem: Any) -> None:
     async with gateway_on(nats) as gateway:
         await gateway.deploys.deploy(make.spec("carried", retention_s=120.0), DIGEST)
         map_id = new_map_id()
@@ -271,7 +269,7 @@ async def test_items_carry_what_a_submitted_call_would(nats: Any, make: Any, pro
         assert problem(large) == (413, "payload_too_large")
 
 
-async def test_a_key_maps_and_reads_what_it_may_invoke(nats: Any, make: Any, problem: Any) -> None:
+async def test_a_key_maps_and_reads_functions_that_it_may_invoke(nats: Any, make: Any, problem: Any) -> None:
     async with gateway_on(nats) as gateway:
         await gateway.deploys.deploy(make.spec("locked"), DIGEST)
         map_id = new_map_id()
@@ -319,7 +317,7 @@ async def test_the_end_of_a_map_outlives_its_records(nats: Any, make: Any) -> No
         assert (await gateway.http.get(f"/v1/invocations/{map_id}-0")).status_code == 404
 
 
-async def test_the_end_of_a_map_that_nobody_reads_is_noted(nats: Any, make: Any) -> None:
+async def test_the_end_of_an_unread_map_is_recorded(nats: Any, make: Any) -> None:
     async with gateway_on(nats) as gateway:
         await gateway.deploys.deploy(make.spec("unread"), DIGEST)
         ended, running = new_map_id(), new_map_id()
@@ -345,7 +343,7 @@ async def is_noted(gateway: Whole, map_id: str) -> bool:
     return newest.entry.is_ended
 
 
-async def test_a_map_that_takes_longer_than_its_results_are_kept_ends_for_who_reads_it_and_who_does_not(
+async def test_a_map_longer_than_the_retention_of_its_results_ends_with_and_without_a_reader(
     nats: Any, make: Any
 ) -> None:
     async with gateway_on(nats) as gateway:
@@ -366,7 +364,7 @@ async def test_a_map_that_takes_longer_than_its_results_are_kept_ends_for_who_re
         assert (view["state"], view["ended"]) == ("ended", 2)
 
 
-async def test_a_map_does_not_end_by_the_word_of_a_reader(nats: Any, make: Any) -> None:
+async def test_a_reader_cannot_declare_the_end_of_a_map(nats: Any, make: Any) -> None:
     """Bug: a reader with the cursor of another map marked this one as ended, also for other readers and for cancel."""
     async with gateway_on(nats) as gateway:
         await gateway.deploys.deploy(make.spec("believed"), DIGEST)
@@ -439,7 +437,7 @@ async def test_a_map_of_a_function_that_is_deleted_ends(nats: Any, make: Any) ->
         assert [each["error"]["code"] for each in await read(gateway, map_id)] == ["invocation_cancelled"] * 2
 
 
-async def test_what_does_not_fit_says_which_item(nats: Any, make: Any, problem: Any) -> None:
+async def test_an_invalid_item_is_named_by_its_index(nats: Any, make: Any, problem: Any) -> None:
     async with gateway_on(nats) as gateway:
         await gateway.deploys.deploy(make.spec("picky"), DIGEST)
         map_id = new_map_id()
@@ -466,7 +464,7 @@ async def test_openapi_describes_the_maps_of_each_function(nats: Any, make: Any)
         assert "application/x-ndjson" in described["requestBody"]["content"]
 
 
-async def test_a_full_queue_takes_no_part_of_a_chunk(
+async def test_a_full_queue_accepts_no_part_of_a_chunk(
     make: Any, problem: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     short = dict(streams.STREAMS[subjects.ASYNC]) | {"max_msgs_per_subject": 3}
@@ -524,7 +522,7 @@ async def test_items_are_listed_by_state_page_by_page_and_failed_ones_are_counte
 
 
 @pytest.mark.parametrize(("method", "path"), [("items", "/items"), ("status", "")])
-async def test_requests_that_read_records_of_a_map_take_turns(
+async def test_requests_that_read_records_of_a_map_run_in_turns(
     nats: Any, monkeypatch: pytest.MonkeyPatch, method: str, path: str
 ) -> None:
     """Bug: one sender could read the records of many maps at the same time, while lists took turns."""
@@ -590,7 +588,7 @@ def letter(map_id: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("text", ["x", "1", "-1.2", "1.2.3"])
-def test_a_cursor_is_one_that_was_given(text: str) -> None:
+def test_only_issued_cursors_are_accepted(text: str) -> None:
     with pytest.raises(Exception, match="cursor"):
         Cursor.read(text)
     assert Cursor.read(str(Cursor(7, 3))) == (7, 3)

@@ -160,7 +160,7 @@ def test_a_gateway_that_does_not_lead_exposes_only_its_own_figures(tmp_path: Pat
     assert {scopes[name] for name in exposed if name in scopes} == {Scope.GATEWAY}
 
 
-def test_the_figures_are_those_of_the_reports(tmp_path: Path) -> None:
+def test_the_figures_match_the_reports(tmp_path: Path) -> None:
     exposed = _exposed(everything(tmp_path))
     values = {
         name: {tuple(sample.labels.values()): sample.value for sample in exposed[name]}
@@ -185,7 +185,7 @@ def test_the_figures_are_those_of_the_reports(tmp_path: Path) -> None:
         (NODE_LOST_S + 1, RUNNER_LOST_S + 1, "gone"),
     ],
 )
-def test_a_node_is_silent_while_its_runner_reports_and_gone_without(
+def test_a_node_is_silent_while_only_its_runner_reports_and_gone_without(
     agent_s: float, runner_s: float, state: str
 ) -> None:
     view = NodeView(NOW)
@@ -214,7 +214,7 @@ def test_memory_beside_a_small_share_is_fragmented(leased: dict[str, int], part:
     assert fragmentation(failed, book.used("n")) is None
 
 
-def test_the_used_part_of_a_limit_is_shown_as_far_as_it_is_known() -> None:
+def test_the_used_part_of_a_limit_is_shown_if_it_is_known() -> None:
     quota = KeyQuota("k", KeyLimits(concurrency=4, queued=10, rate=5.0), now=0.0)
     assert quota.used(1.0) == {"concurrency": 0.0}
     quota.begin(1.0)

@@ -65,7 +65,7 @@ async def test_gpu_utilization_of_a_functions_workers_is_reported_if_the_driver_
     assert told == {'gpufn_function_gpus_busy{function="f",node="n1"}': 1.75}
 
 
-async def test_what_the_workers_of_a_function_hold_of_each_gpu_is_added_up(gateway: Any) -> None:
+async def test_the_gpu_use_of_the_workers_of_a_function_is_added_up(gateway: Any) -> None:
     processes = tuple(
         ProcessReport(worker, "f", 2, 7, 0.0, gpu_bytes={"GPU-1": 9, "GPU-elsewhere": 1}) for worker in ("w-1", "w-2")
     )
@@ -100,13 +100,13 @@ async def test_gpus_are_exposed_to_prometheus(gateway: Any) -> None:
     ]  # unknown is not zero
 
 
-def test_there_is_a_metric_for_everything_that_a_gpu_says() -> None:
+def test_every_reported_value_of_a_gpu_has_a_metric() -> None:
     told_otherwise = {"uuid", "clock_limits", "recovery_action", "xids", "last_xid", "processes"}
     assert set(FIELDS) == set(DeviceMetrics.__struct_fields__) - told_otherwise
 
 
 @pytest.mark.parametrize(("text", "means"), [("yes", True), ("1", True), ("False", False), ("", False)])
-def test_sharing_across_domains_is_the_operators_word(text: str, means: bool) -> None:
+def test_the_operator_decides_on_sharing_across_domains(text: str, means: bool) -> None:
     assert GatewaySettings.from_env({"GPUFN_SHARE_ACROSS_DOMAINS": text}).share_across_domains is means
     with pytest.raises(InvalidSetting, match="GPUFN_SHARE_ACROSS_DOMAINS='perhaps'"):
         GatewaySettings.from_env({"GPUFN_SHARE_ACROSS_DOMAINS": "perhaps"})

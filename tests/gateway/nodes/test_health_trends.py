@@ -91,7 +91,7 @@ def test_failing_starts_of_several_functions_are_the_fault_of_their_node() -> No
     assert trends.of_node(NodeReport("unknown", 0.0, ())).value == 1.0
 
 
-def test_what_failed_more_than_an_hour_ago_or_under_an_earlier_runner_is_forgotten() -> None:
+def test_failures_older_than_an_hour_or_of_an_earlier_runner_are_forgotten() -> None:
     trends = HealthTrends()
     report = NodeReport("n", 0.0, ())
     for minute in range(150):

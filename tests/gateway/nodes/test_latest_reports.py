@@ -15,7 +15,7 @@ class Report:
     text: str = ""
 
 
-def test_a_node_that_says_nothing_is_not_there() -> None:
+def test_a_silent_node_is_absent() -> None:
     clock = ManualClock()
     latest = LatestReports[Report](clock, fresh_s=10.0)
     old, of_b, new, of_c = Report("a", "old"), Report("b"), Report("a", "new"), Report("c")
@@ -30,7 +30,7 @@ def test_a_node_that_says_nothing_is_not_there() -> None:
     assert latest.all() == [new, of_c]
 
 
-def test_what_a_node_said_that_has_gone_is_kept_until_another_comes_and_no_longer() -> None:
+def test_the_report_of_a_lost_node_is_kept_until_another_arrives_and_then_dropped() -> None:
     clock = ManualClock()
     latest = LatestReports[Report](clock, fresh_s=10.0)
     report = Report("b")

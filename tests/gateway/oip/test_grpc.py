@@ -297,7 +297,7 @@ async def test_a_message_of_a_stream_is_refused_after_its_key_ended(models: Any,
     assert replies[1].startswith("This API key is unknown")
 
 
-async def test_connections_count_as_those_of_their_address(models: Any, tmp_path: Path) -> None:
+async def test_connections_count_for_their_address(models: Any, tmp_path: Path) -> None:
     limit = ConnectionLimit(1)
     async with listening(models, tmp_path, limit=limit) as url:
         async with grpc.aio.insecure_channel(url) as channel:
@@ -347,7 +347,7 @@ async def test_a_client_that_leaves_while_the_server_starts_is_forgotten(models:
         await connections.close()
 
 
-async def test_without_grpc_the_error_says_what_to_install(models: Any) -> None:
+async def test_without_grpc_the_error_names_the_package_to_install(models: Any) -> None:
     async with serving(models.app) as (_, port):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(PREFACE)

@@ -99,7 +99,7 @@ def error(answer: Any) -> tuple[int, str]:
 # --- inference -------------------------------------------------------------------------------------------------------
 
 
-async def test_a_request_goes_to_the_worker_as_it_came(models: Any) -> None:
+async def test_a_request_reaches_the_worker_unchanged(models: Any) -> None:
     answer = await models.post(INFER, REQUEST, content_type="application/json")
     (call,) = models.queue.calls
     assert (call.fields["body"], call.fields["content_type"]) == (REQUEST, media.TENSORS)
@@ -148,7 +148,7 @@ async def test_a_large_packed_request_is_unpacked_beside_the_loop(models: Any, m
     assert answer.status_code == 200
 
 
-async def test_errors_are_in_the_words_of_the_protocol(models: Any, make: Any) -> None:
+async def test_errors_have_the_form_of_the_protocol(models: Any, make: Any) -> None:
     for answer, expected, fact in (
         (await models.post(INFER, b"{"), 422, "truncated"),
         (await models.post("/v2/models/none/infer", REQUEST), 404, "'none'"),
@@ -186,7 +186,7 @@ async def test_a_model_that_is_being_built_is_not_ready_yet(models: Any) -> None
 # --- metadata and statistics ------------------------------------------------------------------------------------------
 
 
-async def test_the_server_says_what_it_can(models: Any) -> None:
+async def test_the_server_reports_its_capabilities(models: Any) -> None:
     assert (await models.get("/v2")).json()["extensions"] == [
         "binary_tensor_data", "model_configuration", "model_repository", "statistics",
     ]  # fmt: skip
@@ -247,7 +247,7 @@ async def test_statistics_count_the_calls_of_this_gateway(models: Any) -> None:
         assert counts == {"success": 1, "fail": 1, "queue": 2, "compute_infer": 2}
 
 
-async def test_statistics_tell_what_runs_took_apart_from_the_whole_call(models: Any) -> None:
+async def test_statistics_separate_the_time_of_runs_from_the_whole_call(models: Any) -> None:
     def answer(call: Any) -> None:
         models.clock.now += 5.0
         call.reply(b"{}", content_type=media.TENSORS, queue_s=0.5, run_s=0.25)
@@ -259,7 +259,7 @@ async def test_statistics_tell_what_runs_took_apart_from_the_whole_call(models: 
     assert took == {"success": 5_000_000_000, "fail": 0, "queue": 500_000_000, "compute_infer": 250_000_000}
 
 
-async def test_statistics_tell_how_long_failures_took_apart_from_successes(models: Any) -> None:
+async def test_statistics_separate_the_time_of_failures_from_successes(models: Any) -> None:
     for seconds, kind in ((2.0, OutcomeKind.SUCCEEDED), (3.0, OutcomeKind.LOST)):
 
         def answer(call: Any, seconds: float = seconds, kind: OutcomeKind = kind) -> None:
@@ -297,7 +297,7 @@ async def test_a_load_ends_with_the_reason_if_no_worker_starts(
     assert error(await models.post("/v2/repository/models/same/load"))[0] == 503
 
 
-async def test_openapi_describes_inference_with_what_is_deployed(models: Any) -> None:
+async def test_openapi_describes_inference_of_deployed_functions(models: Any) -> None:
     document = (await models.get("/openapi.json")).json()
     assert [path for path in document["paths"] if path.startswith("/v2")] == [INFER]
     body = document["paths"][INFER]["post"]["requestBody"]["content"]["application/json"]["schema"]

@@ -236,7 +236,7 @@ async def test_requests_of_a_grpc_stream_use_shared_memory(models: Any, tmp_path
                 np.testing.assert_array_equal(result.as_numpy("fp32_out"), ROW)
 
 
-async def test_a_large_tensor_goes_through_a_shared_body(make: Any, clock: Any, folder: Folder, tmp_path: Path) -> None:
+async def test_a_large_tensor_is_passed_in_a_shared_body(make: Any, clock: Any, folder: Folder, tmp_path: Path) -> None:
     bodies = GatewaySharedBodies(tmp_path / "bodies", "gw-test", budget=BodyBudget(1 << 30), reaches_all=lambda: True)
     bodies.open()
     gateway = gateway_with(make, clock, folder.regions, shared_bodies=bodies, limit_bytes=8 << 20)

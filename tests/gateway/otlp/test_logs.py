@@ -117,7 +117,7 @@ def test_large_lines_are_bounded_by_their_bytes() -> None:
 
 
 @pytest.mark.parametrize("status", [400, 401, 500])
-def test_a_collector_that_refuses_is_asked_again_with_the_next_lines(
+def test_a_collector_that_refuses_gets_the_next_lines(
     server: otlp.Collector,
     open_exporter: Callable[..., Exporter[bytes]],
     status: int,

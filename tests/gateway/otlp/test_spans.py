@@ -76,7 +76,7 @@ def test_a_collector_that_hangs_costs_spans_and_no_time(
 
 
 @pytest.mark.parametrize("status", [400, 401, 500])
-def test_a_collector_that_refuses_is_asked_again_with_the_next_spans(
+def test_a_collector_that_refuses_gets_the_next_spans(
     server: otlp.Collector,
     open_exporter: Callable[[str], Exporter[Span]],
     status: int,
@@ -116,7 +116,7 @@ def test_a_span_with_an_id_that_is_none_costs_its_batch_and_not_the_export(
     until(lambda: exporter.exported == BATCH + 1)
 
 
-def test_what_is_left_at_the_end_is_sent(server: otlp.Collector) -> None:
+def test_remaining_spans_are_sent_at_the_end(server: otlp.Collector) -> None:
     collector = SpanCollector(server.url)
     exporter = Exporter("spans", collector.send, collector.interrupt)
     exporter.add([span()])

@@ -231,7 +231,7 @@ async def test_the_calls_of_batches_count_as_bytes(nats: Any, monkeypatch: pytes
             await batches.started("b")
 
 
-async def test_what_is_stored_with_a_batch_is_short(nats: Any) -> None:
+async def test_the_stored_fields_of_a_batch_are_short(nats: Any) -> None:
     async with batches_on(nats) as batches:
         with pytest.raises(InvalidInput):
             await batches.files.create(batches.owner, "n" * 513, "text/plain", b"")

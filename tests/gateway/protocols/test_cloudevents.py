@@ -73,7 +73,7 @@ async def test_a_result_cannot_be_a_page_on_the_origin_of_the_api(functions: Any
 
 
 @pytest.mark.parametrize("structured", [False, True])
-async def test_a_function_may_take_the_whole_event(functions: Any, structured: bool) -> None:
+async def test_a_function_may_accept_the_whole_event(functions: Any, structured: bool) -> None:
     event = CloudEvent({**ATTRIBUTES, "datacontenttype": "text/plain", "more": "x"}, b"hi")
     answer = await sent(
         functions, "/cloudevents/whole", (to_structured_event if structured else to_binary_event)(event)
@@ -116,7 +116,7 @@ async def test_data_without_a_content_type_reach_the_function(functions: Any) ->
         ({"content-type": "application/cloudevents+avro"}, b"", 415, None),
     ],
 )  # fmt: skip
-async def test_what_is_no_event_is_refused(
+async def test_an_invalid_event_is_refused(
     functions: Any, headers: dict[str, str], body: bytes, status: int, field: str | None
 ) -> None:
     refused = await sent(functions, "/cloudevents/embed", HTTPMessage(headers, body))

@@ -225,7 +225,7 @@ async def test_a_form_that_does_not_fit_is_refused(
         ),
     ],
 )
-async def test_what_is_no_form_is_a_400(models: Any, content_type: str, body: bytes) -> None:
+async def test_an_invalid_form_is_a_400(models: Any, content_type: str, body: bytes) -> None:
     for path in ("/openai/v1/files", "/replicate/v1/files"):
         refused = await models.post(path, body, content_type=content_type)
         assert refused.status_code == (400 if "openai" in path else 422)

@@ -75,7 +75,7 @@ async def test_a_short_name_is_unique_for_the_key(nats: Any, make: Any, problem:
             assert (await gateway.http.delete(f"/v1/functions/{name}")).status_code == 204
 
 
-async def test_an_app_goes_back_to_the_deploy_before(nats: Any, make: Any, problem: Any) -> None:
+async def test_an_app_returns_to_the_deploy_before(nats: Any, make: Any, problem: Any) -> None:
     def spec(name: str, timeout_s: float = 300.0) -> FunctionSpec:
         changed: FunctionSpec = msgspec.structs.replace(make.spec(f"prod/shop/{name}"), timeout_s=timeout_s)
         return changed

@@ -20,7 +20,7 @@ URL = "/v1/functions/embed/invoke"
 GOOD = b'{"texts":["a"]}'
 
 
-async def test_a_call_answers_with_the_result_and_says_who_served_it(gateway: Any) -> None:
+async def test_a_call_returns_the_result_and_names_its_worker(gateway: Any) -> None:
     answer = await gateway.post(URL, GOOD, content_type="application/json")
     (call,) = gateway.queue.calls
     assert (answer.status_code, answer.content) == (200, GOOD)
@@ -131,7 +131,9 @@ async def test_a_body_that_nests_too_deep_is_refused(gateway: Any, make: Any, pr
     assert (await gateway.post("/v1/functions/any/invoke", brackets)).status_code == 200
 
 
-async def test_a_body_above_the_limit_is_refused_however_it_is_sent(gateway: Any, make: Any, problem: Any) -> None:
+async def test_a_body_above_the_limit_is_refused_with_or_without_its_length(
+    gateway: Any, make: Any, problem: Any
+) -> None:
     async def chunks() -> AsyncIterator[bytes]:
         for _ in range(100):
             yield b" " * 1000
@@ -143,7 +145,7 @@ async def test_a_body_above_the_limit_is_refused_however_it_is_sent(gateway: Any
         assert answer.headers["connection"] == "close"
 
 
-async def test_bodies_have_a_limit_together_and_one_that_is_whole_makes_room() -> None:
+async def test_bodies_have_a_common_limit_and_a_complete_one_makes_room() -> None:
     budget = BodyBudget(1000)
     reader = BodyReader(800, 5, what="a test", budget=budget)
     arrived = asyncio.Event()
@@ -188,7 +190,7 @@ async def test_a_timeout_must_make_sense(gateway: Any, problem: Any, value: str)
     assert answer.json()["field"] == "X-Gpufn-Timeout"
 
 
-async def test_the_deadline_is_what_the_client_asked_for(gateway: Any, make: Any) -> None:
+async def test_the_deadline_follows_the_timeout_of_the_client(gateway: Any, make: Any) -> None:
     await gateway.post(URL, GOOD, X_Gpufn_Timeout="2.5")
     gateway.deploy(make.spec(queue_timeout_s=10.0, timeout_s=5.0), 2)
     await gateway.post(URL, GOOD)
@@ -196,7 +198,7 @@ async def test_the_deadline_is_what_the_client_asked_for(gateway: Any, make: Any
 
 
 @pytest.mark.parametrize(("took_s", "remaining_s"), [(0.0, 10.0), (4.0, 6.0), (15.0, -5.0)])
-async def test_a_deadline_stays_where_it_is_however_long_the_body_takes(
+async def test_a_deadline_is_fixed_even_if_the_body_arrives_slowly(
     gateway: Any, clock: Any, connection: Any, took_s: float, remaining_s: float
 ) -> None:
     slow = connection(URL, GOOD, x_gpufn_deadline=str(clock.time() + 10.0))
@@ -250,7 +252,7 @@ async def test_each_outcome_is_its_problem(
     assert answer.headers["x-gpufn-invocation"] == gateway.queue.calls[0].id
 
 
-async def test_a_full_queue_says_when_to_come_back(gateway: Any, make: Any, problem: Any) -> None:
+async def test_a_full_queue_has_the_time_of_a_retry(gateway: Any, make: Any, problem: Any) -> None:
     gateway.report(make.status(queued=100, service_s=0.5, ready=5))
     gateway.queue.answer = lambda call: call.future.set_exception(QueueFull("gpufn.v1.inv.s.embed.1 is full"))
     answer = await gateway.post(URL, GOOD)
@@ -299,7 +301,7 @@ async def test_an_unexpected_exception_shows_an_incident_id_only(
     assert [record.getMessage() for record in caplog.records] == [f"incident {incident}"]
 
 
-async def test_what_a_function_returns_cannot_act_as_a_page(gateway: Any) -> None:
+async def test_the_result_of_a_function_cannot_act_as_a_page(gateway: Any) -> None:
     gateway.queue.answer = lambda call: call.reply(b"<script>", content_type="text/html")
     answer = await gateway.post(URL, GOOD)
     assert answer.headers["content-type"] == "text/html"
@@ -309,7 +311,7 @@ async def test_what_a_function_returns_cannot_act_as_a_page(gateway: Any) -> Non
     assert (await gateway.post(URL, GOOD)).headers["content-type"] == "application/octet-stream"
 
 
-async def test_a_doorbell_rings_when_no_worker_of_the_serving_revision_is_ready(gateway: Any, make: Any) -> None:
+async def test_a_wakeup_is_sent_when_no_worker_of_the_serving_revision_is_ready(gateway: Any, make: Any) -> None:
     async def rings() -> int:
         gateway.bus.published.clear()
         gateway.clock.now += 1
@@ -418,7 +420,7 @@ async def test_weights_are_counted_by_node(gateway: Any) -> None:
     ]
 
 
-async def test_what_runners_drop_is_counted_by_node(gateway: Any) -> None:
+async def test_dropped_lines_of_runners_are_counted_by_node(gateway: Any) -> None:
     for node, dropped in (("a", 3), ("b", 0), ("a", 4)):
         gateway.registry.receive_runner_report(RunnerReport(node, "r", gateway.clock.time(), dropped_outcomes=dropped))
     text = (await gateway.get("/metrics")).text

@@ -14,7 +14,7 @@ from gpufn_core.spec.function_spec import MethodSpec, spec_from_json
 from gpufn_gateway.auth.access import new_key
 
 
-async def test_who_looks_at_the_address_itself_is_shown_on(gateway: Any) -> None:
+async def test_the_root_links_to_existing_pages(gateway: Any) -> None:
     links = (await gateway.get("/")).json()["links"]
     assert "/v1/functions" in links.values()
     assert {(await gateway.get(path)).status_code for path in links.values()} == {200}
@@ -28,7 +28,7 @@ async def test_alive_and_ready(gateway: Any) -> None:
     assert (answer.status_code, answer.json()["reason"]) == (503, "the reason")
 
 
-async def test_a_function_is_shown_with_what_the_controller_last_said(gateway: Any, make: Any) -> None:
+async def test_a_function_is_shown_with_the_last_status_of_the_controller(gateway: Any, make: Any) -> None:
     waiting = Waiting(WaitReason.NO_CAPACITY, "needs 1 L4", 12.0)
     gateway.report(make.status(queued=3, running=1, wanted=2, reason="burst", waiting=waiting, service_s=0.5))
     view = (await gateway.get("/v1/functions/embed")).json()
@@ -69,7 +69,7 @@ async def test_the_values_of_env_need_the_scope_deploy(gateway: Any, make: Any, 
         assert listed["functions"][0]["spec"]["env"] == {"TOKEN": "hunter2"}
 
 
-async def test_what_is_unknown_is_null(gateway: Any) -> None:
+async def test_unknown_values_are_null(gateway: Any) -> None:
     gateway.report()
     view = (await gateway.get("/v1/functions/embed")).json()
     assert (view["queued"], view["running"], view["waiting"], view["start_error"]) == (None, None, None, None)
@@ -77,7 +77,7 @@ async def test_what_is_unknown_is_null(gateway: Any) -> None:
     assert (why["queued"], "not reported" in why["reason"]) == (None, True)
 
 
-async def test_why_tells_the_terms_of_the_decision(gateway: Any, make: Any) -> None:
+async def test_why_shows_the_terms_of_the_decision(gateway: Any, make: Any) -> None:
     error = ErrorInfo("function_raised", "no")
     gateway.report(
         make.status(
@@ -204,7 +204,7 @@ async def test_keys_are_checked_before_they_are_made(gateway: Any, problem: Any)
         assert problem(await gateway.post("/v1/keys", body)) == (422, "invalid_input")
 
 
-async def test_an_unknown_field_is_named_with_those_there_are(gateway: Any, problem: Any) -> None:
+async def test_an_unknown_field_is_named_with_the_known_ones(gateway: Any, problem: Any) -> None:
     answer = await gateway.post("/v1/functions/embed/scale", b'{"workers": 2}')
     assert problem(answer) == (422, "invalid_input")
     assert "min_workers, max_workers" in answer.json()["detail"]
@@ -221,7 +221,7 @@ async def test_an_unknown_field_is_named_with_those_there_are(gateway: Any, prob
         ("/v1/keys", b'{"limits": {"speed": 2}}', "limits.speed", "there is no such field"),
     ],
 )
-async def test_what_is_wrong_with_a_body_names_the_field_as_an_invoke_does(
+async def test_an_invalid_body_is_reported_with_the_field_as_in_an_invoke(
     gateway: Any, path: str, body: bytes, field: str | None, said: str
 ) -> None:
     gateway.report()
@@ -232,7 +232,7 @@ async def test_what_is_wrong_with_a_body_names_the_field_as_an_invoke_does(
     assert told["detail"].endswith(f": {said}")
 
 
-async def test_openapi_describes_what_is_deployed(gateway: Any, make: Any) -> None:
+async def test_openapi_describes_deployed_functions(gateway: Any, make: Any) -> None:
     parameters = {
         "type": "object",
         "properties": {"p": {"$ref": "#/$defs/P"}},

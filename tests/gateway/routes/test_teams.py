@@ -81,7 +81,7 @@ async def test_the_queued_calls_of_a_team_are_limited_together(nats: Any, make: 
             await gateway.http.delete(f"/v1/functions/{name}")
 
 
-async def test_the_gpu_seconds_of_a_team_are_those_of_its_functions(nats: Any, make: Any, problem: Any) -> None:
+async def test_the_gpu_seconds_of_a_team_are_the_sum_of_its_functions(nats: Any, make: Any, problem: Any) -> None:
     async with gateway_on(nats) as gateway:
         for name in ("prod/spent/f", "kept"):
             await gateway.deploys.deploy(make.spec(name), DIGEST)

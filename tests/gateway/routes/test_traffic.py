@@ -37,7 +37,7 @@ async def submitted(gateway: Whole, path: str, **headers: str) -> str:
     return str(answer.headers["x-gpufn-revision"].rpartition("@")[2])
 
 
-async def test_what_is_no_split_is_refused(nats: Any, make: Any, problem: Any) -> None:
+async def test_invalid_splits_are_refused(nats: Any, make: Any, problem: Any) -> None:
     async with gateway_on(nats) as gateway:
         path = await deployed(gateway, make.spec("refused"))
         for status, code, body in (

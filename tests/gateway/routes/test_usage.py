@@ -36,7 +36,7 @@ _ROWS = {
         ("since=9999-12-31&until=0001-01-01", []),
     ],
 )
-async def test_usage_is_added_up_over_nodes_for_the_days_that_are_asked_for(
+async def test_usage_is_added_up_over_nodes_for_the_requested_days(
     nats: Any, query: str, told: list[tuple[object, ...]]
 ) -> None:
     async with gateway_on(nats) as gateway:

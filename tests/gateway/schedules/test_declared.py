@@ -20,7 +20,7 @@ def record(id_: str, schedule: Schedule = HOURLY, *, declared: bool = True, crea
     )
 
 
-def test_what_functions_declare_is_made_into_records() -> None:
+def test_declared_schedules_become_records() -> None:
     made, removed = changes({"a": HOURLY, "b": None}, [], 100.0, 40.0)
     assert removed == []
     assert [(each.id, each.function, each.schedule, each.declared, each.done_until) for each in made] == [
@@ -28,7 +28,7 @@ def test_what_functions_declare_is_made_into_records() -> None:
     ]
 
 
-def test_what_is_as_it_was_stays() -> None:
+def test_unchanged_schedules_stay() -> None:
     known = [record("a"), record("a.x1", DAILY, declared=False)]
     assert changes({"a": HOURLY}, known, 100.0, 40.0) == ([], [])
 
@@ -38,7 +38,7 @@ def test_another_line_begins_now_and_stays_paused() -> None:
     assert (changed.schedule, changed.done_until, changed.paused, removed) == (DAILY, 100.0, True, [])
 
 
-def test_what_is_not_declared_any_more_goes_and_what_was_added_stays() -> None:
+def test_undeclared_schedules_are_removed_and_added_ones_stay() -> None:
     known = [record("a"), record("a.x1", declared=False)]
     assert changes({"a": None}, known, 100.0, 40.0) == ([], ["a"])
 

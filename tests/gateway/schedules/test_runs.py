@@ -92,7 +92,7 @@ async def test_a_declared_schedule_calls_its_function_each_time_it_is_due(nats: 
         assert (record.id, record.declared, record.invocation) == ("minutely", True, last.id)
 
 
-async def test_two_leaders_submit_a_call_once_and_one_that_died_before_it_said_so_as_well(nats: Any, make: Any) -> None:
+async def test_two_leaders_submit_a_call_once_even_if_one_dies_before_it_records_it(nats: Any, make: Any) -> None:
     async with empty(nats) as gateway:
         await gateway.deploys.deploy(make.spec("twice", schedule=MINUTELY), DIGEST)
         one, other = await Led.from_now(gateway, NOON), await Led.from_now(gateway, NOON)
@@ -106,7 +106,7 @@ async def test_two_leaders_submit_a_call_once_and_one_that_died_before_it_said_s
         assert len(await queued(gateway, "twice")) == 1
 
 
-async def test_one_that_runs_once_runs_and_is_gone(nats: Any, make: Any) -> None:
+async def test_a_one_time_schedule_runs_and_is_removed(nats: Any, make: Any) -> None:
     async with empty(nats) as gateway:
         await gateway.deploys.deploy(make.spec("later"), DIGEST)
         leader = await Led.from_now(gateway, NOON)
@@ -131,7 +131,7 @@ async def test_runs_that_a_pause_skipped_are_not_repeated(nats: Any, make: Any) 
         assert len(await queued(gateway, "paused")) == 1
 
 
-async def test_one_that_runs_once_and_whose_time_fell_into_a_pause_is_gone_after_it(nats: Any, make: Any) -> None:
+async def test_a_one_time_schedule_whose_time_fell_into_a_pause_is_removed_after_it(nats: Any, make: Any) -> None:
     async with empty(nats) as gateway:
         await gateway.deploys.deploy(make.spec("slept"), DIGEST)
         leader = await Led.from_now(gateway, NOON)
@@ -250,7 +250,7 @@ async def test_a_time_whose_call_was_made_with_other_arguments_is_done(nats: Any
         assert [body for _, body in await queued(gateway, "other", 2)] == [b'{"texts":["y"]}']
 
 
-async def test_what_cannot_be_called_is_said_once_and_not_each_second(
+async def test_a_schedule_that_cannot_be_called_is_reported_once_and_not_each_second(
     nats: Any, make: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with empty(nats) as gateway:
@@ -265,7 +265,7 @@ async def test_what_cannot_be_called_is_said_once_and_not_each_second(
         assert [record.levelname for record in caplog.records if "renamed" in record.message] == ["WARNING"]
 
 
-async def test_with_its_function_a_schedule_goes(nats: Any, make: Any) -> None:
+async def test_a_schedule_is_removed_with_its_function(nats: Any, make: Any) -> None:
     async with empty(nats) as gateway:
         await gateway.deploys.deploy(make.spec("gone", schedule=MINUTELY), DIGEST)
         leader = await Led.from_now(gateway, NOON)
@@ -352,7 +352,7 @@ async def test_a_schedule_that_is_not_there_or_is_declared_cannot_be_removed(
         assert "pause" in refused.json()["detail"]
 
 
-async def test_the_schedules_of_a_function_go_with_it_though_another_of_its_name_comes_at_once(
+async def test_the_schedules_of_a_function_are_removed_with_it_although_its_name_is_reused_at_once(
     nats: Any, make: Any
 ) -> None:
     """Schedules of the last minute used to stay, and called the next function of the name."""
@@ -370,7 +370,7 @@ async def test_the_schedules_of_a_function_go_with_it_though_another_of_its_name
         assert {key.partition(".")[0] for key in await gateway.buckets.schedules.keys("renewed")} == {"renewed-too"}
 
 
-async def test_a_call_is_on_the_disk_before_its_schedule_says_that_it_was_made(
+async def test_a_call_is_on_the_disk_before_its_schedule_records_it(
     nats: Any, make: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`GPUFN_SYNC=always` promises this for every accepted call."""

@@ -44,7 +44,7 @@ async def clean_up(gateway: Whole, environment: str, *keys: str) -> None:
         await gateway.http.delete(f"/v1/functions/{name}")
 
 
-async def test_an_environment_takes_only_deploys_of_a_key_trusted_for_it(nats: Any, make: Any, problem: Any) -> None:
+async def test_an_environment_accepts_only_deploys_of_a_key_trusted_for_it(nats: Any, make: Any, problem: Any) -> None:
     async with gateway_on(nats) as gateway:
         spec = make.spec("sign-a/app/f")
         assert (await trust(gateway, "sign-a", "sign-a/*")).json()["id"] == SIGNER.id
@@ -88,7 +88,7 @@ async def test_a_restart_keeps_the_signature_and_a_rollback_to_an_unsigned_revis
         await clean_up(gateway, "sign-c", "sign-c")
 
 
-async def test_an_app_goes_back_as_a_whole_or_not_at_all(nats: Any, make: Any, problem: Any) -> None:
+async def test_an_app_is_rolled_back_as_a_whole_or_not_at_all(nats: Any, make: Any, problem: Any) -> None:
     async with gateway_on(nats) as gateway:
         await trust(gateway, "sign-d", "sign-d/*")
         names = ("sign-d/app/f", "sign-d/app/g")
@@ -106,7 +106,7 @@ async def test_an_app_goes_back_as_a_whole_or_not_at_all(nats: Any, make: Any, p
         await clean_up(gateway, "sign-d", "sign-d")
 
 
-async def test_what_a_key_needs_to_be_trusted(nats: Any, problem: Any) -> None:
+async def test_the_rules_for_a_trusted_key(nats: Any, problem: Any) -> None:
     async with gateway_on(nats) as gateway:
         assert problem(await trust(gateway, "Not_A_Name", "*")) == (422, "invalid_input")
         assert problem(await trust(gateway, "sign-e", "pre*")) == (422, "invalid_input")

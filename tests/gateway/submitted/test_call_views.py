@@ -66,7 +66,7 @@ def test_the_estimated_start_of_a_call_is_shown_if_it_is_known(
         (1, 0, 0.0),
     ],
 )
-def test_a_call_starts_after_those_that_gather_in_workers(
+def test_a_call_starts_after_the_gathering_calls_of_workers(
     make: Any, queued: int | None, running: int | None, eta_s: float
 ) -> None:
     known = make.status("f", ready=1, queued=queued, running=running, service_s=0.8)
@@ -86,7 +86,7 @@ def test_a_call_starts_after_those_that_gather_in_workers(
         ({}, 1, None, "unknown", "the controller has not reported on its function yet"),
     ],
 )
-def test_a_queued_call_always_says_why_it_waits(
+def test_a_queued_call_always_shows_the_reason_of_its_wait(
     make: Any, *, fields: dict[str, Any], place: int | None, status: dict[str, Any] | None, reason: str, detail: str
 ) -> None:
     known = None if status is None else make.status("f", **status)
@@ -120,7 +120,7 @@ def test_events_are_numbered_along_a_life() -> None:
     assert numbers == sorted(set(numbers))
 
 
-def test_what_a_runner_says_does_not_change_a_call_that_has_ended() -> None:
+def test_a_report_of_a_runner_does_not_change_an_ended_call() -> None:
     held = CallLocation("1" * 26, "w", "n", 1, 995.0)
     assert call_views.status(record(), held)["state"] is InvocationState.RUNNING
     assert call_views.status(record(), held)["timings"] == {"queue_s": 5.0}
@@ -128,7 +128,7 @@ def test_what_a_runner_says_does_not_change_a_call_that_has_ended() -> None:
     assert call_views.status(ended, held)["state"] is InvocationState.CANCELLED
 
 
-def test_a_call_of_a_retired_revision_waits_for_workers_of_its_own(make: Any) -> None:
+def test_a_call_of_a_retired_revision_waits_for_workers_of_that_revision(make: Any) -> None:
     """Bug: it showed the wait reason and the estimate of the new revision."""
     status = make.status("f", serving=2, ready=2, running=0, service_s=0.5, waiting=STARTING, waiting_of={1: NO_ROOM})
     told = call_views.wait_fields(record(), 1, make.spec("f"), status, NOW)

@@ -52,7 +52,7 @@ class Ahead(SystemClock):
         ({}, 61.0, None, "cancelled"),
     ],
 )
-def test_a_call_waits_while_somebody_may_run_it(
+def test_a_call_waits_while_a_worker_may_run_it(
     make: Any, fields: dict[str, Any], waited_s: float, options: dict[str, Any] | None, outcome: str | None
 ) -> None:
     invocation = InvocationMessage("1" * 26, "f", 1, "", "", "", "", 0.0, **fields)
@@ -78,7 +78,9 @@ def reaper(gateway: Whole, ahead_s: float) -> Reaper:
 
 
 @pytest.mark.parametrize("priority", ["hi", "low"])
-async def test_what_expired_without_a_worker_ends_and_leaves_a_dead_letter(nats: Any, make: Any, priority: str) -> None:
+async def test_a_call_that_expired_without_a_worker_ends_and_leaves_a_dead_letter(
+    nats: Any, make: Any, priority: str
+) -> None:
     name, given = f"idle-{priority}", {"x_gpufn_priority": priority}
     async with gateway_on(nats) as gateway:
         await gateway.deploys.deploy(make.spec(name), DIGEST)
@@ -92,7 +94,7 @@ async def test_what_expired_without_a_worker_ends_and_leaves_a_dead_letter(nats:
         assert (found[0].state, found[0].priority.value, found[1]) == (InvocationState.EXPIRED, priority, GOOD)
 
 
-async def test_what_a_runner_has_is_left_to_it(nats: Any, make: Any) -> None:
+async def test_calls_of_a_runner_are_left_to_it(nats: Any, make: Any) -> None:
     async with gateway_on(nats) as gateway:
         await gateway.deploys.deploy(make.spec("has"), DIGEST)
         invocation = await submit(gateway, "has", x_gpufn_timeout="1")
@@ -103,7 +105,7 @@ async def test_what_a_runner_has_is_left_to_it(nats: Any, make: Any) -> None:
         answer.unsubscribe()
 
 
-async def test_what_a_runner_has_is_left_to_it_though_it_is_slow_to_say_so(nats: Any, make: Any) -> None:
+async def test_calls_of_a_runner_are_left_to_it_even_if_it_reports_late(nats: Any, make: Any) -> None:
     async with gateway_on(nats) as gateway:
         await gateway.deploys.deploy(make.spec("slow"), DIGEST)
         invocation = await submit(gateway, "slow", x_gpufn_timeout="1")
@@ -121,9 +123,7 @@ async def test_what_a_runner_has_is_left_to_it_though_it_is_slow_to_say_so(nats:
         answer.unsubscribe()
 
 
-async def test_the_time_in_the_queue_does_not_limit_what_a_runner_that_died_may_have_begun(
-    nats: Any, make: Any
-) -> None:
+async def test_the_queue_timeout_does_not_end_a_call_that_a_dead_runner_may_have_begun(nats: Any, make: Any) -> None:
     """No runner has the call until a new one has started. It is redelivered then, and continues from its checkpoint."""
     async with gateway_on(nats) as gateway:
         await gateway.deploys.deploy(make.spec("begun", queue_timeout_s=1.0), DIGEST)
@@ -134,7 +134,7 @@ async def test_the_time_in_the_queue_does_not_limit_what_a_runner_that_died_may_
         assert [await state_of(gateway, each) for each in (begun, late, waits)] == ["queued", "expired", "expired"]
 
 
-async def test_calls_of_a_function_that_is_gone_are_cancelled(nats: Any, make: Any) -> None:
+async def test_calls_of_a_deleted_function_are_cancelled(nats: Any, make: Any) -> None:
     async with gateway_on(nats) as gateway:
         await gateway.deploys.deploy(make.spec("gone"), DIGEST)
         invocation = await submit(gateway, "gone")
@@ -146,7 +146,7 @@ async def test_calls_of_a_function_that_is_gone_are_cancelled(nats: Any, make: A
         assert await dead_letters.read(gateway.bus, "gone", invocation) is None
 
 
-async def test_what_has_ended_leaves_its_queue(nats: Any, make: Any) -> None:
+async def test_ended_calls_leave_their_queue(nats: Any, make: Any) -> None:
     async with gateway_on(nats) as gateway:
         await gateway.deploys.deploy(make.spec("over"), DIGEST)
         ends = (InvocationState.CANCELLED, InvocationState.FAILED)

@@ -195,7 +195,7 @@ async def test_a_deadline_travels_with_the_call(nats: Any, make: Any) -> None:
         assert unpack_invocation(stored.payload)[0].deadline == pytest.approx(deadline, abs=0.01)
 
 
-async def test_a_call_tells_its_trace_while_it_waits_and_when_it_has_ended(nats: Any, make: Any) -> None:
+async def test_a_call_shows_its_trace_while_it_waits_and_when_it_has_ended(nats: Any, make: Any) -> None:
     async with gateway_on(nats) as gateway:
         await gateway.deploys.deploy(make.spec("traced"), DIGEST)
         trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -207,7 +207,7 @@ async def test_a_call_tells_its_trace_while_it_waits_and_when_it_has_ended(nats:
         assert told["state"] == "cancelled"
 
 
-async def test_a_queued_call_tells_its_place_and_when_it_starts(nats: Any, make: Any) -> None:
+async def test_a_queued_call_shows_its_place_and_its_start_time(nats: Any, make: Any) -> None:
     async with gateway_on(nats) as gateway:
         for name in ("line", "aside"):
             await gateway.deploys.deploy(make.spec(name), DIGEST)
@@ -228,7 +228,7 @@ async def test_a_queued_call_tells_its_place_and_when_it_starts(nats: Any, make:
         assert (await waiting(2))[1] == 2
 
 
-async def test_a_cancelled_call_tells_that_it_ran(nats: Any, make: Any) -> None:
+async def test_a_cancelled_call_shows_that_it_ran(nats: Any, make: Any) -> None:
     async with gateway_on(nats) as gateway:
         await gateway.deploys.deploy(make.spec("ran"), DIGEST)
         runs, waits = [await submit(gateway, "ran") for _ in range(2)]
@@ -282,7 +282,7 @@ async def test_the_time_in_the_queue_does_not_limit_later_attempts(nats: Any, ma
         assert again.expires_at(2.0) == math.inf
 
 
-async def test_runners_are_asked_for_a_call_that_was_delivered_only(nats: Any, make: Any) -> None:
+async def test_runners_are_queried_only_for_a_delivered_call(nats: Any, make: Any) -> None:
     async with gateway_on(nats) as gateway:
         await gateway.deploys.deploy(make.spec("asked"), DIGEST)
         first, second = [await submit(gateway, "asked") for _ in range(2)]
@@ -297,7 +297,7 @@ async def test_runners_are_asked_for_a_call_that_was_delivered_only(nats: Any, m
         assert asked == [first]
 
 
-async def test_what_runs_has_no_place(nats: Any, make: Any) -> None:
+async def test_a_running_call_has_no_place(nats: Any, make: Any) -> None:
     async with gateway_on(nats) as gateway:
         await gateway.deploys.deploy(make.spec("runs"), DIGEST)
         invocation = await submit(gateway, "runs")
@@ -334,7 +334,7 @@ async def test_calls_are_listed_by_function_state_and_time(nats: Any, make: Any,
             assert problem(await gateway.http.get(f"/v1/calls?{query}")) == (422, "invalid_input"), query
 
 
-async def test_a_list_without_pages_goes_on_until_it_is_full(
+async def test_a_list_without_pages_continues_until_it_is_full(
     nats: Any, make: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Bug: after half a second Replicate's list had only what was found by then, and no further page."""
@@ -389,7 +389,7 @@ async def test_calls_are_listed_by_key_and_by_the_call_that_made_them_page_by_pa
         await gateway.http.delete(f"/v1/keys/{key['id']}", headers=owner)
 
 
-async def test_a_list_says_why_calls_wait_as_far_as_that_takes_no_look_at_each(nats: Any, make: Any) -> None:
+async def test_a_list_shows_the_reason_of_waits_that_need_no_lookup_per_call(nats: Any, make: Any) -> None:
     async with gateway_on(nats) as gateway:
         for name in ("full", "short"):
             await gateway.deploys.deploy(make.spec(name), DIGEST)
@@ -449,7 +449,7 @@ async def test_a_head_request_for_a_stream_returns_only_its_headers(nats: Any, m
             assert (end.get("body", b""), end.get("more_body", False)) == (b"", False)
 
 
-async def test_events_tell_each_change_of_a_call(nats: Any, make: Any, connection: Any) -> None:
+async def test_events_report_each_change_of_a_call(nats: Any, make: Any, connection: Any) -> None:
     async with gateway_on(nats) as gateway:
         await gateway.deploys.deploy(make.spec("told"), DIGEST)
         invocation = await submit(gateway, "told")
@@ -467,7 +467,7 @@ async def test_events_tell_each_change_of_a_call(nats: Any, make: Any, connectio
         assert events.received[3:] == [("state", "12", "succeeded")]
 
 
-async def test_a_runner_that_is_slow_to_say_how_far_a_call_is_takes_nothing_back(nats: Any) -> None:
+async def test_a_late_report_of_a_runner_does_not_revert_the_state_of_a_call(nats: Any) -> None:
     running = {"state": InvocationState.RUNNING, "attempt": 1}
     looks = [running | {"progress": told} for told in ({"fraction": 0.5}, None, {"fraction": 0.5}, {"fraction": 0.7})]
     looks.append({"state": InvocationState.SUCCEEDED, "attempt": 1, "progress": None})
@@ -480,7 +480,7 @@ async def test_a_runner_that_is_slow_to_say_how_far_a_call_is_takes_nothing_back
     assert [event.splitlines()[0] for event in events] == [b"event: state", b"event: progress", b"event: state"]
 
 
-async def test_events_go_on_after_what_was_seen(nats: Any, make: Any, connection: Any) -> None:
+async def test_events_continue_after_the_last_received_one(nats: Any, make: Any, connection: Any) -> None:
     async with gateway_on(nats) as gateway:
         await gateway.deploys.deploy(make.spec("seen"), DIGEST)
         invocation = await submit(gateway, "seen")
@@ -535,7 +535,7 @@ async def test_a_large_result_is_read_in_parts(nats: Any, make: Any, tmp_path: A
         assert (await gateway.http.head(f"/v1/invocations/{invocation}/result")).status_code == 503
 
 
-async def test_a_dead_letter_is_shown_replayed_and_gone(nats: Any, make: Any, problem: Any) -> None:
+async def test_a_dead_letter_is_shown_replayed_and_removed(nats: Any, make: Any, problem: Any) -> None:
     async with gateway_on(nats) as gateway:
         await gateway.deploys.deploy(make.spec("fails-x"), DIGEST)
         invocation = await submit(gateway, "fails-x")
@@ -624,7 +624,7 @@ async def test_the_dead_letters_of_a_deleted_function_are_found(nats: Any, make:
         assert (await gateway.http.delete("/v1/dlq/departed")).json() == {"dropped": 1}
 
 
-async def test_who_replays_all_dead_letters_is_not_stopped_by_one_that_somebody_else_takes(
+async def test_a_replay_of_all_dead_letters_survives_a_concurrent_replay_of_one(
     nats: Any, make: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with gateway_on(nats) as gateway:
@@ -644,9 +644,7 @@ async def test_who_replays_all_dead_letters_is_not_stopped_by_one_that_somebody_
         assert [each["letter"] for each in answer.json()["replayed"]] == [dead[0], dead[2]]
 
 
-async def test_who_replays_all_dead_letters_leaves_those_of_a_method_that_is_gone(
-    nats: Any, make: Any, problem: Any
-) -> None:
+async def test_a_replay_of_all_dead_letters_skips_those_of_a_removed_method(nats: Any, make: Any, problem: Any) -> None:
     """Bug: the oldest letter stopped the replay of all others."""
     async with gateway_on(nats) as gateway:
         old, new = (MethodSpec(name=name, parameters={"type": "object"}) for name in ("old", "new"))
@@ -666,7 +664,7 @@ async def test_who_replays_all_dead_letters_leaves_those_of_a_method_that_is_gon
 
 
 @pytest.mark.parametrize("ends", ["cancelled", "expired"])
-async def test_a_call_that_ends_while_it_waits_for_its_next_attempt_leaves_no_checkpoint_to_who_has_its_id_next(
+async def test_a_call_that_ends_between_attempts_leaves_no_checkpoint_for_the_next_call_with_its_id(
     nats: Any, make: Any, ends: str
 ) -> None:
     async with gateway_on(nats) as gateway:

@@ -68,7 +68,7 @@ async def test_a_name_without_a_function_is_not_found(nats: Any) -> None:
         (("exec", "deploy"), "*", True),
     ],
 )
-def test_a_terminal_needs_the_right_to_give_each_secret(scopes: tuple[str, ...], scope: str, is_allowed: bool) -> None:
+def test_a_terminal_needs_the_right_to_each_secret(scopes: tuple[str, ...], scope: str, is_allowed: bool) -> None:
     spec = FunctionSpec(name="prod/shop/f", entry=EntryPoint("app", "f"), methods=(MethodSpec(),), secrets=("TOKEN",))
     revision = Revision(
         function="prod/shop/f",

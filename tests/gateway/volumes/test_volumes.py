@@ -57,7 +57,7 @@ async def test_each_commit_is_a_version(on_bus: Any) -> None:
         assert (await gateway.http.get(f"/v1/volumes/versions/blobs/{'0' * 64}")).status_code == 404
 
 
-async def test_who_knows_the_digest_of_a_stored_file_can_read_it(on_bus: Any) -> None:
+async def test_a_client_that_knows_the_digest_of_a_stored_file_can_read_it(on_bus: Any) -> None:
     """A limit of volumes, which docs/trust.md names: files are stored once for all teams."""
     async with on_bus() as gateway:
         file = await put(gateway, "theirs", "salaries", b"of a team")
@@ -67,7 +67,7 @@ async def test_who_knows_the_digest_of_a_stored_file_can_read_it(on_bus: Any) ->
         assert (await gateway.http.get(f"/v1/volumes/ours/blobs/{file['digest']}")).content == b"of a team"
 
 
-async def test_commits_at_the_same_time_all_take_effect(on_bus: Any) -> None:
+async def test_simultaneous_commits_all_succeed(on_bus: Any) -> None:
     async with on_bus() as gateway:
         files = [await put(gateway, "races", f"f{number}", b"%d" % number) for number in range(8)]
         answers = await asyncio.gather(*(commit(gateway, "races", file) for file in files))
@@ -151,7 +151,7 @@ async def test_files_that_no_kept_version_names_are_collected(on_bus: Any) -> No
         assert stored >= await gateway.volumes.named_files()
 
 
-async def test_a_deleted_volume_is_gone(on_bus: Any) -> None:
+async def test_a_deleted_volume_disappears(on_bus: Any) -> None:
     async with on_bus() as gateway:
         await commit(gateway, "gone", await put(gateway, "gone", "a", b"a"))
         await until_async(lambda: gateway.volumes.exists("gone"))

@@ -107,7 +107,7 @@ async def test_a_public_function_needs_no_key_and_another_one_does(gateway: Any,
     assert (await gateway.get("/v1/functions")).status_code == 401  # nothing else is open
 
 
-async def test_what_an_application_receives(gateway: Any, deploy: Any, answers: Any) -> None:
+async def test_the_request_of_an_application(gateway: Any, deploy: Any, answers: Any) -> None:
     deploy("site", WebKind.ASGI)
     answers(OK)
     response = await gateway.get("/web/-/-/site/a%20b?q=1", range="bytes=0-9", te="trailers")
@@ -170,7 +170,7 @@ async def test_a_public_function_of_a_gateway_without_keys_is_for_this_machine(
         ([pack(ResponseStart(204, (), False))], 204),
     ],
 )
-async def test_what_an_application_may_respond(
+async def test_the_responses_of_an_application(
     gateway: Any, deploy: Any, answers: Any, payloads: list[bytes], status: int
 ) -> None:
     deploy("site", WebKind.ASGI)

@@ -37,14 +37,14 @@ from gpufn_gateway.webhooks.address_policy import AddressPolicy
         ("64:ff9b::a9fe:a9fe", "a link-local"),  # NAT64 of 169.254.169.254
     ],
 )
-def test_what_is_not_the_internet_is_refused(address: str, kind: str) -> None:
+def test_addresses_outside_the_internet_are_refused(address: str, kind: str) -> None:
     refusal = AddressPolicy().refusal(address)
     assert refusal is not None
     assert f"is {kind} address" in refusal
 
 
 @pytest.mark.parametrize("address", ["3fff:1::1", "192.0.0.8", "64:ff9b:1::a00:1"])  # the last: local NAT64 prefix
-def test_what_pythons_have_other_words_for_is_refused_by_all(address: str) -> None:
+def test_addresses_that_pythons_classify_differently_are_always_refused(address: str) -> None:
     assert AddressPolicy().refusal(address) is not None
 
 

@@ -17,7 +17,7 @@ def _slow(now: float = SLOW_S, tries: int = MAX_CONCURRENT) -> Receivers:
     return receivers
 
 
-def test_one_that_answers_soon_gets_as_many_as_there_are() -> None:
+def test_a_fast_receiver_gets_all_deliveries() -> None:
     receivers = Receivers()
     for number in range(100 * MAX_CONCURRENT):
         assert receivers.begin(A, now=number / 1e6) == 0
@@ -26,7 +26,7 @@ def test_one_that_answers_soon_gets_as_many_as_there_are() -> None:
     assert receivers.begin(B, 600.0) == 0
 
 
-def test_a_slow_one_keeps_nobody_else_from_being_tried() -> None:
+def test_a_slow_receiver_does_not_delay_others() -> None:
     assert _slow().begin(B, SLOW_S) == 0
 
 
@@ -40,7 +40,7 @@ def test_a_slow_one_stays_slow_while_its_tries_fail_late() -> None:
     assert receivers.begin(A, 15.0) > 0
 
 
-def test_one_that_answers_soon_again_gets_all_again() -> None:
+def test_a_receiver_that_is_fast_again_gets_all_deliveries_again() -> None:
     receivers = _slow()
     receivers.end(A, 0.0, now=15.0)
     assert receivers.begin(A, 15.0) == 0
@@ -48,14 +48,14 @@ def test_one_that_answers_soon_again_gets_all_again() -> None:
     assert [receivers.begin(A, 15.1) for _ in range(10 * MAX_CONCURRENT)] == [0.0] * 10 * MAX_CONCURRENT
 
 
-def test_what_is_put_off_comes_back_one_after_the_other_and_not_at_once() -> None:
+def test_postponed_deliveries_return_one_after_the_other() -> None:
     receivers = _slow()
     delays = [receivers.begin(A, SLOW_S) for _ in range(3)]
     assert delays == pytest.approx([RETRY_AFTER_S + number * MIN_INTERVAL_S for number in (1, 2, 3)])
     assert receivers.begin(A, SLOW_S + 60) == RETRY_AFTER_S
 
 
-def test_one_that_nobody_waits_for_is_forgotten() -> None:
+def test_a_receiver_without_deliveries_is_forgotten() -> None:
     receivers = Receivers()
     for now in range(100):
         assert receivers.begin(f"{now}.example", now) == 0

@@ -92,7 +92,9 @@ async def test_the_webhook_receives_the_signed_end_of_a_call_with_its_result(nat
             pass
 
 
-async def test_a_function_tells_the_ends_of_all_its_calls_and_a_call_can_choose_its_own(nats: Any, make: Any) -> None:
+async def test_a_function_reports_the_ends_of_all_its_calls_and_a_call_can_choose_its_own_webhook(
+    nats: Any, make: Any
+) -> None:
     async with whole(nats) as gateway, receiving() as receiver, delivering(gateway):
         await gateway.deploys.deploy(make.spec("tells", webhook=receiver.url("/all")), DIGEST)
         for webhook, path in ((None, "/all"), (receiver.url("/mine"), "/mine")):
@@ -149,7 +151,7 @@ async def test_a_receiver_that_does_not_answer_leaves_the_others_theirs(
         assert silent.requests.empty()
 
 
-async def test_what_was_handed_over_often_and_not_tried_is_not_late(
+async def test_a_job_that_was_delivered_often_but_not_tried_is_not_late(
     nats: Any, make: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The bus was away, or gateways died: that was not the receiver's fault."""
@@ -183,7 +185,9 @@ async def test_what_was_handed_over_often_and_not_tried_is_not_late(
     assert 0.0 <= asked[0] < 4.0  # seconds, and not the number of redeliveries
 
 
-async def test_what_is_given_up_is_in_the_functions_log(nats: Any, make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_abandoned_webhook_is_in_the_log_of_the_function(
+    nats: Any, make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     delays = [0.0, None]
     monkeypatch.setattr(retry_policy, "delay_after", lambda age_s: delays.pop(0))
     async with whole(nats) as gateway, receiving() as receiver, delivering(gateway):
@@ -198,7 +202,7 @@ async def test_what_is_given_up_is_in_the_functions_log(nats: Any, make: Any, mo
         assert receiver.requests.qsize() == 2
 
 
-async def test_a_webhook_whose_calls_end_is_not_kept_any_more_is_not_given_up_in_silence(
+async def test_a_webhook_whose_call_record_has_expired_is_reported_when_abandoned(
     nats: Any, make: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The retention may be shorter than the retries take."""
@@ -218,7 +222,7 @@ async def test_a_webhook_whose_calls_end_is_not_kept_any_more_is_not_given_up_in
             pass
 
 
-async def test_a_webhook_that_the_gateway_fails_at_is_not_given_up_in_silence(
+async def test_a_webhook_that_fails_in_the_gateway_is_reported_when_abandoned(
     nats: Any, make: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(retry_policy, "delay_after", lambda age_s: None)
@@ -269,7 +273,7 @@ async def test_an_address_that_is_refused_at_last_is_not_tried_again(nats: Any, 
         assert receiver.requests.empty()
 
 
-async def test_what_a_gateway_that_was_killed_had_taken_is_delivered_by_another(
+async def test_the_jobs_of_a_killed_gateway_are_delivered_by_another(
     nats: Any, make: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(deliveries, "_ACK_WAIT_S", 1.0)
@@ -290,7 +294,7 @@ async def test_what_a_gateway_that_was_killed_had_taken_is_delivered_by_another(
                 pass
 
 
-async def test_a_try_that_takes_long_is_not_made_by_another_gateway_meanwhile(
+async def test_a_slow_try_is_not_repeated_by_another_gateway_meanwhile(
     nats: Any, make: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(deliveries, "_TICK_S", 0.01)
@@ -308,7 +312,7 @@ async def test_a_try_that_takes_long_is_not_made_by_another_gateway_meanwhile(
     await bus.close()
 
 
-async def test_a_job_that_comes_before_its_calls_end_waits_for_it(nats: Any, make: Any) -> None:
+async def test_a_job_that_precedes_the_end_of_its_call_waits_for_it(nats: Any, make: Any) -> None:
     async with whole(nats) as gateway, receiving() as receiver, delivering(gateway):
         await gateway.deploys.deploy(make.spec("early"), DIGEST)
         record = await submit(gateway, "early", receiver.url())
@@ -335,7 +339,7 @@ async def test_a_webhook_that_cannot_be_is_refused_with_the_call_and_with_the_fu
         assert "closed: " in answer.json()["detail"]
 
 
-async def test_a_call_that_somebody_waits_for_has_no_webhook(gateway: Any, problem: Any) -> None:
+async def test_a_call_with_a_waiting_client_has_no_webhook(gateway: Any, problem: Any) -> None:
     answer = await gateway.post("/v1/functions/embed/invoke", GOOD, x_gpufn_webhook="https://example.org")
     assert problem(answer) == (422, "invalid_input")
     assert "Prefer: respond-async" in answer.json()["detail"]

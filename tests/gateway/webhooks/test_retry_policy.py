@@ -22,7 +22,7 @@ from gpufn_gateway.webhooks.retry_policy import Verdict, delay_after, verdict
         (503, Verdict.RETRY),
     ],
 )
-def test_what_an_answer_means(status: int, means: Verdict) -> None:
+def test_the_meaning_of_a_response(status: int, means: Verdict) -> None:
     assert verdict(status) is means
 
 

@@ -55,7 +55,7 @@ def resolving(monkeypatch: pytest.MonkeyPatch, answers: dict[str, list[str] | Ex
     monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", getaddrinfo)
 
 
-async def test_of_several_addresses_the_next_is_tried_when_nobody_listens_at_one(
+async def test_the_next_of_several_addresses_is_tried_if_one_refuses(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with receiving() as receiver, posting("127.0.0.0/8") as sender:
@@ -84,7 +84,7 @@ async def test_a_name_that_later_resolves_to_another_address_is_checked_for_each
         assert (lookups, receiver.requests.qsize(), inside.requests.qsize()) == (["rebinding.test"] * 2, 1, 0)
 
 
-async def test_a_name_whose_addresses_nobody_listens_at_is_not_reached(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_name_without_a_listening_address_is_not_reached(monkeypatch: pytest.MonkeyPatch) -> None:
     async with receiving() as receiver, posting("127.0.0.0/8") as sender:
         resolving(monkeypatch, {"two.test": ["127.9.9.8", "127.9.9.9"], "none.test": [], "in.test": ["10.0.0.1"]})
         with pytest.raises(ReceiverUnreachable):
@@ -109,7 +109,7 @@ async def test_a_name_that_the_dns_does_not_know_or_that_is_none_is_not_reached(
 
 
 @pytest.mark.parametrize("to", ["http://[::1", "http://{}:99999/", "/caf\xe9", "//user@{}/", "/a b", "http://{}:x/"])
-async def test_a_redirect_to_what_is_no_address_is_an_answer_as_any(to: str) -> None:
+async def test_a_redirect_to_an_invalid_address_is_an_ordinary_response(to: str) -> None:
     async with receiving() as receiver, posting(*LOOPBACK) as sender:
         moved = redirect("LOCATION").replace(b"LOCATION", to.format(f"127.0.0.1:{receiver.port}").encode("latin-1"))
         receiver.answers = lambda _: moved
@@ -154,7 +154,7 @@ async def test_an_endless_answer_is_not_read_to_its_end() -> None:
         assert await sender.send(receiver.url(), {}, b"{}") == 200
 
 
-async def test_a_receiver_that_does_not_answer_is_given_up_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_receiver_that_does_not_answer_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(post, "_TIMEOUT_S", 0.05)
     async with receiving() as receiver, posting(*LOOPBACK) as sender:
         receiver.answers = lambda _: None
@@ -165,14 +165,14 @@ async def test_a_receiver_that_does_not_answer_is_given_up_in_time(monkeypatch: 
 @pytest.mark.parametrize(
     ("answer", "host"), [(b"what?\r\n\r\n", "127.0.0.1"), (OK, "name.that.does.not.exist.invalid")]
 )
-async def test_what_does_not_speak_http_or_does_not_exist_is_not_reached(answer: bytes, host: str) -> None:
+async def test_a_receiver_that_does_not_speak_http_or_exist_is_not_reached(answer: bytes, host: str) -> None:
     async with receiving() as receiver, posting(*LOOPBACK) as sender:
         receiver.answers = lambda _: answer
         with pytest.raises(ReceiverUnreachable):
             await sender.send(receiver.url(host=host), {}, b"{}")
 
 
-async def test_a_port_on_which_nobody_listens_is_not_reached() -> None:
+async def test_a_port_without_a_listener_is_not_reached() -> None:
     async with receiving() as receiver:
         gone = receiver.url()
     async with posting(*LOOPBACK) as sender:

@@ -24,7 +24,7 @@ def trace(load: Load) -> list[Call]:
 
 
 @pytest.mark.parametrize("bursty", [False, True])
-def test_a_trace_asks_for_as_much_of_the_gpu_as_it_should_and_is_the_same_again(bursty: bool) -> None:
+def test_a_trace_has_the_configured_load_and_is_reproducible(bursty: bool) -> None:
     load = Load(seconds=20_000, busy=0.5, bursty=bursty)
     made = trace(load)
     assert sum(call.service_s for call in made) / load.seconds == pytest.approx(0.5, rel=0.1)
@@ -32,7 +32,7 @@ def test_a_trace_asks_for_as_much_of_the_gpu_as_it_should_and_is_the_same_again(
     assert [(call.function, call.at) for call in made] == [(call.function, call.at) for call in trace(load)]
 
 
-def test_the_first_function_is_called_as_often_as_zipf_says() -> None:
+def test_the_first_function_is_called_as_often_as_zipf_predicts() -> None:
     made = trace(Load(functions=3, seconds=20_000, zipf=1.0))
     counts = [sum(call.function.name == name for call in made) for name in ("f1", "f2", "f3")]
     assert [count / counts[0] for count in counts] == pytest.approx([1, 1 / 2, 1 / 3], rel=0.1)
@@ -46,7 +46,7 @@ def test_a_bursty_function_is_called_for_a_while_and_then_not() -> None:
     assert longest_gap(Load(bursty=True)) > 5 * longest_gap(Load())
 
 
-def test_who_has_been_idle_the_longest_makes_room_and_nobody_else() -> None:
+def test_only_the_worker_idle_the_longest_makes_room() -> None:
     residents = Residents(Gpu(memory_gib=20.0))
     for function, now in ((F, 0.0), (G, 1.0)):
         residents.take(function, now)
@@ -55,7 +55,7 @@ def test_who_has_been_idle_the_longest_makes_room_and_nobody_else() -> None:
     assert ["f1" in residents, "f2" in residents, "f3" in residents] == [False, True, True]
 
 
-def test_a_worker_that_is_idle_for_the_timeout_has_gone() -> None:
+def test_a_worker_that_is_idle_for_the_timeout_has_ended() -> None:
     residents = Residents(Gpu(idle_timeout_s=60.0))
     residents.take(F, 0.0)
     residents.release(F, 1.0)
@@ -65,7 +65,7 @@ def test_a_worker_that_is_idle_for_the_timeout_has_gone() -> None:
     assert residents.cold_starts == 2
 
 
-def test_who_makes_room_is_parked_while_the_host_has_memory_and_then_the_least_worth_ends() -> None:
+def test_the_evicted_worker_is_parked_while_the_host_has_memory_and_then_the_least_worth_ends() -> None:
     residents = Residents(Gpu(memory_gib=10.0, park_gib=20.0))
     now = 0.0
 
@@ -93,7 +93,7 @@ def test_a_cold_start_is_part_of_the_turn() -> None:
     assert found.busy == pytest.approx(1.0)
 
 
-def test_fairness_compares_what_functions_had_of_the_gpu_while_they_had_calls() -> None:
+def test_fairness_compares_the_gpu_time_of_functions_while_they_had_calls() -> None:
     """f1 had its turn for 3 of 4 s and f2 for 1 of 4 s; the time without calls does not count."""
     ended = [
         Ended(Call(F, 0.0, 3.0), 0.0, 3.0),

@@ -40,7 +40,7 @@ async def test_a_request_gets_its_own_answer(connect: Any, nats: Any) -> None:
     assert [answer.payload for answer in answers] == [b"%d" % n for n in range(50)]
 
 
-async def test_a_request_that_nobody_can_answer_fails_at_once_and_an_unanswered_one_in_time(
+async def test_a_request_without_responders_fails_at_once_and_an_unanswered_one_times_out(
     connect: Any, nats: Any
 ) -> None:
     bus = await connect(nats)
@@ -95,14 +95,14 @@ async def test_a_payload_above_the_limit_is_refused_and_the_connection_kept(conn
     await bus.flush()
 
 
-async def test_connecting_to_nothing_or_with_a_wrong_password_says_so(nats: Any) -> None:
+async def test_connecting_to_nothing_or_with_a_wrong_password_is_reported(nats: Any) -> None:
     with pytest.raises(BusUnavailable, match=r"127\.0\.0\.1:9: .*refused"):
         await Bus.connect("nats://127.0.0.1:9", name="t")
     with pytest.raises(BusUnavailable, match=r"Authorization|password"):
         await Bus.connect(f"nats://admin:wrong@127.0.0.1:{nats.port}", name="t")
 
 
-async def test_a_closed_bus_refuses_and_ends_what_waits(connect: Any, nats: Any) -> None:
+async def test_a_closed_bus_refuses_requests_and_ends_waiting_ones(connect: Any, nats: Any) -> None:
     bus = await connect(nats)
     bus.subscribe("t.never", lambda message: None)
     request = asyncio.create_task(bus.request("t.never"))
@@ -138,7 +138,7 @@ async def test_an_outage_fails_fast_then_everything_works_again(connect: Any, cr
     assert reconnects == [1]
 
 
-async def test_storing_tells_the_sequence_duplicates_conflicts_and_full_queues(connect: Any, nats: Any) -> None:
+async def test_storing_reports_the_sequence_duplicates_conflicts_and_full_queues(connect: Any, nats: Any) -> None:
     bus = await connect(nats)
     config = {"name": "STORE", "subjects": ["store.*"], "discard": "new", "discard_new_per_subject": True}
     await bus.js("STREAM.CREATE.STORE", {**config, "max_msgs_per_subject": 2, "storage": "memory"})
@@ -173,7 +173,7 @@ async def test_roles_receive_only_their_own_messages_and_nodes_decide_nothing(co
         await runner.request("$JS.API.STREAM.DELETE.X", timeout_s=0.05)
 
 
-async def test_who_has_patience_waits_for_a_server_that_starts_later(crash: Any) -> None:
+async def test_a_patient_client_waits_for_a_server_that_starts_later(crash: Any) -> None:
     url = crash.server.url
     crash.server.kill()
     with pytest.raises(BusUnavailable, match="Cannot connect"):

@@ -49,9 +49,7 @@ async def test_1_callbacks_that_raise_do_not_stop_the_bus(connect: Any, crash: A
     assert (len(seen), reconnects) == (2, [1])
 
 
-async def test_2_a_bus_whose_credentials_are_refused_comes_back_when_they_are_good_again(
-    connect: Any, crash: Any
-) -> None:
+async def test_2_a_bus_with_refused_credentials_reconnects_when_they_are_valid_again(connect: Any, crash: Any) -> None:
     bus: Bus = await connect(crash.server)
     config = crash.server.directory / "nats.conf"
     good = config.read_text()
@@ -64,7 +62,7 @@ async def test_2_a_bus_whose_credentials_are_refused_comes_back_when_they_are_go
     await bus.flush()
 
 
-async def test_3_a_restart_does_not_stall_a_pull_and_a_withdrawn_one_takes_nothing(
+async def test_3_a_restart_does_not_stall_a_pull_and_a_withdrawn_one_receives_nothing(
     connect: Any, crash: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _without_heartbeats(puller, monkeypatch)
@@ -90,7 +88,7 @@ async def test_3_a_restart_does_not_stall_a_pull_and_a_withdrawn_one_takes_nothi
     assert [(delivery.payload, delivery.delivered) for delivery in got] == [(b"1", 1), (b"2", 1)]
 
 
-async def test_4_a_key_with_a_time_to_live_can_be_created_again_once_it_is_gone(connect: Any, nats: Any) -> None:
+async def test_4_a_key_with_a_time_to_live_can_be_created_again_once_it_has_expired(connect: Any, nats: Any) -> None:
     kv = await KeyValue.open(await connect(nats), "guard4")
     first = await kv.create("a", b"1", ttl_s=1)
     renewed = await kv.update("a", b"1", first, ttl_s=1)

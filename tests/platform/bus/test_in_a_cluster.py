@@ -179,7 +179,7 @@ async def _kept_by_one(cluster: Cluster) -> None:
     await bus.close()
 
 
-def test_a_node_that_comes_back_does_not_show_what_was_before(cluster: Cluster) -> None:
+def test_a_node_that_returns_does_not_show_old_values(cluster: Cluster) -> None:
     in_time(_shows_no_past(cluster))
 
 

@@ -34,7 +34,7 @@ async def test_a_restart_keeps_port_credentials_and_data(connect: Any, tmp_path:
 
 
 @pytest.mark.parametrize("damaged", [b"", b"\xff\x00{", b"[1, 2]", b'{"gateway": 7}', b'{"gateway": "kept", "ag'])
-def test_credentials_that_are_damaged_are_made_anew(damaged: bytes, tmp_path: Path) -> None:
+def test_damaged_credentials_are_made_again(damaged: bytes, tmp_path: Path) -> None:
     path = tmp_path / "credentials.json"
     path.write_bytes(damaged)
     made = nats_process._credentials(path)
@@ -85,7 +85,7 @@ def test_a_start_that_is_interrupted_leaves_no_server(tmp_path: Path, monkeypatc
     EmbeddedServer.start(tmp_path).stop()
 
 
-def test_a_taken_port_is_named_or_when_none_was_asked_for_avoided(tmp_path: Path) -> None:
+def test_a_used_port_is_named_or_avoided_if_none_was_requested(tmp_path: Path) -> None:
     with socket.socket() as squatter:
         squatter.bind(("127.0.0.1", 0))
         squatter.listen()
@@ -97,14 +97,14 @@ def test_a_taken_port_is_named_or_when_none_was_asked_for_avoided(tmp_path: Path
             assert server.port != port
 
 
-def test_a_missing_binary_names_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_binary_names_the_package_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.metadata.files", lambda name: [])
     monkeypatch.setattr("shutil.which", lambda name: None)
     with pytest.raises(BusUnavailable, match="pip install gpufn-platform"):
         EmbeddedServer.start(tmp_path)
 
 
-def test_a_server_that_does_not_start_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_does_not_start_reports_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nats_process, "_config", lambda *_: "nonsense: {")
     with pytest.raises(BusUnavailable, match=rf"{tmp_path}/nats\.log"):
         EmbeddedServer.start(tmp_path)

@@ -16,7 +16,7 @@ print(aiohttp.ClientSession.__name__)
 
 
 @pytest.mark.parametrize(("first", "is_imported"), [("asyncio", False), ("aiohttp", True)])
-def test_a_process_on_the_bus_does_not_import_aiohttp_and_may_all_the_same(first: str, is_imported: bool) -> None:
+def test_a_process_on_the_bus_does_not_import_aiohttp_but_may(first: str, is_imported: bool) -> None:
     pytest.importorskip("aiohttp")
     ended = subprocess.run(
         [sys.executable, "-c", LOOKS.format(first=first)], capture_output=True, text=True, check=True

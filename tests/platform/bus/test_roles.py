@@ -307,7 +307,7 @@ async def test_a_node_may_make_the_requests_of_the_table_and_no_others(nats: Emb
 
 
 @pytest.mark.parametrize("role", NODE_ROLES)
-async def test_a_node_writes_and_subscribes_as_the_table_says(nats: EmbeddedServer, role: str) -> None:
+async def test_a_node_writes_and_subscribes_only_as_in_the_table(nats: EmbeddedServer, role: str) -> None:
     refused = await denied(nats, role, list(WRITES), [])
     assert sorted(WRITES.keys() - refused) == sorted(subject for subject, roles in WRITES.items() if role in roles)
     refused = await denied(nats, role, [], list(SUBSCRIPTIONS))
@@ -385,7 +385,7 @@ async def test_only_the_gateway_reads_keys_and_secrets(
             await other.request(f"$JS.API.{verb}", body, timeout_s=0.3)
 
 
-async def test_a_consumer_reads_what_its_request_names_and_nothing_else(nats: EmbeddedServer, connect: Any) -> None:
+async def test_a_consumer_reads_only_the_subject_of_its_request(nats: EmbeddedServer, connect: Any) -> None:
     await everything(await connect(nats, "gateway"))
     runner: Bus = await connect(nats, "runner")
     request = f"CONSUMER.CREATE.{subjects.ASYNC}.c.gpufn.v1.inv.a.f.1.normal.*"
@@ -452,9 +452,7 @@ async def everything(gateway: Bus) -> None:
     await object_store.ensure_bucket(gateway, subjects.RESULT_FILES, expires=True)
 
 
-async def test_who_answers_a_request_does_not_learn_where_the_server_answers(
-    nats: EmbeddedServer, connect: Any
-) -> None:
+async def test_a_responder_does_not_learn_the_reply_address_of_the_server(nats: EmbeddedServer, connect: Any) -> None:
     """Regression: it could forge the server's responses to the gateway, such as the record of an API key."""
     gateway, runner = await connect(nats, "gateway"), await connect(nats, "runner")
     replies: list[str] = []

@@ -18,7 +18,7 @@ sys.stdin.read()
 """
 
 
-def test_nobody_reads_the_secret_though_the_process_itself_has_it() -> None:
+def test_the_secret_is_unreadable_although_the_process_has_it() -> None:
     environment = {"SECRET": "nats://agent:hunter2@host", "PYTHONPATH": str(ROOT / "runtime")}
     with subprocess.Popen(
         [sys.executable, "-c", _HIDES], env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE

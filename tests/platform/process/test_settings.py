@@ -40,13 +40,13 @@ def test_the_bus_is_named() -> None:
 
 
 @pytest.mark.parametrize(("text", "means"), [("yes", True), ("Yes", True), ("true", True), ("1", True), ("on", True)])
-def test_yes_has_several_words_and_so_has_no(text: str, means: bool) -> None:
+def test_yes_and_no_have_several_spellings(text: str, means: bool) -> None:
     assert yes_or_no("GPUFN_X", text) is means
     opposite = {"yes": "no", "Yes": "No", "true": "FALSE", "1": "0", "on": "off"}[text]
     assert yes_or_no("GPUFN_X", opposite) is not means
 
 
-def test_what_is_neither_yes_nor_no_names_the_variable() -> None:
+def test_a_value_other_than_yes_or_no_names_the_variable() -> None:
     with pytest.raises(InvalidSetting, match=r"^GPUFN_X='perhaps': .* yes or no"):
         yes_or_no("GPUFN_X", "perhaps")
 

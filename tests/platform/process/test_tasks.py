@@ -31,7 +31,7 @@ def test_a_failure_is_logged_under_its_name_and_ends_nothing_else(caplog: pytest
     assert sorted(record.message for record in caplog.records) == ["its own failed", "of all failed"]
 
 
-def test_what_a_task_starts_is_waited_for_as_well() -> None:
+def test_tasks_started_by_a_task_are_awaited_as_well() -> None:
     done: list[str] = []
 
     async def run() -> None:
@@ -50,7 +50,7 @@ def test_what_a_task_starts_is_waited_for_as_well() -> None:
     assert done == ["second"]
 
 
-def test_an_end_waits_for_what_a_cancelled_task_still_does(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_end_waits_for_the_cleanup_of_a_cancelled_task(caplog: pytest.LogCaptureFixture) -> None:
     done: list[str] = []
 
     async def linger() -> None:

@@ -24,9 +24,7 @@ class Reader(asyncio.Protocol):
 
 
 @pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
-def test_what_one_turn_writes_goes_together_and_to_a_socket_that_is_closed_nothing_goes(
-    new_loop: Any, tmp_path: Any
-) -> None:
+def test_writes_of_one_turn_are_sent_together_and_none_to_a_closed_socket(new_loop: Any, tmp_path: Any) -> None:
     trouble: list[dict[str, Any]] = []
 
     async def main() -> None:

@@ -29,7 +29,7 @@ def test_each_silence_is_reported_once() -> None:
     assert [silence.over(now) for now in (59, 60, 75, 91)] == [[], [1], [], [2]]
 
 
-def test_when_all_stood_still_nobody_is_to_blame() -> None:
+def test_after_a_pause_of_all_processes_none_is_blamed() -> None:
     """After a suspended machine or our own pause, the reports of others are read only after the check."""
     silence = HeartbeatMonitor(limit_s=60)
     silence.received(1, now=0)
@@ -38,7 +38,7 @@ def test_when_all_stood_still_nobody_is_to_blame() -> None:
     assert [silence.over(now) for now in (3630, 3660)] == [[], [1]]
 
 
-def test_who_has_ended_is_not_silent() -> None:
+def test_an_ended_process_is_not_silent() -> None:
     silence = HeartbeatMonitor(limit_s=60)
     silence.received(1, now=0)
     silence.forget(1)
@@ -72,7 +72,7 @@ def test_only_messages_of_started_processes_count(watchdog: Watchdog) -> None:
     assert [watchdog.look(now) for now in (120, 150, 180)] == [[], [], []]
 
 
-def test_other_words_say_nothing(watchdog: Watchdog) -> None:
+def test_other_messages_are_ignored(watchdog: Watchdog) -> None:
     watchdog.watch(os.getpid())
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as other:
         for words in (b"", b"READY=1", b"x" * 4096):
@@ -133,5 +133,5 @@ def test_systemd_receives_messages_in_its_format(tmp_path: Path, settings: dict[
                 systemd.recv(64)
 
 
-def test_a_listener_that_is_gone_is_no_failure(tmp_path: Path) -> None:
+def test_a_lost_listener_is_no_failure(tmp_path: Path) -> None:
     asyncio.run(_tell({"NOTIFY_SOCKET": str(tmp_path / "nobody"), "WATCHDOG_USEC": "30000000"}))

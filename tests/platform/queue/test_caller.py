@@ -60,7 +60,7 @@ async def queued(bus: Bus, caller: Caller) -> PendingCall:
     return call
 
 
-async def test_a_call_that_nobody_has_after_a_restart_is_lost(connect: Any, crash: Any) -> None:
+async def test_a_call_without_a_holder_after_a_restart_is_lost(connect: Any, crash: Any) -> None:
     bus = await connect(crash.server)
     await streams.ensure_streams(bus)
     caller = Caller(bus, name="gw", clock=SystemClock())
@@ -72,7 +72,7 @@ async def test_a_call_that_nobody_has_after_a_restart_is_lost(connect: Any, cras
         await call.future
 
 
-async def test_a_call_that_a_runner_has_is_looked_for_until_that_is_gone(connect: Any, crash: Any) -> None:
+async def test_a_call_at_a_runner_is_looked_up_until_the_runner_has_ended(connect: Any, crash: Any) -> None:
     bus, runner = await connect(crash.server), await connect(crash.server)
     await streams.ensure_streams(bus)
     caller = Caller(bus, name="gw", clock=SystemClock())
@@ -95,9 +95,7 @@ async def test_a_call_that_a_runner_has_is_looked_for_until_that_is_gone(connect
     assert asked == 5
 
 
-async def test_a_call_from_before_a_restart_takes_no_other_out_of_the_queue_that_was_made_again(
-    connect: Any, crash: Any
-) -> None:
+async def test_a_call_from_before_a_restart_removes_no_other_from_the_new_queue(connect: Any, crash: Any) -> None:
     """The queue is in memory and counts from 1 again."""
     bus, runner = await connect(crash.server), await connect(crash.server)
     await streams.ensure_streams(bus)
@@ -137,7 +135,7 @@ async def waiting(connect: Any, nats: Any) -> tuple[Bus, Caller, PendingCall]:
     return bus, caller, await queued(bus, caller)
 
 
-async def test_a_call_that_nobody_began_with_ends_with_its_queue_timeout(connect: Any, nats: Any) -> None:
+async def test_a_call_that_no_runner_began_ends_with_its_queue_timeout(connect: Any, nats: Any) -> None:
     bus, caller, call = await waiting(connect, nats)
     caller.tick(call.since + 9.9)
     await caller._lookup._tasks.done()
@@ -169,7 +167,7 @@ async def test_a_call_that_has_begun_is_not_ended_by_its_queue_timeout(connect: 
     await bus.flush()
 
 
-async def test_a_call_that_has_begun_is_not_ended_by_its_queue_timeout_though_its_runner_is_gone(
+async def test_a_call_that_has_begun_is_not_ended_by_its_queue_timeout_although_its_runner_is_lost(
     connect: Any, nats: Any
 ) -> None:
     bus, caller, call = await waiting(connect, nats)
@@ -185,7 +183,7 @@ async def test_a_call_that_has_begun_is_not_ended_by_its_queue_timeout_though_it
     await bus.flush()
 
 
-async def test_a_call_whose_runner_is_slow_to_say_so_is_not_ended_by_its_queue_timeout(connect: Any, nats: Any) -> None:
+async def test_a_call_with_a_slow_runner_is_not_ended_by_its_queue_timeout(connect: Any, nats: Any) -> None:
     bus, caller, call = await waiting(connect, nats)
     runner = await connect(nats)
     await take(runner, "f", is_sync=True)
@@ -256,7 +254,7 @@ def end(stream: PendingStream, items: int) -> None:
     ],
     ids=["it began again", "items are missing", "the last ones are missing"],
 )
-async def test_a_stream_that_is_not_whole_breaks_off_and_says_why(
+async def test_an_incomplete_stream_ends_with_the_reason(
     connect: Any, nats: Any, breaks: Any, error: type[GpufnError], why: str
 ) -> None:
     bus = await connect(nats)
@@ -273,7 +271,7 @@ async def test_a_stream_that_is_not_whole_breaks_off_and_says_why(
     assert caller.pending == 0
 
 
-async def test_a_stream_that_has_begun_goes_on(connect: Any, nats: Any) -> None:
+async def test_a_stream_that_has_begun_continues(connect: Any, nats: Any) -> None:
     bus = await connect(nats)
     await streams.ensure_streams(bus)
     caller = Caller(bus, name="gw-begun", clock=SystemClock())
@@ -286,7 +284,7 @@ async def test_a_stream_that_has_begun_goes_on(connect: Any, nats: Any) -> None:
 
 
 @pytest.mark.parametrize("items", [0, 2])
-async def test_a_stream_that_was_read_from_is_not_waited_for_by_who_would_begin_it_anew(
+async def test_a_stream_that_was_read_is_not_awaited_by_a_runner_that_would_restart_it(
     connect: Any, nats: Any, items: int
 ) -> None:
     """Regression: it ran from the start to its first item, only to learn that no reader can use it."""
@@ -331,7 +329,7 @@ async def test_a_large_result_that_arrives_twice_is_read_before_the_second_is_dr
     await taking
 
 
-async def test_credit_that_could_not_be_given_is_given_when_the_bus_is_back(
+async def test_undelivered_credit_is_sent_when_the_bus_is_back(
     connect: Any, nats: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bus, runner = await connect(nats), await connect(nats)
@@ -367,7 +365,7 @@ class Still(SystemClock):
         return 1000.0
 
 
-async def test_a_stream_that_is_silent_says_again_how_much_was_read(connect: Any, nats: Any) -> None:
+async def test_a_silent_stream_repeats_its_read_count(connect: Any, nats: Any) -> None:
     """Its credit may have been lost, and the generator waits for it."""
     bus, runner = await connect(nats), await connect(nats)
     await streams.ensure_streams(bus)
@@ -395,7 +393,7 @@ async def test_a_stream_that_is_silent_says_again_how_much_was_read(connect: Any
     assert [item async for item in items] == []
 
 
-async def test_a_call_that_no_stream_took_is_published_again(connect: Any, crash: Any) -> None:
+async def test_a_call_that_no_stream_stored_is_published_again(connect: Any, crash: Any) -> None:
     """During an election the queue's subject has no subscriber."""
     bus = await connect(crash.server)
     caller = Caller(bus, name="gw", clock=SystemClock())
@@ -434,7 +432,7 @@ async def test_a_call_that_a_stream_cannot_store_now_is_published_again(connect:
 
 
 @pytest.mark.parametrize("deadline_s", [3600.0, 1.0])
-async def test_a_call_that_no_stream_takes_ends_within_seconds_or_at_its_deadline(
+async def test_a_call_that_no_stream_stores_ends_within_seconds_or_at_its_deadline(
     connect: Any, crash: Any, deadline_s: float
 ) -> None:
     bus = await connect(crash.server)
@@ -453,7 +451,7 @@ async def test_a_call_that_no_stream_takes_ends_within_seconds_or_at_its_deadlin
     assert not caller.pending
 
 
-async def test_a_call_that_was_given_up_is_not_published_again(connect: Any, crash: Any) -> None:
+async def test_an_abandoned_call_is_not_published_again(connect: Any, crash: Any) -> None:
     bus = await connect(crash.server)
     caller = Caller(bus, name="gw", clock=SystemClock())
     caller.start()
@@ -466,7 +464,7 @@ async def test_a_call_that_was_given_up_is_not_published_again(connect: Any, cra
     assert await streams.messages_per_subject(bus, subjects.SYNC) == {}
 
 
-async def test_a_call_that_no_stream_takes_ends_with_its_queue_timeout(connect: Any, crash: Any) -> None:
+async def test_a_call_that_no_stream_stores_ends_with_its_queue_timeout(connect: Any, crash: Any) -> None:
     bus = await connect(crash.server)
     caller = Caller(bus, name="gw", clock=SystemClock())
     caller.start()

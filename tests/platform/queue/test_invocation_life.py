@@ -214,7 +214,7 @@ def test_every_life_of_a_call_has_one_end(nats: EmbeddedServer) -> None:
     )
 
 
-async def test_a_retry_of_what_failed_meanwhile_keeps_the_dead_letter_that_its_end_left_out(
+async def test_a_retry_of_a_call_that_failed_meanwhile_keeps_its_missing_dead_letter(
     connect: Any, nats: EmbeddedServer
 ) -> None:
     """The runner died between record and dead letter; the message is redelivered, and this time its attempt fails

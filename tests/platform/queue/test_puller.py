@@ -71,7 +71,7 @@ class Queue:
         return [delivery.payload for delivery in self.got]
 
 
-async def test_as_many_deliveries_come_as_credits_were_granted(connect: Any, nats: Any) -> None:
+async def test_the_number_of_deliveries_matches_the_granted_credits(connect: Any, nats: Any) -> None:
     queue = await Queue(await connect(nats)).ensure()
     queue.pull.grant(1)
     queue.pull.grant(1)
@@ -109,7 +109,7 @@ async def test_a_delivery_is_settled_once_and_touched_only_before(connect: Any, 
     assert await queue.depth() == 0
 
 
-async def test_a_nak_with_a_delay_comes_back_later(connect: Any, nats: Any) -> None:
+async def test_a_nak_with_a_delay_is_redelivered_later(connect: Any, nats: Any) -> None:
     queue = await Queue(await connect(nats)).ensure()
     await queue.put(b"1")
     queue.pull.grant(2)
@@ -121,7 +121,7 @@ async def test_a_nak_with_a_delay_comes_back_later(connect: Any, nats: Any) -> N
     assert loop.time() - started > 0.15
 
 
-async def test_a_poll_takes_what_waits_and_tells_once_what_it_did_not_use(connect: Any, nats: Any) -> None:
+async def test_a_poll_receives_waiting_messages_and_reports_unused_credit_once(connect: Any, nats: Any) -> None:
     queue = await Queue(await connect(nats)).ensure()
     queue.pull.poll(2)
     await until_async(lambda: queue.unused)
@@ -135,7 +135,7 @@ async def test_a_poll_takes_what_waits_and_tells_once_what_it_did_not_use(connec
     assert (queue.payloads, queue.unused, queue.pull.credits) == ([b"1", b"2", b"3"], [2, 2], 0)
 
 
-async def test_a_handler_that_fails_gives_its_delivery_back(
+async def test_a_failed_handler_hands_its_delivery_back(
     connect: Any, nats: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(consumer, "_HANDLER_FAILED_DELAY_S", 0.01)
@@ -154,7 +154,7 @@ async def test_a_handler_that_fails_gives_its_delivery_back(
     assert [delivery.delivered for delivery in seen] == [1, 2]
 
 
-async def test_what_was_on_its_way_to_a_withdrawn_pull_goes_to_another(connect: Any, nats: Any) -> None:
+async def test_deliveries_in_flight_to_a_withdrawn_pull_go_to_another(connect: Any, nats: Any) -> None:
     queue = await Queue(await connect(nats)).ensure()
     other = await connect(nats)
     queue.pull.grant(2)
@@ -170,7 +170,7 @@ async def test_what_was_on_its_way_to_a_withdrawn_pull_goes_to_another(connect: 
     assert (taken[0].payload, queue.got, queue.pull.credits) == (b"1", [], 0)
 
 
-async def test_an_expired_request_is_asked_for_again(connect: Any, nats: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_expired_request_is_sent_again(connect: Any, nats: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(consumer, "_EXPIRES_S", 0.1)
     monkeypatch.setattr(consumer, "_HEARTBEAT_S", 0.05)
     queue = await Queue(await connect(nats)).ensure()
@@ -184,7 +184,7 @@ async def test_an_expired_request_is_asked_for_again(connect: Any, nats: Any, mo
     assert (queue.payloads, queue.pull.credits) == ([b"1", b"2"], 0)
 
 
-async def test_silence_renews_every_request_and_credits_stay_what_they_were(
+async def test_silence_renews_every_request_and_credits_stay_unchanged(
     connect: Any, nats: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queue = await Queue(await connect(nats)).ensure()
@@ -263,7 +263,7 @@ async def test_a_queue_in_memory_is_pulled_from_again_after_a_crash(connect: Any
     assert (queue.payloads, queue.pull.credits) == ([b"1", b"2"], 0)
 
 
-async def test_a_poll_that_the_server_took_with_it_ends_unused(connect: Any, crash: Any) -> None:
+async def test_a_poll_lost_with_the_server_ends_unused(connect: Any, crash: Any) -> None:
     queue = await Queue(await connect(crash.server), subjects.ASYNC).ensure()
     crash.server.kill()
     queue.pull.poll(3)  # goes into a dead socket
@@ -272,7 +272,7 @@ async def test_a_poll_that_the_server_took_with_it_ends_unused(connect: Any, cra
     assert queue.unused == [3]
 
 
-async def test_a_settlement_that_the_bus_missed_is_said_at_the_next_hand_over(connect: Any, crash: Any) -> None:
+async def test_a_settlement_that_the_bus_missed_is_repeated_at_the_next_delivery(connect: Any, crash: Any) -> None:
     queue = await Queue(await connect(crash.server), subjects.ASYNC, ack_wait_s=1).ensure()
     await queue.put(b"1")
     queue.pull.grant(1)
@@ -293,7 +293,7 @@ async def redelivered(bus: Bus, queue: Queue, times: int) -> None:
         pass
 
 
-async def test_what_comes_again_while_it_runs_is_the_delivery_that_there_is(connect: Any, nats: Any) -> None:
+async def test_a_redelivery_while_it_runs_is_the_existing_delivery(connect: Any, nats: Any) -> None:
     """Like after the server's clock was set forward: `ack_wait` seems to be over."""
     queue = await Queue(await connect(nats), ack_wait_s=0.1).ensure()
     words = await queue.listen(await connect(nats))
@@ -308,9 +308,7 @@ async def test_what_comes_again_while_it_runs_is_the_delivery_that_there_is(conn
     assert (queue.payloads, await queue.depth()) == ([b"1", b"2"], 1)
 
 
-async def test_what_comes_again_without_a_credit_is_not_handed_to_another_while_it_runs(
-    connect: Any, nats: Any
-) -> None:
+async def test_a_redelivery_without_a_credit_is_not_handed_to_another_while_it_runs(connect: Any, nats: Any) -> None:
     queue = await Queue(await connect(nats), ack_wait_s=0.1).ensure()
     words = await queue.listen(await connect(nats))
     queue.pull.grant(2)

@@ -109,7 +109,7 @@ async def test_a_call_with_an_id_of_its_own_has_a_record_at_once(nats: EmbeddedS
     assert await call_records.read(bus, call.id) == (call, b"")
 
 
-async def test_an_id_that_only_names_the_place_of_another_is_nobodys(nats: EmbeddedServer, connect: Connect) -> None:
+async def test_an_id_with_the_place_of_another_call_finds_nothing(nats: EmbeddedServer, connect: Connect) -> None:
     bus = await begin(nats, connect)
     call = await submit(bus)
     for other in (id_at(new_stem(), call.queue_seq), id_at(call.id[:18], call.queue_seq + 1), "0" * 26, "no id", ""):
@@ -186,7 +186,7 @@ async def test_the_items_of_maps_are_not_read_to_list_the_calls_between_them(
     assert reads.messages < 60  # of more than a thousand, for each of the lists
 
 
-async def test_a_function_without_calls_is_not_looked_for_among_those_of_others(
+async def test_a_search_for_a_function_without_calls_does_not_read_calls_of_others(
     nats: EmbeddedServer, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bus = await begin(nats, connect)
@@ -201,7 +201,7 @@ async def test_a_function_without_calls_is_not_looked_for_among_those_of_others(
     assert reads.times < 5  # the only message that it has
 
 
-async def test_calls_from_before_the_time_that_is_asked_for_are_not_read(
+async def test_calls_from_before_the_requested_time_are_not_read(
     nats: EmbeddedServer, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bus = await begin(nats, connect)
@@ -213,7 +213,7 @@ async def test_calls_from_before_the_time_that_is_asked_for_are_not_read(
     assert reads.times < 5
 
 
-async def test_who_lists_calls_that_have_ended_reads_no_queue(
+async def test_listing_ended_calls_reads_no_queue(
     nats: EmbeddedServer, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bus = await begin(nats, connect)
@@ -237,7 +237,7 @@ async def test_who_lists_calls_that_have_ended_reads_no_queue(
         ([(11, 40)], [(10, 11)]),
     ],
 )
-def test_what_lies_outside_the_chunks_of_maps(taken: list[tuple[int, int]], left: list[tuple[int, int]]) -> None:
+def test_messages_outside_the_chunks_of_maps(taken: list[tuple[int, int]], left: list[tuple[int, int]]) -> None:
     found = queued_calls.outside([range(*stretch) for stretch in taken], 10, 20)
     assert [(gap.start, gap.stop) for gap in found] == left
 
@@ -314,7 +314,7 @@ async def test_a_page_that_found_nothing_leads_on(nats: EmbeddedServer, connect:
     assert [call.id for call in page.records] == [oldest.id]
 
 
-async def test_a_place_counts_those_that_wait_before_it(nats: EmbeddedServer, connect: Connect) -> None:
+async def test_a_place_counts_the_calls_that_wait_before_it(nats: EmbeddedServer, connect: Connect) -> None:
     bus = await begin(nats, connect)
     calls = []
     for _ in range(4):
@@ -351,7 +351,7 @@ async def test_a_place_far_back_is_estimated_among_the_calls_of_others(
         (105, 0, 110, (1, 1)),  # it has just been taken
     ],
 )
-def test_what_can_be_said_of_a_place_without_a_look_at_the_queue(
+def test_the_estimate_of_a_place_without_a_read_of_the_queue(
     seq: int, waiting: int, last: int, found: tuple[int, int]
 ) -> None:
     assert queue_position.bounds(seq, streams.ConsumerProgress(waiting=waiting, taken=100), last) == found

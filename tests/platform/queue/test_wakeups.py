@@ -23,13 +23,13 @@ NORMAL = QueueKind(Priority.NORMAL, is_sync=False)
 LOW = QueueKind(Priority.LOW, is_sync=False)
 
 
-def test_a_wakeup_says_for_which_queue_and_revision_it_is() -> None:
+def test_a_wakeup_names_its_queue_and_revision() -> None:
     payloads = wakeups.payload(3, LOW), wakeups.payload(12), b"", b"garbage", b"9" * 30
     assert [wakeups.queue_of(each) for each in payloads] == [LOW, None, None, None, None]
     assert [wakeups.revision_of(each) for each in payloads] == [3, 12, None, None, None]
 
 
-async def test_those_who_come_at_once_are_rung_for_at_once_and_at_the_end(connect: Any, nats: Any) -> None:
+async def test_simultaneous_arrivals_cause_a_wakeup_at_once_and_at_the_end(connect: Any, nats: Any) -> None:
     bus = await connect(nats)
     heard: asyncio.Queue[tuple[str, QueueKind | None]] = asyncio.Queue()
     bus.subscribe(
@@ -46,7 +46,7 @@ async def test_those_who_come_at_once_are_rung_for_at_once_and_at_the_end(connec
     assert await heard.get() == (subjects.wakeup("end"), NORMAL)
 
 
-async def test_a_call_that_is_stored_is_accepted_though_its_doorbell_cannot_be_rung(
+async def test_a_stored_call_is_accepted_although_its_wakeup_cannot_be_sent(
     connect: Any, nats: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bus = await connect(nats)

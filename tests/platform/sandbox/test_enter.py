@@ -85,7 +85,7 @@ def test_a_plain_user_without_namespaces(folder: Path, attempt: Callable[[Path],
     assert in_child(entering(folder, lambda: attempt(folder))) == error
 
 
-def test_a_worker_in_the_sandbox_of_a_template_loses_what_only_the_template_may_use(folder: Path) -> None:
+def test_a_worker_in_the_sandbox_of_a_template_loses_the_rights_of_the_template(folder: Path) -> None:
     template = Sandbox(writable=(os.fspath(folder),), namespaces=False, is_template=True)
 
     def enter_both() -> None:

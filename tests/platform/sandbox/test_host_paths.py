@@ -5,11 +5,11 @@ from pathlib import Path
 from gpufn_platform.sandbox.host_paths import private_paths, python_folders
 
 
-def test_folders_of_the_interpreter_leave_out_those_inside_others() -> None:
+def test_folders_of_the_interpreter_omit_nested_folders() -> None:
     assert python_folders(["/srv/py/lib", "", "relative", "/srv/app"], ["/usr", "/srv/py"]) == ("/srv/py", "/srv/app")
 
 
-def test_private_paths_are_those_that_other_users_cannot_read(tmp_path: Path) -> None:
+def test_private_paths_are_unreadable_for_other_users(tmp_path: Path) -> None:
     for name, mode in (("key", 0o600), ("public", 0o644)):
         (tmp_path / name).touch()
         (tmp_path / name).chmod(mode)

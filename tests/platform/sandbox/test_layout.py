@@ -40,7 +40,7 @@ def kind_of(path: str, sandbox: Sandbox = SANDBOX) -> Kind | None:
         ("/home", None),
     ],
 )
-def test_a_sandbox_has_what_it_needs_and_nothing_else(path: str, kind: Kind | None) -> None:
+def test_a_sandbox_has_only_the_needed_paths(path: str, kind: Kind | None) -> None:
     assert kind_of(path) == kind
 
 
@@ -75,7 +75,7 @@ def test_a_worker_in_a_namespace_of_the_node_has_the_resolvers_of_that() -> None
     )
 
 
-def test_each_mount_comes_after_those_that_it_is_in() -> None:
+def test_each_mount_follows_the_mounts_that_contain_it() -> None:
     paths = [mount.path for mount in layout.mounts(SANDBOX, [])]
     for place, path in enumerate(paths):
         assert not any(layout.is_inside(earlier, path) for earlier in paths[:place])
@@ -102,7 +102,7 @@ def test_all_mounts_of_a_template_that_its_workers_share_are_theirs_too() -> Non
         ("mem", True, False),
     ],
 )
-def test_devices_are_those_that_compute_in_a_sandbox_with_gpus(name: str, gpus: bool, is_there: bool) -> None:
+def test_a_sandbox_with_gpus_has_only_devices_for_computation(name: str, gpus: bool, is_there: bool) -> None:
     assert (f"/dev/{name}" in layout.own_paths(Sandbox(gpus=gpus), [name], 7)) == is_there
 
 
@@ -124,7 +124,7 @@ def test_without_namespaces_the_paths_beside_a_hidden_one_are_allowed_one_by_one
     assert ("/dev/shm", Access.BY_NAME) in rules
 
 
-def test_only_new_mounts_and_those_that_they_cover_are_added() -> None:
+def test_only_new_mounts_and_covered_ones_are_added() -> None:
     template = Sandbox(shared=("/srv/python",), hidden=("/srv/a/secret",))
     worker = Sandbox(shared=("/srv/python", "/srv/a/python"), readable=("/srv/a",), hidden=template.hidden)
     present = kinds_of(layout.mounts(template, OWN))

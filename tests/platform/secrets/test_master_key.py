@@ -41,7 +41,7 @@ def test_the_default_is_a_private_file_in_the_home(home: Home) -> None:
     assert loaded(master_key) == keys
 
 
-def test_the_key_comes_from_a_variable_a_command_or_a_file(home: Home) -> None:
+def test_the_key_is_read_from_a_variable_a_command_or_a_file(home: Home) -> None:
     file = home.root / "other"
     file.write_text(KEYS.text())
     file.chmod(0o600)

@@ -69,7 +69,7 @@ def test_masks(values: list[str], output: bytes, expected: bytes) -> None:
 
 
 @given(st.lists(TEXTS, min_size=1, max_size=3), st.lists(st.one_of(TEXTS, st.integers(0, 2)), max_size=12), st.data())
-def test_any_split_gives_the_same_output_without_secrets(
+def test_any_split_yields_the_same_output_without_secrets(
     values: list[str], pieces: list[str | int], data: st.DataObject
 ) -> None:
     output = "".join(values[each % len(values)] if isinstance(each, int) else each for each in pieces).encode()

@@ -14,7 +14,7 @@ from gpufn_core.protocol.limits import LARGE_BODY_BYTES
 from gpufn_platform.shared_bodies.bodies import SharedBodies
 
 
-def test_what_was_written_is_read_and_its_name_is_gone(tmp_path: Path) -> None:
+def test_a_written_body_is_read_and_its_name_is_removed(tmp_path: Path) -> None:
     shared_bodies = SharedBodies(tmp_path / "a")
     name = shared_bodies.write([b"one", memoryview(b"two")])
     view = shared_bodies.take(name)
@@ -40,7 +40,7 @@ def test_each_body_is_a_new_file(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_one_that_cannot_be_mapped_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_body_that_cannot_be_mapped_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Regression: its call was lost with the worker's thread."""
 
     def refuse(*_: object, **__: object) -> None:
@@ -58,7 +58,7 @@ def test_an_empty_shared_body_is_one(tmp_path: Path) -> None:
     assert bytes(shared_bodies.take(shared_bodies.write([]))) == b""
 
 
-def test_a_shared_body_is_read_part_by_part_and_its_name_is_gone(tmp_path: Path) -> None:
+def test_a_shared_body_is_read_part_by_part_and_its_name_is_removed(tmp_path: Path) -> None:
     shared_bodies = SharedBodies(tmp_path)
     body = os.urandom((1 << 20) + 1)
     with shared_bodies.reader(shared_bodies.write([body])) as reader:
@@ -108,7 +108,7 @@ def test_a_folder_that_is_made_again_is_for_its_owner_only(tmp_path: Path) -> No
     assert modes == [0o700, 0o700]
 
 
-def test_what_a_worker_leaves_goes_with_its_folders(tmp_path: Path) -> None:
+def test_bodies_of_a_worker_are_removed_with_its_folders(tmp_path: Path) -> None:
     """Regression: the rest stayed in the host's memory without an owner."""
     shared_bodies = SharedBodies(tmp_path / "all" / "w-1")
     shared_bodies.make()
@@ -133,7 +133,7 @@ def test_a_name_is_nothing_but_a_name(tmp_path: Path, name: str) -> None:
             use(name)
 
 
-def test_what_is_no_file_of_its_own_is_refused(tmp_path: Path) -> None:
+def test_a_path_that_is_not_a_regular_file_is_refused(tmp_path: Path) -> None:
     shared_bodies = SharedBodies(tmp_path)
     secret = tmp_path / "secret"
     secret.write_text("x")

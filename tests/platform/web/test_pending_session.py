@@ -99,7 +99,7 @@ def test_a_sender_does_not_outlive_its_session() -> None:
     run(scenario)
 
 
-def test_what_the_reader_takes_is_credited_by_bytes() -> None:
+def test_read_bytes_are_credited() -> None:
     async def scenario() -> None:
         pending, caller, _ = session()
         for number in range(4):

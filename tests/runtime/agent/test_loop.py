@@ -164,7 +164,7 @@ def test_memory_above_the_limit_is_reported_as_such_despite_a_kill_order(on_node
     on_node(run)
 
 
-def test_a_memory_group_ends_with_its_worker_and_takes_runaways_along(on_node: Any, memory_groups: Any) -> None:
+def test_a_memory_group_ends_with_its_worker_and_its_stray_processes(on_node: Any, memory_groups: Any) -> None:
     async def run(node: Any) -> None:
         await node.deploy("runaway")
         await node.start(groups=memory_groups)
@@ -191,7 +191,7 @@ def test_a_gigabyte_of_output_does_not_reach_the_log_stream(on_node: Any) -> Non
     on_node(run)
 
 
-def test_a_worker_that_is_gone_as_soon_as_it_is_launched_has_ended_and_did_not_fail_to_start(on_node: Any) -> None:
+def test_a_worker_that_ends_right_after_its_launch_has_ended_and_did_not_fail_to_start(on_node: Any) -> None:
     """In a container it is not a child of the agent: no trace is left after its end."""
 
     async def launch(order: LaunchOrder) -> Launched:
@@ -262,7 +262,7 @@ def test_a_kill_order_ends_a_worker_at_once(on_node: Any) -> None:
     on_node(run)
 
 
-def test_a_worker_that_its_runner_has_given_up_ends_though_the_kill_order_was_lost(on_node: Any) -> None:
+def test_a_worker_that_its_runner_considers_lost_ends_although_the_kill_order_was_lost(on_node: Any) -> None:
     async def run(node: Any) -> None:
         await node.deploy("stubborn")
         await node.start(kill_after_s=0.2)
@@ -277,7 +277,7 @@ def test_a_worker_that_its_runner_has_given_up_ends_though_the_kill_order_was_lo
     on_node(run)
 
 
-def test_a_worker_whose_assignment_is_gone_gets_sigterm(on_node: Any) -> None:
+def test_a_worker_with_a_deleted_assignment_gets_sigterm(on_node: Any) -> None:
     async def run(node: Any) -> None:
         await node.deploy()
         await node.start()
@@ -346,9 +346,7 @@ def test_a_bundle_that_cannot_be_had_is_a_failed_start(on_node: Any) -> None:
     on_node(run)
 
 
-def test_a_node_that_can_start_no_process_says_that_it_takes_none_before_it_says_that_a_start_failed(
-    on_node: Any, monkeypatch: Any
-) -> None:
+def test_a_node_that_can_start_no_process_reports_it_before_the_failed_start(on_node: Any, monkeypatch: Any) -> None:
     begin = ProcessLauncher.launch
 
     async def no_file(self: Any, order: Any) -> Any:
@@ -417,7 +415,7 @@ def test_an_unknown_revision_is_a_failed_start(on_node: Any) -> None:
     on_node(run)
 
 
-def test_a_later_agent_adopts_what_lives_and_buries_what_died(on_node: Any) -> None:
+def test_a_later_agent_adopts_live_workers_and_cleans_up_dead_ones(on_node: Any) -> None:
     async def run(node: Any) -> None:
         await node.deploy()
         await node.start()
@@ -508,7 +506,7 @@ def test_a_folder_that_only_the_runner_made_is_launched_at_start(on_node: Any) -
     on_node(run)
 
 
-def test_a_bus_that_comes_back_receives_the_events_of_the_meantime(tmp_path: Path, on_node: Any) -> None:
+def test_a_bus_that_reconnects_receives_the_missed_events(tmp_path: Path, on_node: Any) -> None:
     async def run(node: Any) -> None:
         await node.deploy()
         await node.start()

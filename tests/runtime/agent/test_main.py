@@ -183,7 +183,7 @@ def test_a_second_agent_of_one_node_is_refused_with_the_location_of_the_first(
     on_node(run)
 
 
-def test_a_missing_setting_is_said_in_one_line(tmp_path: Path) -> None:
+def test_a_missing_setting_is_reported_in_one_line(tmp_path: Path) -> None:
     ended = subprocess.run(
         [sys.executable, "-m", "gpufn_runtime.agent"],
         env={"PYTHONPATH": os.pathsep.join(str(ROOT / name) for name in ("sdk", "runtime"))},
@@ -197,7 +197,7 @@ def test_a_missing_setting_is_said_in_one_line(tmp_path: Path) -> None:
     assert ended.stderr.startswith("GPUFN_NATS_URL ")
 
 
-def test_a_bus_that_stores_nothing_is_said_in_one_line(tmp_path: Path) -> None:
+def test_a_bus_that_stores_nothing_is_reported_in_one_line(tmp_path: Path) -> None:
     bus = subprocess.Popen(
         [find_binary(), "-a", "127.0.0.1", "-p", "-1", "--ports_file_dir", tmp_path], stderr=subprocess.DEVNULL
     )

@@ -55,13 +55,13 @@ def test_memory_for_parked_workers_is_a_size(given: str, park_bytes: int | None)
 
 
 @pytest.mark.parametrize(("given", "means"), [("yes", True), ("TRUE", True), ("1", True), ("no", False), ("", False)])
-def test_yes_and_no_are_the_words_that_a_gateway_takes(given: str, means: bool) -> None:
+def test_yes_and_no_are_the_words_that_a_gateway_accepts(given: str, means: bool) -> None:
     assert AgentSettings.from_env({**URL, "GPUFN_MPS_EXCLUSIVE": given}).mps_exclusive is means
     with pytest.raises(InvalidSetting, match=r"^GPUFN_MPS_EXCLUSIVE='perhaps': .*yes or no"):
         AgentSettings.from_env({**URL, "GPUFN_MPS_EXCLUSIVE": "perhaps"})
 
 
-def test_the_hosts_memory_is_what_the_operator_says_or_else_the_kernel() -> None:
+def test_the_hosts_memory_is_the_operators_setting_or_else_the_kernels_value() -> None:
     assert AgentSettings.from_env(URL).memory_bytes is None
     said = AgentSettings.from_env({**URL, "GPUFN_MEMORY": "64Gi"}).memory_bytes
     assert said == 64 << 30
@@ -95,7 +95,7 @@ def test_declared_devices_stand_beside_the_cpu_pool() -> None:
     assert DeclaredInventory((own,), cpu_pool("n")).find().devices == (own,)
 
 
-def test_the_cpu_pool_is_what_cgroup_and_affinity_allow(tmp_path: Path) -> None:
+def test_the_cpu_pool_is_the_allowance_of_cgroup_and_affinity(tmp_path: Path) -> None:
     proc, cgroup = tmp_path / "proc", tmp_path / "cgroup"
     proc.mkdir()
     cgroup.mkdir()

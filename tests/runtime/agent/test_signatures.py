@@ -59,7 +59,7 @@ def test_a_signed_revision_starts_where_signatures_are_required(on_node: Any) ->
 
 
 @pytest.mark.parametrize("case", ["unsigned", "unknown key", "other pattern", "other spec", "swapped"])
-def test_what_no_trusted_key_signed_is_neither_unpacked_nor_started(on_node: Any, case: str) -> None:
+def test_code_without_a_trusted_signature_is_neither_unpacked_nor_started(on_node: Any, case: str) -> None:
     async def run(node: Any) -> None:
         await require(node)
         await trust(node, "prod/*" if case == "other pattern" else "*")

@@ -20,7 +20,7 @@ from gpufn_platform.queue import call_records
 from tests.runtime.runner.node import NODE, Node, on_node
 
 
-def test_a_call_goes_to_the_worker_and_its_result_comes_back(url: str, tmp_path: Path) -> None:
+def test_a_call_is_sent_to_the_worker_and_its_result_returns(url: str, tmp_path: Path) -> None:
     async def test(node: Node) -> None:
         revision = await node.deploy("basic")
         call = node.invoke(revision, b'{"x": 1}')
@@ -36,7 +36,7 @@ def test_a_call_goes_to_the_worker_and_its_result_comes_back(url: str, tmp_path:
     on_node(url, tmp_path, test)
 
 
-def test_a_call_that_came_while_a_worker_was_ready_is_not_cold_wherever_it_runs(url: str, tmp_path: Path) -> None:
+def test_a_call_that_arrived_while_a_worker_was_ready_is_not_cold_on_any_worker(url: str, tmp_path: Path) -> None:
     async def test(node: Node) -> None:
         revision = await node.deploy("warm")
         busy = await node.worker(revision)
@@ -53,7 +53,7 @@ def test_a_call_that_came_while_a_worker_was_ready_is_not_cold_wherever_it_runs(
     on_node(url, tmp_path, test)
 
 
-def test_calls_that_came_before_any_worker_was_ready_are_cold_on_the_second_worker_as_well(
+def test_calls_that_arrived_before_any_worker_was_ready_are_cold_on_the_second_worker_as_well(
     url: str, tmp_path: Path
 ) -> None:
     async def test(node: Node) -> None:
@@ -70,7 +70,7 @@ def test_calls_that_came_before_any_worker_was_ready_are_cold_on_the_second_work
     on_node(url, tmp_path, test)
 
 
-def test_a_call_that_came_when_the_last_worker_had_gone_is_cold(url: str, tmp_path: Path) -> None:
+def test_a_call_that_arrived_after_the_last_worker_ended_is_cold(url: str, tmp_path: Path) -> None:
     async def test(node: Node) -> None:
         revision = await node.deploy("again")
         await node.worker(revision)
@@ -85,7 +85,7 @@ def test_a_call_that_came_when_the_last_worker_had_gone_is_cold(url: str, tmp_pa
     on_node(url, tmp_path, test)
 
 
-def test_a_runner_takes_no_more_deliveries_than_it_has_free_slots(url: str, tmp_path: Path) -> None:
+def test_a_runner_requests_no_more_deliveries_than_it_has_free_slots(url: str, tmp_path: Path) -> None:
     async def test(node: Node) -> None:
         revision = await node.deploy("slots", concurrency=2)
         worker = await node.worker(revision)
@@ -198,7 +198,7 @@ def test_a_poisoned_slot_waits_for_the_other_calls_of_its_worker(url: str, tmp_p
 
 
 @pytest.mark.parametrize("is_stored", [True, False], ids=["stored", "not stored yet"])
-def test_a_call_that_nobody_waits_for_is_taken_out_of_the_queue(url: str, tmp_path: Path, is_stored: bool) -> None:
+def test_a_call_without_a_waiting_caller_is_removed_from_the_queue(url: str, tmp_path: Path, is_stored: bool) -> None:
     async def test(node: Node) -> None:
         revision = await node.deploy("gone")
         call = node.invoke(revision)
@@ -212,7 +212,7 @@ def test_a_call_that_nobody_waits_for_is_taken_out_of_the_queue(url: str, tmp_pa
     on_node(url, tmp_path, test)
 
 
-def test_a_retry_that_nobody_waits_for_is_taken_out_of_the_queue(url: str, tmp_path: Path) -> None:
+def test_a_retry_without_a_waiting_caller_is_removed_from_the_queue(url: str, tmp_path: Path) -> None:
     """The caller only knew the position of the first attempt; the next attempt ran although no caller waited."""
 
     async def test(node: Node) -> None:
@@ -284,7 +284,7 @@ def test_the_first_end_of_an_invocation_wins(url: str, tmp_path: Path) -> None:
     on_node(url, tmp_path, test)
 
 
-def test_an_end_that_comes_second_is_dropped_and_reported(url: str, tmp_path: Path) -> None:
+def test_a_second_end_is_dropped_and_reported(url: str, tmp_path: Path) -> None:
     async def test(node: Node) -> None:
         revision = await node.deploy("second")
         worker = await node.worker(revision)
@@ -338,7 +338,7 @@ def test_a_call_that_was_cancelled_while_its_runner_was_without_the_bus_is_ended
     on_node(url, tmp_path, test)
 
 
-def test_a_call_that_has_ended_is_held_until_its_record_says_so(
+def test_an_ended_call_is_held_until_its_record_shows_the_end(
     url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     is_called, may_end, end = asyncio.Event(), asyncio.Event(), call_records.end
@@ -366,7 +366,7 @@ def test_a_call_that_has_ended_is_held_until_its_record_says_so(
     on_node(url, tmp_path, test)
 
 
-def test_who_runs_an_invocation_can_be_asked(url: str, tmp_path: Path) -> None:
+def test_the_runner_of_an_invocation_can_be_queried(url: str, tmp_path: Path) -> None:
     async def test(node: Node) -> None:
         revision = await node.deploy("where")
         worker = await node.worker(revision)

@@ -38,7 +38,7 @@ async def none_stored(node: Node) -> None:
         pass
 
 
-def test_a_call_whose_worker_died_goes_on_from_its_last_checkpoint(url: str, tmp_path: Path) -> None:
+def test_a_call_whose_worker_died_continues_from_its_last_checkpoint(url: str, tmp_path: Path) -> None:
     async def test(node: Node) -> None:
         revision = await node.deploy(retries=RETRY_AT_ONCE)
         worker = await node.worker(revision)
@@ -79,7 +79,7 @@ def test_a_checkpoint_outlives_the_runner(url: str, tmp_path: Path) -> None:
     on_node(url, tmp_path, second)
 
 
-def test_a_call_that_somebody_waits_for_leaves_no_checkpoint_behind(url: str, tmp_path: Path) -> None:
+def test_a_call_with_a_waiting_caller_leaves_no_checkpoint(url: str, tmp_path: Path) -> None:
     async def test(node: Node) -> None:
         revision = await node.deploy()
         worker = await node.worker(revision)
@@ -95,7 +95,7 @@ def test_a_call_that_somebody_waits_for_leaves_no_checkpoint_behind(url: str, tm
 
 
 @pytest.mark.parametrize("is_submitted", [True, False])
-def test_a_checkpoint_goes_with_an_attempt_that_has_not_asked_for_it(
+def test_a_checkpoint_is_removed_with_an_attempt_that_has_not_read_it(
     url: str, tmp_path: Path, is_submitted: bool
 ) -> None:
     """It stayed for two weeks, and the next call with the same id continued from it."""
@@ -115,7 +115,7 @@ def test_a_checkpoint_goes_with_an_attempt_that_has_not_asked_for_it(
     on_node(url, tmp_path, test)
 
 
-def test_a_checkpoint_goes_with_a_call_that_has_no_time_for_another_attempt(url: str, tmp_path: Path) -> None:
+def test_a_checkpoint_is_removed_with_a_call_that_has_no_time_for_another_attempt(url: str, tmp_path: Path) -> None:
     async def test(node: Node) -> None:
         revision = await node.deploy(retries=RETRY_AT_ONCE)
         worker = await node.worker(revision)
@@ -161,7 +161,7 @@ def test_a_checkpoint_is_there_until_the_end_of_its_call_is_kept(
     on_node(url, tmp_path, test)
 
 
-def test_what_is_too_large_or_belongs_to_no_call_is_refused(url: str, tmp_path: Path) -> None:
+def test_a_checkpoint_above_the_limit_or_without_a_call_is_refused(url: str, tmp_path: Path) -> None:
     async def test(node: Node) -> None:
         revision = await node.deploy()
         worker = await node.worker(revision)

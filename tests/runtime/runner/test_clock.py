@@ -66,9 +66,7 @@ def test_calls_and_workers_stay_when_the_clock_is_set(url: str, tmp_path: Path, 
     on_node(url, tmp_path, test)
 
 
-def test_a_runner_that_stood_still_reads_what_came_meanwhile_before_it_ends_calls_and_workers(
-    url: str, tmp_path: Path
-) -> None:
+def test_a_paused_runner_reads_pending_messages_before_it_ends_calls_and_workers(url: str, tmp_path: Path) -> None:
     async def test(node: Node) -> None:
         revision = await node.deploy("stood-still", timeout_s=5.0, startup_timeout_s=5.0)
         await node.assign(revision, "w-1")
@@ -99,7 +97,7 @@ def test_a_call_that_runs_too_long_ends_though_the_clock_was_set_back(url: str, 
     on_node(url, tmp_path, test)
 
 
-def test_a_call_that_nobody_takes_expires_though_the_clock_was_set_back(url: str, tmp_path: Path) -> None:
+def test_a_call_without_a_worker_expires_although_the_clock_was_set_back(url: str, tmp_path: Path) -> None:
     async def test(node: Node) -> None:
         revision = await node.deploy("nobody")
         call = node.invoke(revision, timeout_s=30)

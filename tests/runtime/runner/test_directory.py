@@ -20,7 +20,7 @@ from gpufn_runtime.runner.variants import Variants
 from tests.runtime.runner.node import Node, on_node
 
 
-def test_a_function_finds_those_of_other_teams_that_let_it_call_them(url: str, tmp_path: Path) -> None:
+def test_a_function_finds_functions_of_other_teams_that_permit_its_calls(url: str, tmp_path: Path) -> None:
     async def test(node: Node) -> None:
         ads = Team(name="ads", owns=("prod/ads/*",), callers=("prod/web/*",))
         for team in (ads, Team(name="search", owns=("prod/search/*",))):
@@ -62,7 +62,7 @@ def test_the_revisions_of_a_function_are_read_once_and_forgotten_with_it(url: st
     on_node(url, tmp_path, test)
 
 
-def test_calls_of_a_split_function_go_where_the_key_says_unless_that_revision_cannot_take_them(
+def test_calls_of_a_split_function_follow_the_key_unless_that_revision_cannot_run_them(
     url: str, tmp_path: Path
 ) -> None:
     async def test(node: Node) -> None:

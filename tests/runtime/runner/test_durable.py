@@ -70,7 +70,7 @@ def test_each_attempt_is_kept_with_how_and_where_it_ended(url: str, tmp_path: Pa
     on_node(url, tmp_path, test)
 
 
-def test_a_call_that_comes_again_while_another_runner_has_it_does_not_run_twice(
+def test_a_call_redelivered_while_another_runner_has_it_does_not_run_twice(
     url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A bus that was stopped redelivers running calls: deliveries expire before it reads the messages of runners."""
@@ -118,7 +118,7 @@ def test_the_next_attempt_is_rung_for_when_it_is_due(
     on_node(url, tmp_path, test)
 
 
-def test_a_call_that_waits_for_its_next_attempt_says_so_and_can_be_cancelled(url: str, tmp_path: Path) -> None:
+def test_a_call_that_waits_for_its_next_attempt_reports_it_and_can_be_cancelled(url: str, tmp_path: Path) -> None:
     async def test(node: Node) -> None:
         revision = await node.deploy("patient", retries=Retry(1, delay_s=3600.0))
         worker = await node.worker(revision)
@@ -177,7 +177,7 @@ def test_a_worker_whose_call_had_ended_before_it_began_is_idle_again(url: str, t
     on_node(url, tmp_path, test)
 
 
-def test_a_cancel_during_the_read_of_an_attempts_record_takes_effect(
+def test_a_cancel_during_the_read_of_the_record_of_an_attempt_is_applied(
     url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It found no running attempt, and the attempt that it was meant for began a moment later."""
@@ -310,7 +310,7 @@ def test_an_attempt_whose_next_one_is_queued_is_not_run_again(url: str, tmp_path
     on_node(url, tmp_path, test)
 
 
-def test_a_call_that_failed_for_good_leaves_a_dead_letter(url: str, tmp_path: Path) -> None:
+def test_a_permanently_failed_call_leaves_a_dead_letter(url: str, tmp_path: Path) -> None:
     async def test(node: Node) -> None:
         revision = await node.deploy("dead", retries=RETRY_AT_ONCE)
         worker = await node.worker(revision)
@@ -339,7 +339,7 @@ def test_a_call_that_failed_for_good_leaves_a_dead_letter(url: str, tmp_path: Pa
         (ErrorInfo("x" * 400_000, "y" * 400_000), "z" * 100_000),
     ],
 )
-def test_a_call_that_failed_with_many_words_has_ended(
+def test_a_call_that_failed_with_a_long_message_has_ended(
     url: str, tmp_path: Path, error: ErrorInfo, content_type: str
 ) -> None:
     """Its list entry is a header, which is limited to 64 KiB by the server: storing the end was retried endlessly."""
@@ -384,7 +384,7 @@ def test_a_dead_letter_is_written_though_the_runner_died_before(url: str, tmp_pa
     on_node(url, tmp_path, test)
 
 
-def test_a_worker_that_was_about_to_run_what_had_ended_is_idle_again(url: str, tmp_path: Path) -> None:
+def test_a_worker_that_was_about_to_run_an_ended_call_is_idle_again(url: str, tmp_path: Path) -> None:
     """It was considered busy forever, and kept its GPU."""
 
     async def test(node: Node) -> None:
@@ -428,7 +428,7 @@ def test_a_call_that_is_delivered_a_hundred_times_is_a_dead_letter(url: str, tmp
     on_node(url, tmp_path, test)
 
 
-def test_the_time_in_the_queue_does_not_limit_what_another_runner_may_have_begun(url: str, tmp_path: Path) -> None:
+def test_the_queue_timeout_does_not_end_a_call_that_another_runner_may_have_begun(url: str, tmp_path: Path) -> None:
     async def test(node: Node) -> None:
         revision = await node.deploy("begun", queue_timeout_s=2.0)
         await node.submit(revision, b"begun")
@@ -484,7 +484,7 @@ def test_a_result_of_any_size_is_kept(url: str, tmp_path: Path, size: int) -> No
     on_node(url, tmp_path, test)
 
 
-def test_a_record_is_kept_for_as_long_as_its_function_says(url: str, tmp_path: Path) -> None:
+def test_a_record_is_stored_for_the_retention_of_its_function(url: str, tmp_path: Path) -> None:
     async def test(node: Node) -> None:
         revision = await node.deploy("brief", retention_s=7.0)
         worker = await node.worker(revision)

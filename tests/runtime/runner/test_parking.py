@@ -86,7 +86,7 @@ def test_a_park_order_that_is_withdrawn_in_time_has_no_effect(url: str, tmp_path
     on_node(url, tmp_path, test)
 
 
-def test_one_that_parks_when_it_is_wanted_again_resumes_at_once(url: str, tmp_path: Path) -> None:
+def test_a_worker_that_is_needed_again_while_it_parks_resumes_at_once(url: str, tmp_path: Path) -> None:
     async def test(node: Node) -> None:
         revision = await node.deploy("again")
         worker = await node.worker(revision)
@@ -109,7 +109,7 @@ def test_a_parked_worker_that_is_drained_ends(url: str, tmp_path: Path) -> None:
     on_node(url, tmp_path, test)
 
 
-def test_one_that_cannot_be_parked_says_why_and_ends(url: str, tmp_path: Path) -> None:
+def test_a_worker_that_cannot_park_reports_the_reason_and_ends(url: str, tmp_path: Path) -> None:
     async def test(node: Node) -> None:
         events: asyncio.Queue[WorkerEvent] = asyncio.Queue()
         node.bus.subscribe(
@@ -130,7 +130,7 @@ def test_one_that_cannot_be_parked_says_why_and_ends(url: str, tmp_path: Path) -
     on_node(url, tmp_path, test)
 
 
-def test_one_that_cannot_be_resumed_is_killed_and_its_call_waits_for_another(url: str, tmp_path: Path) -> None:
+def test_a_worker_that_cannot_be_resumed_is_killed_and_its_call_waits_for_another(url: str, tmp_path: Path) -> None:
     async def test(node: Node) -> None:
         revision = await node.deploy("stuck")
         worker = await parked(node, revision)
@@ -146,7 +146,7 @@ def test_one_that_cannot_be_resumed_is_killed_and_its_call_waits_for_another(url
     on_node(url, tmp_path, test)
 
 
-def test_one_that_does_not_answer_is_killed(url: str, tmp_path: Path) -> None:
+def test_a_worker_that_does_not_answer_is_killed(url: str, tmp_path: Path) -> None:
     async def test(node: Node) -> None:
         revision = await node.deploy("silent", startup_timeout_s=0.1)
         worker = await node.worker(revision)
@@ -172,7 +172,7 @@ def test_a_parked_worker_is_known_to_a_new_runner(url: str, tmp_path: Path) -> N
     on_node(url, tmp_path, test)
 
 
-def test_who_claims_to_be_parked_unasked_breaks_the_protocol(url: str, tmp_path: Path) -> None:
+def test_an_unrequested_parked_frame_breaks_the_protocol(url: str, tmp_path: Path) -> None:
     async def test(node: Node) -> None:
         revision = await node.deploy("liar")
         worker = await node.worker(revision)

@@ -8,7 +8,7 @@ from gpufn_runtime.runner.settings import RunnerSettings
 _ENVIRON = {"GPUFN_NATS_URL": "nats://host:4222", "GPUFN_NODE": "a"}
 
 
-def test_two_workers_have_their_turn_on_a_gpu_unless_it_is_said_otherwise() -> None:
+def test_two_workers_have_a_turn_on_a_gpu_by_default() -> None:
     assert RunnerSettings.from_env(_ENVIRON).turns_per_gpu == 2
     assert RunnerSettings.from_env(_ENVIRON | {"GPUFN_TURNS_PER_GPU": "1"}).turns_per_gpu == 1
 

@@ -15,7 +15,7 @@ from gpufn_runtime.runner.core.attempt import Execution
 from tests.runtime.runner.node import Node, on_node
 
 
-def test_items_of_a_stream_arrive_in_order_and_reading_gives_credit(url: str, tmp_path: Path) -> None:
+def test_items_of_a_stream_arrive_in_order_and_reading_returns_credit(url: str, tmp_path: Path) -> None:
     async def test(node: Node) -> None:
         revision = await node.deploy("stream", kind=CallKind.GENERATOR)
         worker = await node.worker(revision)
@@ -53,7 +53,7 @@ def test_items_of_a_stream_arrive_in_order_and_reading_gives_credit(url: str, tm
         ([1000], [STREAM_WINDOW]),  # no more than these were sent
     ],
 )
-def test_credit_tells_how_much_was_read_in_all(credits: list[int], granted: list[int]) -> None:  # noqa: A002
+def test_credit_has_the_total_that_was_read(credits: list[int], granted: list[int]) -> None:  # noqa: A002
     run = Execution(started_at=0.0, began=0.0, must_end_at=0.0, is_cold=False, busy_from=0.0)
     assert run.grant(5) == 0, "it is no stream"
     run.granted = run.items = STREAM_WINDOW

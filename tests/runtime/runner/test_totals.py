@@ -23,7 +23,7 @@ Counted = list[tuple[int, int, int]]
         ([[(1, 2, 1)], [(1, 1, 0)]], 3, 1),  # the report in between was lost
     ],
 )
-def test_totals_go_on_where_a_queue_counts_anew(reports: list[Counted], ended: int, failed: int) -> None:
+def test_totals_continue_when_a_queue_resets_its_counts(reports: list[Counted], ended: int, failed: int) -> None:
     totals = Totals()
     for counted in reports:
         totals.add_traffic(RevisionTraffic("f", number, each, each, bad, 2.0 * each) for number, each, bad in counted)

@@ -49,7 +49,7 @@ def named(attempts: Attempts) -> tuple[int, list[int]]:
     return stale, [each.attempt for each in unfinished]
 
 
-def test_what_runs_when_the_runner_goes_is_for_the_next_one() -> None:
+def test_calls_that_run_when_the_runner_disconnects_are_for_the_next_one() -> None:
     attempts, attempt = given()
     attempts.abandon(set())
     assert named(attempts) == (0, [1])
@@ -59,7 +59,7 @@ def test_what_runs_when_the_runner_goes_is_for_the_next_one() -> None:
     assert attempts.idle
 
 
-def test_a_result_that_nobody_could_take_is_kept_for_the_next_runner() -> None:
+def test_an_undelivered_result_is_kept_for_the_next_runner() -> None:
     attempts, attempt = given()
     attempts.abandon(set())
     assert not attempts.end(attempt, b"result")
@@ -70,7 +70,7 @@ def test_a_result_that_nobody_could_take_is_kept_for_the_next_runner() -> None:
     assert named(attempts) == (0, [])
 
 
-def test_a_result_that_was_sent_when_nobody_was_there_is_kept_as_well() -> None:
+def test_a_result_sent_without_a_reader_is_kept_as_well() -> None:
     attempts, attempt = given()
     assert attempts.end(attempt, b"result")
     attempts.keep(attempt, b"result")
@@ -89,14 +89,14 @@ def test_a_result_is_dropped_that_the_next_runner_does_not_know() -> None:
 
 
 @pytest.mark.parametrize("run", [{"stream": True}, {"delivery": ""}])
-def test_a_stream_and_what_came_by_the_lane_are_not_for_the_next_runner(run: dict[str, Any]) -> None:
+def test_a_stream_and_calls_of_the_fast_path_are_not_for_the_next_runner(run: dict[str, Any]) -> None:
     attempts, attempt = given(**run)
     attempts.abandon(set())
     assert named(attempts) == (1, [])
     assert attempt.cancel_requested
 
 
-def test_what_was_cancelled_is_not_for_the_next_runner() -> None:
+def test_a_cancelled_call_is_not_for_the_next_runner() -> None:
     attempts, _ = given()
     attempts.cancel(1)
     attempts.abandon(set())
@@ -104,7 +104,7 @@ def test_what_was_cancelled_is_not_for_the_next_runner() -> None:
 
 
 @pytest.mark.parametrize("is_known_whose", [True, False])
-def test_what_lost_an_answer_is_not_for_the_next_runner(*, is_known_whose: bool) -> None:
+def test_a_call_that_lost_an_answer_is_not_for_the_next_runner(*, is_known_whose: bool) -> None:
     attempts, attempt = given()
     attempts.abandon({attempt if is_known_whose else None})
     assert named(attempts) == (1, [])
@@ -114,14 +114,14 @@ def test_what_lost_an_answer_is_not_for_the_next_runner(*, is_known_whose: bool)
     freed.assert_called_once_with()
 
 
-def test_what_has_not_begun_is_not_for_the_next_runner() -> None:
+def test_a_call_that_has_not_begun_is_not_for_the_next_runner() -> None:
     attempts, attempt = given(is_begun=False)
     attempts.abandon(set())
     assert named(attempts) == (0, [])
     assert not attempts.start(attempt)
 
 
-def test_what_is_asked_while_there_is_no_runner_is_asked_of_the_next_one(tmp_path: Path) -> None:
+def test_requests_without_a_runner_are_sent_to_the_next_one(tmp_path: Path) -> None:
     gone, back = threading.Event(), threading.Event()
 
     def wait() -> None:

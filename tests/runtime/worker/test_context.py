@@ -27,7 +27,7 @@ def test_a_call_knows_its_id_its_attempt_and_its_deadline(start: Start) -> None:
     assert json.loads(worker.call()) == ["i2", 1, None, True]
 
 
-def test_progress_goes_to_the_runner_from_whichever_thread_has_the_context(start: Start) -> None:
+def test_progress_is_sent_to_the_runner_from_any_thread_with_the_context(start: Start) -> None:
     worker = start(
         """
         import threading
@@ -45,7 +45,7 @@ def test_progress_goes_to_the_runner_from_whichever_thread_has_the_context(start
     assert worker.result()[1] == b"true"
 
 
-def test_a_text_of_any_length_says_how_far_it_is(start: Start) -> None:
+def test_a_progress_text_may_have_any_length(start: Start) -> None:
     """Regression: the runner disconnected on a message longer than a frame's header may be."""
     worker = start("import gpufn\ndef f(): gpufn.current().progress(1, '\\udcff' + 'x' * 2_000_000)")
     number = worker.run()
@@ -78,7 +78,7 @@ def test_a_checkpoint_returns_when_it_is_stored_and_a_refusal_is_raised(start: S
     assert worker.result()[1] == b'"no room"'
 
 
-def test_what_an_earlier_attempt_left_is_fetched_when_it_is_asked_for(start: Start) -> None:
+def test_a_checkpoint_of_an_earlier_attempt_is_fetched_on_request(start: Start) -> None:
     worker = start(
         """
         import gpufn
@@ -95,7 +95,7 @@ def test_what_an_earlier_attempt_left_is_fetched_when_it_is_asked_for(start: Sta
     assert worker.result()[1] == b"[1,2]"
 
 
-def test_what_cannot_be_kept_ends_the_call_with_its_reason(start: Start) -> None:
+def test_a_checkpoint_that_cannot_be_stored_ends_the_call_with_the_reason(start: Start) -> None:
     worker = start("import gpufn\ndef f(): gpufn.current().checkpoint(1)")
     worker.run()
     call, _ = worker.next()

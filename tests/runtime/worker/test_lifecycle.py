@@ -24,7 +24,7 @@ from gpufn_platform.process.supervisor_fifo import open_fifo
 Start = Any
 
 
-def test_it_greets_loads_and_says_which_modules_it_has(make_peer: Start) -> None:
+def test_it_greets_loads_and_reports_its_modules(make_peer: Start) -> None:
     worker = make_peer("import numpy, json\ndef f(): ...").launch()
     assert worker.accept() == Hello(PROTOCOL, "w-1")
     ready, _ = worker.next()
@@ -67,7 +67,9 @@ def test_the_specs_environment_is_set_before_the_code_loads(start: Start) -> Non
         ("import sys; sys.exit(1)", "load", "1", "SystemExit"),
     ],
 )
-def test_code_that_does_not_load_says_why(make_peer: Start, source: str, phase: str, message: str, shown: str) -> None:
+def test_code_that_does_not_load_reports_the_reason(
+    make_peer: Start, source: str, phase: str, message: str, shown: str
+) -> None:
     failed = make_peer(source).launch().start_failure()
     assert (failed.phase, failed.error.code, failed.error.message) == (phase, "function_start_failed", message)
     shown_in = failed.error.traceback or ""
@@ -150,7 +152,7 @@ def test_without_its_secrets_it_does_not_start(make_peer: Start, tmp_path: Path)
     assert (failure.phase, failure.error.code) == ("load", "function_start_failed")
 
 
-def test_a_hook_that_fails_says_why(make_peer: Start) -> None:
+def test_a_failed_hook_reports_the_reason(make_peer: Start) -> None:
     source = """
         class C:
             def setup(self): raise RuntimeError("no model")
@@ -241,7 +243,7 @@ def test_exit_hooks_receive_the_cause_for_at_most_a_while(start: Start) -> None:
     assert worker.printed() == "ends: deploy"
 
 
-def test_sigterm_lets_what_runs_finish(start: Start) -> None:
+def test_sigterm_lets_running_calls_finish(start: Start) -> None:
     worker = start(_WITH_EXIT_HOOK, qualname="C", methods={"m": "sync"})
     worker.run(b'{"wait": true}', method="m")
     call, _ = worker.next()
@@ -263,7 +265,7 @@ def test_sigterm_ends_an_idle_worker(start: Start) -> None:
 
 
 @pytest.mark.parametrize("calls_before", [0, 20], ids=["waits for its reader", "reads the socket"])
-def test_a_sigterm_that_does_not_wake_the_main_thread_takes_effect(start: Start, calls_before: int) -> None:
+def test_a_sigterm_that_does_not_wake_the_main_thread_is_handled(start: Start, calls_before: int) -> None:
     """Like a signal that arrives just before a blocking call."""
     worker = start(
         """
@@ -303,7 +305,7 @@ def test_sigterm_without_a_runner_ends_the_worker(start: Start) -> None:
     assert worker.wait() == 0
 
 
-def test_it_meets_the_next_runner_and_forgets_what_the_old_one_wanted(start: Start) -> None:
+def test_it_meets_the_next_runner_and_forgets_requests_of_the_old_one(start: Start) -> None:
     worker = start(
         """
         import gpufn.call.transport
@@ -328,7 +330,7 @@ def test_it_meets_the_next_runner_and_forgets_what_the_old_one_wanted(start: Sta
     assert worker.wait() == 0
 
 
-def test_it_tells_the_next_runner_what_still_runs_and_when_that_ends(start: Start, tmp_path: Path) -> None:
+def test_it_reports_running_calls_and_their_end_to_the_next_runner(start: Start, tmp_path: Path) -> None:
     worker = start(
         """
         import os, time

@@ -208,7 +208,7 @@ def test_a_template_with_a_thread_is_never_forked_from(
     assert template.process.wait(20) == 1
 
 
-def test_what_an_import_prints_does_not_disturb_the_replies(
+def test_output_of_imports_does_not_disturb_the_replies(
     make_template: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "chatty.py").write_text("print('hello')\n")
@@ -230,7 +230,9 @@ def test_a_template_with_onnxruntime_in_memory_makes_workers_with_models(
     os.waitpid(reply.pid, 0)
 
 
-def test_a_request_that_cannot_be_served_says_why(make_peer: Start, make_template: Any, tmp_path: Path) -> None:
+def test_a_request_that_cannot_be_served_is_answered_with_the_reason(
+    make_peer: Start, make_template: Any, tmp_path: Path
+) -> None:
     template = make_template()
     assert template.ask(ForkRequest(str(tmp_path / "no.json"), "/dev/null", {})) == ForkReply(
         error=f"there is no {tmp_path}/no.json"

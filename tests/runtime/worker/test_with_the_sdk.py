@@ -57,7 +57,7 @@ def test_a_function_whose_call_fails_for_want_of_the_bus_has_not_failed_itself(s
     assert (result.error.code, result.error.message, result.error.retryable) == ("bus_unavailable", "away", True)
 
 
-def test_a_large_body_goes_to_another_function_and_comes_back_as_a_file(start: Start, tmp_path: Path) -> None:
+def test_a_large_body_is_passed_to_another_function_and_back_as_a_file(start: Start, tmp_path: Path) -> None:
     shared_bodies = SharedBodies(tmp_path / "shared_bodies")
     worker = start(
         """
@@ -82,7 +82,7 @@ def test_a_large_body_goes_to_another_function_and_comes_back_as_a_file(start: S
     assert worker.result()[1] == b"9000005"
 
 
-def test_what_is_too_large_for_another_function_is_refused_here_in_words(start: Start) -> None:
+def test_a_body_above_the_limit_for_another_function_is_refused_here_with_a_message(start: Start) -> None:
     worker = start(
         """
         from gpufn import errors, gpu_function

@@ -85,13 +85,13 @@ def test_the_checkpoint_is_loaded_once_even_if_there_is_none(context: Context, c
     assert (context.restored, channel.loads) == (None, 1)
 
 
-def test_a_checkpoint_that_cannot_be_encoded_says_which_part(context: Context, channel: FakeChannel) -> None:
+def test_a_checkpoint_that_cannot_be_encoded_names_the_part(context: Context, channel: FakeChannel) -> None:
     with pytest.raises(InvalidInput, match=r"the checkpoint at \.lock is a _thread\.lock") as raised:
         context.checkpoint({"step": 1, "lock": threading.Lock()})
     assert (raised.value.field, channel.stored) == ("checkpoint", None)
 
 
-def test_a_checkpoint_that_is_too_large_says_what_to_do(context: Context, channel: FakeChannel) -> None:
+def test_a_checkpoint_above_the_limit_names_a_remedy(context: Context, channel: FakeChannel) -> None:
     context.checkpoint(bytes(CHECKPOINT_BYTES - 100))
     stored = channel.stored
     with pytest.raises(PayloadTooLarge, match=r"4,194,3\d\d bytes.*4,194,304.*: write"):

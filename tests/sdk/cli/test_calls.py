@@ -43,7 +43,7 @@ def test_a_map_of_a_function_that_is_not_there_brings_up_its_neighbour(gateway: 
         (["--file", "in.json"], None, b'{"x": 2}', "application/octet-stream"),
     ],
 )
-def test_invoke_sends_what_it_is_given(  # noqa: PLR0917
+def test_invoke_sends_its_arguments(  # noqa: PLR0917
     gateway: StubGateway,
     project: Project,
     arguments: list[str],
@@ -72,7 +72,7 @@ def test_arguments_beside_a_file_are_sent_in_the_query(
     assert sent.path.partition("?")[2] == "min_score=0.9&tags=%5B%22a+b%22%5D&label=5"
 
 
-def test_invoke_prints_items_as_they_come(gateway: StubGateway) -> None:
+def test_invoke_prints_items_as_they_arrive(gateway: StubGateway) -> None:
     spec = VIEW["spec"] | {"methods": [{"name": "", "kind": "generator"}]}
     gateway.on("GET /v1/functions/f", VIEW | {"spec": spec})
     gateway.on("POST /v1/functions/f/invoke", b'event: item\ndata: {"a":1}\n\nevent: end\ndata: {"items":1}\n\n')
@@ -138,7 +138,7 @@ def test_an_output_file_that_cannot_be_written_fails_before_the_call(
     assert gateway.requests == []
 
 
-def test_a_result_goes_to_the_file_with_json_too(gateway: StubGateway, tmp_path: Path) -> None:
+def test_a_result_is_written_to_the_file_with_json_too(gateway: StubGateway, tmp_path: Path) -> None:
     gateway.on("GET /v1/functions/f", VIEW)
     gateway.on("POST /v1/functions/f/invoke", b"png", content_type="image/png")
     out = tmp_path / "out.png"

@@ -30,7 +30,7 @@ def test_help_lists_every_command_without_importing_them() -> None:
 
 
 @pytest.mark.parametrize("name", list(COMMANDS))
-def test_the_list_says_what_the_command_says_of_itself(name: str) -> None:
+def test_the_list_shows_the_description_of_each_command(name: str) -> None:
     where, text = COMMANDS[name]
     module, _, attribute = where.partition(":")
     target: click.Command = getattr(importlib.import_module(module), attribute)
@@ -139,7 +139,7 @@ def test_an_option_of_a_cron_line_is_refused_without_one(gateway: StubGateway, o
         ["build", "nosuch.py:make"],
     ],
 )
-def test_wrong_usage_is_exit_code_2_and_nothing_is_asked(gateway: StubGateway, arguments: list[str]) -> None:
+def test_wrong_usage_is_exit_code_2_without_a_request(gateway: StubGateway, arguments: list[str]) -> None:
     result = command(*arguments)
     assert (result.exit_code, gateway.requests) == (2, [])
 
@@ -152,7 +152,7 @@ def test_wrong_usage_is_exit_code_2_and_nothing_is_asked(gateway: StubGateway, a
         ("invalid_input", ["invoke", "f", '{"y": 1}']),
     ],
 )
-def test_what_the_gateway_finds_wrong_with_what_was_typed_is_exit_code_2(
+def test_invalid_input_that_the_gateway_rejects_is_exit_code_2(
     gateway: StubGateway, code: str, arguments: list[str]
 ) -> None:
     gateway.answer_to = lambda request: (  # type: ignore[method-assign]
@@ -208,7 +208,7 @@ def test_a_message_that_names_its_field_names_it_once(gateway: StubGateway) -> N
         ),
     ],
 )
-def test_with_json_what_fails_is_json_too_with_the_same_exit_code(
+def test_with_json_a_failure_is_json_with_the_same_exit_code(
     gateway: StubGateway, typed: list[str], code: int, report: dict[str, Any]
 ) -> None:
     missing = {"code": "function_not_found", "detail": "There is no f."}
@@ -292,10 +292,10 @@ def test_a_usual_mistake_gets_a_hint(typed: list[str], hint: str) -> None:
     assert (result.exit_code, " ".join(result.stderr.split())[-len(hint) :]) == (2, hint)
 
 
-def test_a_word_too_many_beside_an_option_is_only_refused() -> None:
+def test_an_extra_argument_beside_an_option_is_only_refused() -> None:
     """It is unknown which of the words is the option's value."""
     assert command("scale", "--min", "1", "f", "3").stderr.endswith("extra argument (3)\n")
 
 
-def test_a_word_too_many_is_no_json() -> None:
+def test_an_extra_argument_is_not_read_as_json() -> None:
     assert "quotes" not in command("describe", "f", "g").stderr

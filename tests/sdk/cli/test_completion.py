@@ -43,13 +43,13 @@ def test_commands_options_and_functions_are_completed(
     assert _completed(words, monkeypatch) == completed
 
 
-def test_without_a_gateway_no_function_is_completed_and_nothing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_gateway_no_function_is_completed_and_nothing_is_printed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GPUFN_URL", "http://127.0.0.1:1")
     assert _completed("gpufn logs ", monkeypatch) == []
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_a_shell_takes_what_is_printed_for_it(shell: str) -> None:
+def test_a_shell_accepts_the_printed_completion(shell: str) -> None:
     script = command("completion", shell).stdout
     assert COMPLETE in script
     if shutil.which(shell):

@@ -56,7 +56,7 @@ def test_deploy_sends_each_function_of_the_file(gateway: StubGateway, project: P
         ([], 1, "", "gpufn: f@3 does not start, f@2 still serves: no such file\n"),
     ],
 )
-def test_deploy_says_which_revision_serves(  # noqa: PLR0917
+def test_deploy_names_the_serving_revision(  # noqa: PLR0917
     gateway: StubGateway, project: Project, options: list[str], code: int, stdout: str, stderr: str
 ) -> None:
     project(APP)
@@ -80,7 +80,7 @@ def test_deploy_names_the_arguments_that_changed(gateway: StubGateway, project: 
     assert result.stderr.endswith(' changed: mark is added, default "!"\n')
 
 
-def test_deploy_sends_where_the_function_comes_from(gateway: StubGateway, project: Project) -> None:
+def test_deploy_sends_the_source_of_the_function(gateway: StubGateway, project: Project) -> None:
     project({**APP, "pyproject.toml": ""})
     gateway.on("GET /v1/nodes", {"nodes": []})
     gateway.on("POST /v1/functions", VIEW | {"serving": 3}, status=201)
@@ -132,7 +132,7 @@ def test_a_function_that_is_not_trusted_does_not_stop_the_others(gateway: StubGa
     assert result.stdout.startswith("g@3  ")
 
 
-def test_what_a_file_prints_when_it_is_imported_is_no_part_of_the_json(gateway: StubGateway, project: Project) -> None:
+def test_output_of_the_import_of_a_file_is_no_part_of_the_json(gateway: StubGateway, project: Project) -> None:
     project({"app.py": "print('imported')\n" + APP["app.py"]})
     gateway.on("GET /v1/nodes", {"nodes": []})
     gateway.on("POST /v1/functions", VIEW | {"serving": 3}, status=201)
@@ -141,7 +141,7 @@ def test_what_a_file_prints_when_it_is_imported_is_no_part_of_the_json(gateway: 
     assert ([view["name"] for view in json.loads(result.stdout)], result.stderr) == (["f"], "imported\n")
 
 
-def test_deploy_warns_of_what_no_node_has(gateway: StubGateway, project: Project) -> None:
+def test_deploy_warns_of_resources_that_no_node_has(gateway: StubGateway, project: Project) -> None:
     project({"app.py": APP["app.py"].replace("@gpu_function", "@gpu_function(gpu='H100')")})
     device = {"type": "cpu", "kind": "EPYC", "memory_bytes": 1 << 30, "cores": 2.0}
     gateway.on("GET /v1/nodes", {"nodes": [{"node": "n1", "devices": [device]}]})
@@ -199,7 +199,7 @@ def test_an_included_glob_is_relative_to_the_folder_that_holds_the_package(
         (APP, ["--include", "/etc/passwd"], 2, "include='/etc/passwd' is not a glob below "),
     ],
 )
-def test_deploy_says_what_is_wrong_with_the_file(
+def test_deploy_names_the_fault_of_the_file(
     project: Project, files: dict[str, str], arguments: list[str], code: int, message: str
 ) -> None:
     project(files)

@@ -88,7 +88,7 @@ def zipped(text: str) -> bytes:
 
 
 @pytest.mark.parametrize("may_read", [True, False])
-def test_diff_shows_code_to_those_who_may_read_it(gateway: StubGateway, project: Project, may_read: bool) -> None:
+def test_diff_shows_code_only_with_the_right_to_read_it(gateway: StubGateway, project: Project, may_read: bool) -> None:
     project(APP)
     gateway.on("GET /v1/functions", {"functions": [VIEW]})
     revisions = [{"number": 3, "created_at": 1.0, "bundle": "0" * 64, "state": "ready", "active": True}]
@@ -108,7 +108,7 @@ def test_diff_shows_code_to_those_who_may_read_it(gateway: StubGateway, project:
 
 
 @pytest.mark.parametrize(("functions", "code"), [([], 1), (None, 3)])
-def test_diff_of_what_is_not_deployed(
+def test_diff_of_an_undeployed_function(
     gateway: StubGateway, project: Project, monkeypatch: pytest.MonkeyPatch, functions: list[str] | None, code: int
 ) -> None:
     project(APP)

@@ -13,19 +13,19 @@ from tests.sdk.cli.commands import VIEW, command
 from tests.sdk.conftest import StubGateway
 
 
-def test_a_function_without_a_line_says_so(gateway: StubGateway) -> None:
+def test_a_function_without_lines_is_reported(gateway: StubGateway) -> None:
     gateway.on("GET /v1/functions/f/logs", b"")
     result = command("logs", "f")
     assert (result.stdout, result.stderr.startswith("f has no ")) == ("", True)
 
 
-def test_none_of_a_functions_lines_does_not_say_that_there_are_none(gateway: StubGateway) -> None:
+def test_zero_requested_lines_do_not_report_an_empty_log(gateway: StubGateway) -> None:
     gateway.on("GET /v1/functions/f/logs", b"")
     result = command("logs", "f", "-n", "0")
     assert (result.stdout, result.stderr) == ("", "")
 
 
-def test_a_log_says_where_another_revision_begins(gateway: StubGateway) -> None:
+def test_a_log_marks_the_beginning_of_another_revision(gateway: StubGateway) -> None:
     line = {"at": 1.0, "function": "f", "worker": "w", "stream": "stdout", "text": "hi"}
     lines = [json.dumps(line | {"revision": revision}).encode() for revision in (1, 1, 2)]
     gateway.on("GET /v1/functions/f/logs", b"\n".join(lines))
@@ -46,7 +46,7 @@ def test_a_log_line_with_a_newline_looks_like_no_other_line(gateway: StubGateway
     ("low", "high", "text"),
     [(0, 0, "f has no workers: its calls wait"), (2, 2, "f has 2 workers"), (0, 1, "f has 0 to 1 worker")],
 )
-def test_scale_says_what_it_means(gateway: StubGateway, low: int, high: int, text: str) -> None:
+def test_scale_describes_its_effect(gateway: StubGateway, low: int, high: int, text: str) -> None:
     gateway.on("POST /v1/functions/f/scale", VIEW | {"min_workers": low, "max_workers": high})
     assert command("scale", "f").stdout == f"{text}\n"
 
@@ -84,7 +84,7 @@ def test_describe_as_json_is_the_functions_view(gateway: StubGateway) -> None:
     assert {name: view[name] for name in VIEW} == VIEW
 
 
-def test_describe_says_where_a_figure_comes_from(gateway: StubGateway) -> None:
+def test_describe_names_the_source_of_a_figure(gateway: StubGateway) -> None:
     gateway.on("GET /v1/functions/f", VIEW)
     gateway.on("GET /v1/functions/f/revisions", {"revisions": []})
     lines = command("describe", "f").stdout.splitlines()
@@ -102,7 +102,7 @@ def test_describe_names_the_file_the_deployer_and_the_time_of_the_deploy(gateway
     assert [part.split()[-1] for part in fields["deployed"].split(", ")] == ["ada@laptop", "k1", "ago"]
 
 
-def test_describe_tells_the_options_that_were_set(gateway: StubGateway) -> None:
+def test_describe_shows_the_set_options(gateway: StubGateway) -> None:
     spec = VIEW["spec"] | {
         "batch": {"max_size": 16, "max_wait_ms": 2.5},
         "retries": {"attempts": 3, "delay_s": 1.0, "backoff": 2.0, "on": ["OSError"]},
@@ -161,7 +161,7 @@ def test_rollback_returns_when_calls_go_there(gateway: StubGateway) -> None:
     assert command("rollback", "f", "--no-wait").stdout == "f@3 is active\n"
 
 
-def test_rm_asks_for_confirmation_unless_an_option_says_yes(gateway: StubGateway) -> None:
+def test_rm_requires_confirmation_unless_an_option_confirms(gateway: StubGateway) -> None:
     gateway.on("GET /v1/functions/f", VIEW)
     gateway.on("DELETE /v1/functions/f", status=204)
     assert command("rm", "f", input="n\n").exit_code == 1
@@ -205,7 +205,7 @@ def test_a_noun_alone_lists(gateway: StubGateway, noun: str) -> None:
     assert command(noun, "nothing").exit_code == 2
 
 
-def test_what_keeps_a_function_from_starting_has_its_type(gateway: StubGateway) -> None:
+def test_an_error_that_prevents_a_start_has_its_type(gateway: StubGateway) -> None:
     error = {"code": "function_start_failed", "message": "'missing-key'", "error_type": "KeyError"}
     gateway.on("GET /v1/functions/f/why", {"function": "f", "start_error": error})
     view = {"name": "f", "active": 1, "serving": 1, "latest": 1, "start_error": error}

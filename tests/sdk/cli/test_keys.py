@@ -74,7 +74,7 @@ def test_the_limits_of_a_key_are_changed(gateway: StubGateway) -> None:
     assert gateway.requests[-1].json == {"rate": 0.5}
 
 
-def test_who_has_lost_the_keys_deletes_all_without_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_all_keys_can_be_reset_without_a_key(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("GPUFN_HOME", str(tmp_path))
     monkeypatch.delenv("GPUFN_NATS_URL", raising=False)
 

@@ -21,7 +21,7 @@ def test_version_has_a_json_form() -> None:
     assert {"gpufn", "python"} <= set(json.loads(command("version", "--json").stdout))
 
 
-def test_doctor_says_what_to_do_about_what_it_finds(gateway: StubGateway, tmp_path: Path) -> None:
+def test_doctor_names_a_remedy_for_each_finding(gateway: StubGateway, tmp_path: Path) -> None:
     findings = [finding for check in CHECKS for finding in check()]
     assert [finding for finding in findings if finding.state == "bad" and not finding.do] == []
     result = command("doctor", "--json")
@@ -29,7 +29,7 @@ def test_doctor_says_what_to_do_about_what_it_finds(gateway: StubGateway, tmp_pa
 
 
 @pytest.mark.parametrize(("name", "value"), [("GPUFN_API_KEY", "s3cret\r"), ("GPUFN_URL", "ftp://x")])
-def test_doctor_goes_on_when_an_address_or_a_key_is_none(
+def test_doctor_continues_with_an_invalid_address_or_key(
     gateway: StubGateway, monkeypatch: pytest.MonkeyPatch, name: str, value: str
 ) -> None:
     monkeypatch.setenv(name, value)
@@ -84,7 +84,7 @@ def test_doctor_reports_certificates_of_the_bus_near_their_end(
     assert [bool(finding.do) for finding in findings] == [state != "ok" for state in states]
 
 
-def test_down_without_a_platform_says_so(gateway: StubGateway, tmp_path: Path) -> None:
+def test_down_without_a_platform_reports_it(gateway: StubGateway, tmp_path: Path) -> None:
     result = command("down")
     assert (result.exit_code, result.stdout.endswith(f"not running in {tmp_path / 'home'}\n")) == (0, True)
 

@@ -127,7 +127,7 @@ def test_a_model_of_scikit_learn_is_sent_as_onnx_with_a_matrix_as_its_input(
         ({"joblib.py": "def load(path): raise EOFError('it is\\ncut')"}, "EOFError: it is"),
     ],
 )
-def test_what_cannot_be_converted_is_one_line(
+def test_a_file_that_cannot_be_converted_is_one_line(
     platform: StubGateway, project: Project, replaced: dict[str, str], message: str
 ) -> None:
     project(_STAND_INS | _MODEL | replaced)

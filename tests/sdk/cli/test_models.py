@@ -215,7 +215,7 @@ def test_debug_shows_the_compilers_log(platform: StubGateway, monkeypatch: pytes
         ),
     ],
 )
-def test_wrong_options_are_said_before_anything_is_sent(
+def test_wrong_options_are_reported_before_a_request(
     platform: StubGateway, project: Project, arguments: list[str], code: int, message: str
 ) -> None:
     project({"app.py": "x = 1", "f.py": "from gpufn import gpu_function\n@gpu_function\ndef add_up(): ..."})
@@ -347,7 +347,7 @@ def test_remarks_on_an_engine_are_shown_wherever_it_is(platform: StubGateway) ->
     assert remark in _gpufn("models", "describe", "net").stdout
 
 
-def test_engines_are_listed_with_who_uses_them(gateway: StubGateway) -> None:
+def test_engines_are_listed_with_their_users(gateway: StubGateway) -> None:
     gateway.on("GET /v1/engines", {"engines": [_ENGINE | {"used_by": ["net@1", "net@2"]}]})
     for arguments in (["engines"], ["engines", "ls"]):
         header, row = _gpufn(*arguments).stdout.splitlines()
@@ -404,7 +404,7 @@ def test_a_model_that_is_not_there_is_exit_code_4(gateway: StubGateway) -> None:
     assert (result.exit_code, result.stderr) == (4, "gpufn: no model 'no'\n")
 
 
-def test_an_interrupt_says_that_the_build_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_interrupt_reports_that_the_build_continues(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(KeyboardInterrupt), build_progress(["b1", "b2"]):
         raise KeyboardInterrupt
     assert re.findall(r"`(.+?)`", capsys.readouterr().err) == ["gpufn builds cancel b1", "gpufn builds cancel b2"]
@@ -471,7 +471,7 @@ def test_a_factory_returns_a_module_and_its_inputs(made: Any, inputs: Any) -> No
 
 
 @pytest.mark.parametrize(("made", "message"), [(3, "not int"), (_Module(), "no example inputs")])
-def test_what_a_factory_must_not_return_is_said(made: Any, message: str) -> None:
+def test_a_wrong_return_value_of_a_factory_is_reported(made: Any, message: str) -> None:
     with pytest.raises(InvalidSpec, match=message):
         module_and_inputs(made, _Module)
 

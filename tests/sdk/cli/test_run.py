@@ -82,12 +82,12 @@ def test_a_value_has_the_type_of_its_parameter(words: list[str], arguments: dict
         ["--text", "a", "b"],
     ],
 )
-def test_what_does_not_fit_is_wrong_usage(words: list[str]) -> None:
+def test_a_mismatch_is_wrong_usage(words: list[str]) -> None:
     with pytest.raises(click.UsageError):
         arguments_of("run f", method_of(function), words, None)
 
 
-def test_keywords_take_any_option() -> None:
+def test_keywords_accept_any_option() -> None:
     words = ["--x", "1", "--y", "2", "--some-name=3"]
     assert arguments_of("run f", method_of(keywords), words, None) == {"x": 1, "y": 2, "some_name": 3}
     for wrong in (["--x", "1", "y"], ["--x", "1", "--y"]):

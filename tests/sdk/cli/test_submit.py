@@ -68,7 +68,7 @@ def test_a_list_of_calls_follows_pages_until_there_are_enough(gateway: StubGatew
     assert all("key=k1" in query for query in queries)
 
 
-def test_usage_is_added_up_by_what_is_asked_for(gateway: StubGateway) -> None:
+def test_usage_is_added_up_by_the_requested_columns(gateway: StubGateway) -> None:
     took = {"calls": 2, "failed": 1, "run_s": 90.0, "gpu_s": 22.5}
     days = ("2026-11-20", "2026-11-21")
     rows = [{"day": day, "function": "f", "key": "platform", "usage": took} for day in days]
@@ -86,7 +86,7 @@ def test_usage_is_added_up_by_what_is_asked_for(gateway: StubGateway) -> None:
     assert totals == [{"key": "platform", "usage": known | {"joules": None, "joules_calls": 0}}]
 
 
-def test_the_joules_per_call_are_those_of_calls_whose_energy_is_known(gateway: StubGateway) -> None:
+def test_the_joules_per_call_count_only_calls_with_known_energy(gateway: StubGateway) -> None:
     unknown = {"calls": 4, "run_s": 9.0, "gpu_s": 9.0}
     usage = {"2026-11-20": unknown | {"joules": 1800.0, "joules_calls": 3}, "2026-11-21": unknown}
     rows = [{"day": day, "function": "f", "key": "platform", "usage": each} for day, each in usage.items()]
@@ -139,7 +139,7 @@ def test_dead_letters_are_replayed_or_dropped(
 
 
 @pytest.mark.parametrize("verb", ["replay", "drop"])
-def test_one_or_all_is_said(gateway: StubGateway, verb: str) -> None:
+def test_either_one_dead_letter_or_all_must_be_named(gateway: StubGateway, verb: str) -> None:
     for arguments in (("f",), ("f", ID, "--all")):
         result = _gpufn("dlq", verb, *arguments)
         assert (result.exit_code, "--all" in result.stderr) == (2, True)
@@ -152,7 +152,7 @@ def test_a_letter_that_is_not_there_is_not_found(gateway: StubGateway) -> None:
     assert _gpufn("dlq", "show", "f", ID).exit_code == 4
 
 
-def test_the_status_of_a_call_says_why_it_waits_and_what_was_tried(gateway: StubGateway) -> None:
+def test_the_status_of_a_call_shows_the_reason_of_its_wait_and_its_attempts(gateway: StubGateway) -> None:
     waiting = {"reason": "retry", "detail": "attempt 3 starts in 1.5 s", "eta_s": 1.5}
     call = {
         "id": ID,
@@ -179,7 +179,7 @@ def test_the_status_of_a_call_says_why_it_waits_and_what_was_tried(gateway: Stub
     assert json.loads(_gpufn("status", ID, "--json").stdout)["eta_s"] == 1.5
 
 
-def test_the_status_of_a_call_that_failed_tells_the_type_of_its_error_as_the_list_does(gateway: StubGateway) -> None:
+def test_the_status_of_a_failed_call_shows_the_type_of_its_error_as_the_list_does(gateway: StubGateway) -> None:
     call = {"id": ID, "function": "f", "state": "failed", "error": LETTER["error"]}
     gateway.on(f"GET /v1/invocations/{ID}", call)
     gateway.on("GET /v1/calls", {"calls": [call]})
@@ -189,7 +189,7 @@ def test_the_status_of_a_call_that_failed_tells_the_type_of_its_error_as_the_lis
     assert _gpufn("calls").stdout.rstrip().endswith("ValueError: no")
 
 
-def test_map_says_what_is_wrong_with_its_items(gateway: StubGateway, tmp_path: Path) -> None:
+def test_map_names_the_faults_of_its_items(gateway: StubGateway, tmp_path: Path) -> None:
     gateway.on("GET /v1/functions/f", {"name": "f", "active": 1, "serving": 1, "latest": 1})
     (lines := tmp_path / "lines.jsonl").write_text("\n[1]\n")
     for data, code, text in (
@@ -203,7 +203,7 @@ def test_map_says_what_is_wrong_with_its_items(gateway: StubGateway, tmp_path: P
     assert {request.method for request in gateway.requests} == {"GET"}
 
 
-def test_a_map_is_asked_for_where_a_call_is_not(gateway: StubGateway) -> None:
+def test_a_map_is_requested_if_no_call_is_found(gateway: StubGateway) -> None:
     nothing = b'{"code": "invocation_not_found", "detail": "There is no invocation with this id."}'
     gateway.on(f"GET /v1/invocations/{ID}", nothing, 404, content_type="application/problem+json")
     gateway.on(f"DELETE /v1/invocations/{ID}", nothing, 404, content_type="application/problem+json")
@@ -224,7 +224,7 @@ def test_a_map_is_asked_for_where_a_call_is_not(gateway: StubGateway) -> None:
     assert (result.exit_code, "no invocation" in result.output) == (4, True)
 
 
-def test_the_calls_of_a_method_are_those_of_its_class(gateway: StubGateway) -> None:
+def test_the_calls_of_a_method_belong_to_its_class(gateway: StubGateway) -> None:
     """Maps were requested under the method's name, which is not a function's name."""
     gateway.on("GET /v1/functions/f.run/calls", {"calls": []})
     gateway.on("GET /v1/maps", {"maps": []})

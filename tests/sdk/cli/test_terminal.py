@@ -174,7 +174,7 @@ def test_streams_that_are_closed_or_full_end_it_without_a_traceback(
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
-def test_what_a_locale_has_no_letters_for_is_escaped_and_json_stays_json(
+def test_characters_outside_the_locale_are_escaped_and_json_stays_json(
     encoding: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written = io.BytesIO()

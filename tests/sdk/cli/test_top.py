@@ -61,7 +61,7 @@ def test_each_device_has_its_bars_and_its_workers() -> None:
     ]
 
 
-def test_a_narrow_terminal_has_shorter_bars_and_a_line_for_each_all_the_same() -> None:
+def test_a_narrow_terminal_has_shorter_bars_and_still_a_line_for_each() -> None:
     assert _drawn(NODE, width=80) == [
         "n1 driver 595.91.07, CUDA 13.1, MPS v2",
         "EPYC ━──── 25% 2 GiB",
@@ -101,7 +101,7 @@ def test_a_process_of_a_gang_is_shown_with_its_rank() -> None:
     assert [line.split(" w-")[0] for line in _drawn(ranked) if " w-" in line] == ["hello@1 rank 1", "embed@2 rank 1"]
 
 
-def test_nobody_reports() -> None:
+def test_no_node_reports() -> None:
     assert "no node" in _drawn()[0]
 
 
@@ -113,7 +113,7 @@ def test_in_a_pipe_it_looks_once(gateway: StubGateway) -> None:
     assert len(gateway.requests) == 1
 
 
-def test_the_list_of_nodes_tells_what_is_in_use_and_what_is_ill(gateway: StubGateway) -> None:
+def test_the_list_of_nodes_shows_use_and_faults(gateway: StubGateway) -> None:
     gateway.on("GET /v1/nodes", {"nodes": [NODE]})
     lines = [" ".join(line.split()) for line in CliRunner().invoke(app, ["nodes"]).stdout.splitlines()]
     assert [line.split(" ago ")[-1].removeprefix("- ") for line in lines[1:]] == [

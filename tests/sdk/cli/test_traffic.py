@@ -68,7 +68,7 @@ def test_a_split_is_sent_as_a_whole(gateway: StubGateway) -> None:
         ("--clear", "--differences"),
     ],
 )  # fmt: skip
-def test_what_means_nothing_is_a_usage_error(gateway: StubGateway, arguments: tuple[str, ...]) -> None:
+def test_meaningless_options_are_a_usage_error(gateway: StubGateway, arguments: tuple[str, ...]) -> None:
     assert command("traffic", "f", *arguments).exit_code == 2
     assert gateway.requests == []
 

@@ -18,7 +18,7 @@ def _often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wait_reasons, "_POLL_S", 0.001)
 
 
-def test_at_a_terminal_a_call_that_waits_says_why(gateway: StubGateway, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_at_a_terminal_a_waiting_call_shows_the_reason(gateway: StubGateway, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     gateway.on("GET /v1/functions/f/why", WHY)
     gateway.on("GET /v1/functions/f/why", {"function": "f"})
@@ -35,7 +35,7 @@ def test_at_a_terminal_a_call_that_waits_says_why(gateway: StubGateway, monkeypa
     assert reasons[:2] == [_DETAIL, "running"]
 
 
-def test_a_key_that_may_only_invoke_does_not_ask(gateway: StubGateway, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_key_with_only_invoke_does_not_query(gateway: StubGateway, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     gateway.on("GET /v1/auth/me", {"id": "key", "scopes": ["invoke:f"]})
     with Client(api_key="gpufn_key_secret") as client, report_waits(client, "f", pytest.fail):
@@ -44,7 +44,7 @@ def test_a_key_that_may_only_invoke_does_not_ask(gateway: StubGateway, monkeypat
     assert [request.path for request in gateway.requests] == ["/v1/auth/me"]
 
 
-def test_a_key_that_may_not_ask_is_no_matter(gateway: StubGateway, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_key_without_the_right_to_query_is_ignored(gateway: StubGateway, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     gateway.on("GET /v1/functions/f/why", {"code": "forbidden"}, status=403)
     with Client() as client, report_waits(client, "f", pytest.fail):

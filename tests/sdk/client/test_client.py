@@ -78,7 +78,7 @@ def test_the_user_of_an_address_is_sent(gateway: StubGateway) -> None:
     assert request.headers["authorization"].startswith("Basic ")
 
 
-def test_a_value_goes_out_and_comes_back_as_it_is(gateway: StubGateway) -> None:
+def test_a_value_is_sent_and_returned_unchanged(gateway: StubGateway) -> None:
     gateway.on("POST /v1/functions/f/invoke", _native((1, {2})), content_type=media.NATIVE)
     with Client() as client:
         assert client.invoke("f", x=(3,)) == (1, {2})
@@ -148,7 +148,7 @@ def test_a_problems_code_and_whether_it_is_worth_a_retry_are_kept(
     assert (caught.value.code, caught.value.retryable) == (code, retryable)
 
 
-def test_what_a_function_raised_is_of_its_own_type(gateway: StubGateway) -> None:
+def test_an_exception_of_a_function_has_its_own_type(gateway: StubGateway) -> None:
     classes = ["app:NoSuchWord", "builtins:KeyError", "builtins:LookupError", "builtins:Exception"]
     problem = {"code": "function_raised", "detail": "'x'", "error_type": "NoSuchWord", "error_classes": classes}
     gateway.on("POST /v1/functions/f/invoke", problem, status=500)
@@ -158,7 +158,7 @@ def test_what_a_function_raised_is_of_its_own_type(gateway: StubGateway) -> None
     assert (str(caught.value), caught.value.status) == ("NoSuchWord: 'x'", 500)  # type: ignore[attr-defined]
 
 
-def test_what_a_function_raised_reads_as_python_tells_it() -> None:
+def test_an_exception_of_a_function_reads_like_a_python_exception() -> None:
     assert str(FunctionRaised("division by zero", error_type="ZeroDivisionError")) == (
         "ZeroDivisionError: division by zero"
     )
@@ -190,7 +190,7 @@ def test_a_key_that_cannot_be_sent_is_refused_and_not_in_the_error(
     ("status", "kind", "message"),
     [(401, Unauthorized, "valid API key"), (403, Forbidden, "this needs a key with the scope 'deploy'")],
 )
-def test_an_upload_that_a_key_may_not_do_says_what_it_needs(
+def test_a_forbidden_upload_names_the_needed_scope(
     gateway: StubGateway, tmp_path: Path, status: int, kind: type[GpufnError], message: str
 ) -> None:
     gateway.on("HEAD /v1/bundles/abc", status=status)
@@ -237,7 +237,7 @@ def test_an_address_without_a_scheme_is_http(gateway: StubGateway) -> None:
         assert client.functions() == []
 
 
-def test_what_does_not_speak_http_is_not_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_does_not_speak_http_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("time.sleep", lambda seconds: pytest.fail("the request was retried"))
     with socket.create_server(("127.0.0.1", 0)) as other:
 
@@ -258,7 +258,7 @@ def test_what_does_not_speak_http_is_not_asked_again(monkeypatch: pytest.MonkeyP
     assert caught.value.__suppress_context__
 
 
-def test_a_call_of_what_is_not_deployed_says_how_to_deploy_it(
+def test_a_call_of_an_undeployed_function_names_the_deploy_command(
     gateway: StubGateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     transport = HttpTransport()
@@ -272,7 +272,7 @@ def test_a_call_of_what_is_not_deployed_says_how_to_deploy_it(
     transport.close()
 
 
-def test_what_is_too_large_says_what_to_do(gateway: StubGateway) -> None:
+def test_a_size_above_the_limit_names_a_remedy(gateway: StubGateway) -> None:
     problem = {"code": "payload_too_large", "detail": "The body is larger than 7.5 MiB."}
     gateway.on("POST /v1/functions/f/invoke", problem, status=413)
     gateway.on("HEAD /v1/bundles/abc", status=404)
@@ -305,7 +305,7 @@ def test_retry_after_is_kept(gateway: StubGateway) -> None:
     assert caught.value.retry_after_s == 7
 
 
-def test_nothing_listening_asks_whether_the_platform_is_up() -> None:
+def test_a_refused_connection_suggests_to_start_the_platform() -> None:
     with Client("http://127.0.0.1:1") as client, pytest.raises(GatewayUnavailable, match="`gpufn up`"):
         client.functions()
 
@@ -338,7 +338,7 @@ def test_a_result_is_waited_for_until_it_is_there(gateway: StubGateway) -> None:
         assert [request.path.partition("?")[2] for request in gateway.requests] == ["wait=30.000"] * 2
 
 
-def test_a_result_that_does_not_come_in_time_is_a_timeout(gateway: StubGateway) -> None:
+def test_a_late_result_is_a_timeout(gateway: StubGateway) -> None:
     gateway.on(f"GET /v1/invocations/{'0' * 26}/result", _STATUS, status=202)
     with Client() as client, pytest.raises(TimeoutError, match=r"0{26} .* 0 s"):
         client.result_raw("0" * 26, timeout_s=0)
@@ -388,7 +388,7 @@ def test_events_become_json_values(gateway: StubGateway) -> None:
         assert list(client.stream_json("f", b"{}")) == [{"a": 1}, 2]
 
 
-def test_views_are_typed_and_ignore_what_is_new(gateway: StubGateway) -> None:
+def test_views_are_typed_and_ignore_new_fields(gateway: StubGateway) -> None:
     gateway.on("GET /v1/functions/f", _VIEW)
     gateway.on("GET /v1/functions", {"functions": [_VIEW]})
     with Client() as client:
@@ -405,7 +405,7 @@ def test_an_answer_of_another_kind_is_a_mismatch(gateway: StubGateway) -> None:
 
 
 @pytest.mark.parametrize("status", [200, 301, 404, 500])
-def test_a_page_is_not_what_a_gateway_answers(gateway: StubGateway, status: int) -> None:
+def test_a_page_is_not_a_response_of_a_gateway(gateway: StubGateway, status: int) -> None:
     gateway.on("GET /v1/functions", b"<html>", status, content_type="text/html")
     gateway.on("GET /v1/functions/f/logs", b"<html>", 404, content_type="text/html")
     message = f"the server at {gateway.url} is not a gpufn gateway: it returned "
@@ -477,7 +477,7 @@ def test_a_bundle_that_is_there_is_not_uploaded(gateway: StubGateway) -> None:
     ]
 
 
-def test_what_is_no_gpu_function_is_not_deployed(gateway: StubGateway) -> None:
+def test_an_object_that_is_not_a_gpu_function_is_not_deployed(gateway: StubGateway) -> None:
     def plain() -> None: ...
 
     not_one: Any = plain
@@ -507,7 +507,7 @@ def test_nothing_is_deployed_where_one_of_several_cannot_be(gateway: StubGateway
     assert gateway.requests == []
 
 
-def test_the_state_of_calls_may_be_given_as_text(gateway: StubGateway) -> None:
+def test_the_state_of_calls_may_be_passed_as_text(gateway: StubGateway) -> None:
     gateway.on("GET /v1/calls", {"calls": []})
     as_text: Any = "failed"
     with Client() as client:
@@ -531,13 +531,13 @@ def test_deploy_sends_the_bundle_then_the_spec(gateway: StubGateway, monkeypatch
 
 
 @given(st.lists(st.binary(max_size=9).filter(lambda line: b"\r" not in line and b"\n" not in line)), st.integers(1, 9))
-def test_lines_are_the_same_however_they_are_cut(lines: list[bytes], size: int) -> None:
+def test_lines_are_the_same_at_any_cut(lines: list[bytes], size: int) -> None:
     data = b"".join(line + end for line, end in zip(lines, itertools.cycle((b"\n", b"\r\n"))))
     chunks = (data[at : at + size] for at in range(0, len(data), size))
     assert list(lines_of([*chunks, b"the rest"])) == [*lines, b"the rest"]
 
 
-def test_lines_of_a_log_come_one_by_one(gateway: StubGateway) -> None:
+def test_lines_of_a_log_arrive_one_by_one(gateway: StubGateway) -> None:
     line = {"at": 1.0, "function": "f", "revision": 1, "worker": "w", "stream": "stdout", "text": "hi"}
     gateway.on("GET /v1/functions/f/logs", msgspec.json.encode(line) + b"\n" + msgspec.json.encode(line) + b"\n")
     with Client() as client:
@@ -545,7 +545,7 @@ def test_lines_of_a_log_come_one_by_one(gateway: StubGateway) -> None:
     assert gateway.requests[0].path.endswith("/logs?tail=5&follow=true")
 
 
-def test_the_address_comes_from_the_environment_then_from_what_is_up(tmp_path: Path) -> None:
+def test_the_address_comes_from_the_environment_then_from_the_running_platform(tmp_path: Path) -> None:
     home = {"GPUFN_HOME": str(tmp_path)}
     assert find_url({"HOME": str(tmp_path)}) == "http://127.0.0.1:8090"
     with pytest.raises(GatewayUnavailable):  # the platform at the default address is another one
@@ -618,7 +618,7 @@ def test_no_name_leads_to_another_address(gateway: StubGateway, send: Callable[[
     assert "/a%20b%3Fc%23d%252f" in gateway.requests[0].path
 
 
-def test_in_a_worker_a_client_without_an_address_says_how_to_do_without(
+def test_in_a_worker_a_client_without_an_address_names_the_alternative(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     worker = {"GPUFN_HOME": str(tmp_path)}

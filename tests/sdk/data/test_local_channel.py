@@ -87,7 +87,7 @@ def test_limits_and_times_to_live(clock: list[float]) -> None:
         del SEEN["b"]
 
 
-def test_a_value_that_is_too_large_is_told_where_it_could_be() -> None:
+def test_a_value_above_the_limit_names_a_better_place() -> None:
     for size in (2 << 20, 20 << 20):
         with pytest.raises(InvalidInput, match=r"gpufn\.put"):
             SEEN["large"] = b"0" * size

@@ -80,7 +80,7 @@ def test_a_call_of_the_wrong_shape_raises_a_type_error_with_the_right_shape(
 
 
 @pytest.mark.usefixtures("platform")
-def test_only_an_asyncio_map_takes_an_asynchronous_iterable() -> None:
+def test_only_an_asyncio_map_accepts_an_asynchronous_iterable() -> None:
     for begin in (pair.map, pair.starmap, pair.aio.map):
         message = _error_of(functools.partial(begin, _numbers()), TypeError)
         assert "aio.starmap" in message
@@ -124,7 +124,7 @@ def test_gather_refuses_a_list_of_calls() -> None:
 
 
 @pytest.mark.parametrize("wrong", ["pair", len, pair.remote, Tally, 3])
-def test_a_step_takes_a_function_and_not_the_result_of_a_call(wrong: Any) -> None:
+def test_a_step_accepts_a_function_and_not_the_result_of_a_call(wrong: Any) -> None:
     message = _error_of(lambda: Graph().call(wrong, 1))
     assert "graph.call(f, 1)" in message
     assert message.endswith(repr(wrong))

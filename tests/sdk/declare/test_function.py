@@ -106,7 +106,7 @@ def test_a_wrong_call_fails_before_it_is_sent() -> None:
         (Tally.add.spawn, "tally.add: missing a required argument: 'n'; it takes n"),
     ],
 )
-def test_a_wrong_call_names_the_function_and_what_it_takes(call: Callable[[], Any], message: str) -> None:
+def test_a_wrong_call_names_the_function_and_its_parameters(call: Callable[[], Any], message: str) -> None:
     with run_locally(), pytest.raises(TypeError) as raised:
         list(call())
     assert str(raised.value) == message
@@ -182,7 +182,7 @@ def test_map_keeps_the_order_and_its_window() -> None:
     assert most == 3
 
 
-def test_map_takes_no_more_arguments_than_it_needs() -> None:
+def test_map_consumes_no_more_arguments_than_it_needs() -> None:
     taken = []
 
     def numbers() -> Iterator[int]:
@@ -506,7 +506,7 @@ def test_an_importable_function_is_pickled_by_reference() -> None:
     assert pickle.loads(pickle.dumps(Tally)) is Tally
 
 
-def test_a_closure_travels_by_value_with_what_it_refers_to() -> None:
+def test_a_closure_is_pickled_by_value_with_its_references() -> None:
     def make(k: int) -> Any:
         @gpu_function(timeout=9)
         def recursive(n: int) -> int:
@@ -523,7 +523,7 @@ def test_a_closure_travels_by_value_with_what_it_refers_to() -> None:
         assert copy.remote(2) == 12
 
 
-def test_a_function_is_found_after_its_copy_is_gone() -> None:
+def test_a_function_is_found_after_its_copy_was_deleted() -> None:
     @gpu_function
     def original(n: int) -> int:
         return n
@@ -688,7 +688,7 @@ def spots(spot: Spot, other: Any = None) -> list[Spot]:
     return [spot, Spot(len(other))]
 
 
-def test_pickled_results_are_read_by_callers_who_trust_the_function() -> None:
+def test_pickled_results_are_read_by_callers_that_trust_the_function() -> None:
     with run_locally():
         with pytest.raises(InvalidInput, match=r"Thing .*pickle.*trust_results=True"):
             things.remote(Thing)

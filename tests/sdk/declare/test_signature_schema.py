@@ -168,7 +168,7 @@ def test_a_name_for_type_checkers_only_does_not_break_other_hints() -> None:
     assert (spec.parameters["properties"], spec.returns) == ({"x": {}, "y": {"type": "integer"}}, {})
 
 
-def test_an_unannotated_parameter_takes_any_value() -> None:
+def test_an_unannotated_parameter_accepts_any_value() -> None:
     def f(x, y=1):  # type: ignore[no-untyped-def]
         return x
 

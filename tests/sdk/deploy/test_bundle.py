@@ -53,7 +53,7 @@ def test_a_bundle_holds_the_file_and_the_project_modules_it_needs(project: Proje
 
 
 @pytest.mark.parametrize("glob", ["/etc/passwd", "", "..", "../*", "data/../../x", "data/..", "."])
-def test_what_is_no_glob_below_the_project_is_refused(project: Project, glob: str) -> None:
+def test_a_pattern_outside_the_project_is_refused(project: Project, glob: str) -> None:
     root = project(_FILES)
     with pytest.raises(InvalidBundle) as caught:
         _bundle.pack_source(_bundle.load(root / "app.py"), [glob])
@@ -61,7 +61,7 @@ def test_what_is_no_glob_below_the_project_is_refused(project: Project, glob: st
     assert str(root) in caught.value.message
 
 
-def test_other_files_come_with_include(project: Project) -> None:
+def test_other_files_are_added_with_include(project: Project) -> None:
     loaded = _bundle.load(project(_FILES) / "app.py")
     assert set(_bundle.pack_source(loaded, ["data/*", "*.txt"]).files) - set(_NEEDED) == {
         "data/labels.txt",
@@ -78,7 +78,7 @@ def test_all_below_a_folder_is_included_as_every_python_reads_two_stars(project:
         _bundle.pack_source(loaded, ["data"])
 
 
-def test_modules_of_the_project_that_are_links_to_elsewhere_come_along(project: Project, tmp_path: Path) -> None:
+def test_modules_of_the_project_that_are_links_are_included(project: Project, tmp_path: Path) -> None:
     root = project({"app.py": "import shared\ndef f():\n    import lib.part"})
     (tmp_path / "elsewhere" / "lib").mkdir(parents=True)
     (tmp_path / "elsewhere" / "lib" / "part.py").write_text("")
@@ -89,14 +89,14 @@ def test_modules_of_the_project_that_are_links_to_elsewhere_come_along(project: 
     assert (bundle.files, bundle.modules) == (("app.py", "lib/part.py", "shared.py"), ())
 
 
-def test_a_link_to_what_is_installed_is_no_module_of_the_project(project: Project) -> None:
+def test_a_link_to_an_installed_package_is_not_a_module_of_the_project(project: Project) -> None:
     root = project({"app.py": "import numpy"})
     (root / "numpy").symlink_to(Path(sys.modules["numpy"].__file__ or "").parent)
     bundle = _bundle.pack_source(_bundle.load(root / "app.py"))
     assert (bundle.files, bundle.modules) == (("app.py",), ("numpy",))
 
 
-def test_the_same_files_give_the_same_bytes(project: Project) -> None:
+def test_the_same_files_make_the_same_bytes(project: Project) -> None:
     root = project(_FILES)
     loaded = _bundle.load(root / "app.py")
     first = _bundle.pack_source(loaded)
@@ -312,7 +312,7 @@ print(*_bundle.pack_pickle(f).files)
 """
 
 
-def test_what_a_script_imports_when_it_runs_comes_along(tmp_path: Path) -> None:
+def test_imports_of_a_script_at_run_time_are_included(tmp_path: Path) -> None:
     """Imports in the function, its callees and nested functions; not modules whose names only look alike."""
     for name in ("lazy.py", "deep/down.py", "pkg/__init__.py", "pkg/sub.py", "aid.py", "x.py"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -462,7 +462,7 @@ def _cell(number: int) -> Any:
     return namespace["f"]
 
 
-def test_the_lines_of_a_cell_come_along_and_the_process_makes_no_difference() -> None:
+def test_the_lines_of_a_cell_are_included_and_the_process_does_not_matter() -> None:
     bundle = _bundle.pack_pickle(_cell(1))
     assert bundle.data == _bundle.pack_pickle(_cell(2)).data
     (source,) = (text for name, text in bundle.contents().items() if name.startswith("cell-"))

@@ -151,7 +151,7 @@ def test_a_function_with_weights_gets_longer_and_its_deploy_shows_their_progress
     ("error_type", "message", "package"),
     [("ModuleNotFoundError", "No module named 'fastapi.responses'", "fastapi"), ("ValueError", "no", None)],
 )
-def test_a_missing_package_is_told_where_to_add_it(error_type: str, message: str, package: str | None) -> None:
+def test_a_missing_package_names_the_place_to_add_it(error_type: str, message: str, package: str | None) -> None:
     error = ErrorInfo("function_start_failed", message, error_type=error_type)
     view = FunctionView(name="f", active=2, serving=2, latest=2)
     text = _start_failed(view, RevisionProgress(number=2, state=RevisionState.FAILED, error=error)).message

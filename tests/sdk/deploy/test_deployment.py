@@ -100,7 +100,9 @@ def _as_json(spec: FunctionSpec) -> dict[str, Any]:
         (_view(2, 2, spec=_as_json(_SPEC), start_error={"code": "x", "message": "no"}), False, True),
     ],
 )
-def test_only_what_serves_unchanged_makes_no_revision(before: FunctionView | None, force: bool, is_new: bool) -> None:
+def test_only_an_unchanged_serving_revision_makes_no_revision(
+    before: FunctionView | None, force: bool, is_new: bool
+) -> None:
     api = _Api(before)
     assert deploy(api, _WANTED, force=force).is_new is is_new
     assert api.requests == ["put a", *(["create f"] if is_new else [])], "the bundle may have been lost"
@@ -128,7 +130,7 @@ def test_a_deploy_is_signed_as_the_gateway_stores_it() -> None:
     assert (statement.function, statement.bundle, statement.spec) == ("f", "a", spec_digest(stored))
 
 
-def test_what_another_key_signed_is_deployed_again() -> None:
+def test_a_revision_signed_by_another_key_is_deployed_again() -> None:
     signer, api = Signer.new(), _Api(_view(2, 2, spec=_as_json(_SPEC)))
     assert deploy(api, _WANTED, signer=signer).is_new
     api.signed_by = signer.id
@@ -307,7 +309,7 @@ def _part(vram_bytes: int) -> Resources:
         (Resources(gpu=("H100",)), [], ""),
     ],
 )
-def test_what_no_node_has_is_said(resources: Resources, nodes: list[dict[str, Any]], lacks: str) -> None:
+def test_resources_that_no_node_has_are_reported(resources: Resources, nodes: list[dict[str, Any]], lacks: str) -> None:
     assert unmet_requirement(resources, nodes) == lacks
 
 
@@ -348,7 +350,7 @@ def test_packages_that_no_node_can_have_are_reported(nodes: list[dict[str, Any]]
         (["Docker does not answer", ""], ""),
     ],
 )
-def test_that_no_node_has_docker_is_said_of_a_function_with_an_image(troubles: list[str], lacks: str) -> None:
+def test_a_function_with_an_image_warns_that_no_node_has_docker(troubles: list[str], lacks: str) -> None:
     nodes = [_NODE | {"container_trouble": trouble} for trouble in troubles]
     assert unmet_requirement(Resources(), nodes, in_container=True) == lacks
     assert bool(unmet_requirement(Resources(), nodes, in_container=True)) == bool(lacks)

@@ -89,7 +89,7 @@ def test_a_file_that_does_without_a_package_gets_no_stand_in(project: Project) -
     assert found["f"].spec.methods[0].parameters["properties"]["has"]["default"] is False
 
 
-def test_a_module_of_the_project_may_import_what_is_missing(project: Project) -> None:
+def test_a_module_of_the_project_may_import_missing_packages(project: Project) -> None:
     app = "import helpers\nfrom gpufn import gpu_function\n@gpu_function\ndef f(x: helpers.Kind) -> None: ...\n"
     read, found = _read(project({"app.py": app, "helpers.py": "from nopandas import Kind\n"}))
     assert read.missing == ("nopandas",)
@@ -104,7 +104,7 @@ def test_a_module_of_the_project_may_import_what_is_missing(project: Project) ->
         ({"app.py": "import notorch\nraise ValueError(1)\n"}, "ValueError: 1 (imported without notorch: not installed"),
     ],
 )
-def test_what_is_not_a_missing_package_fails(project: Project, files: dict[str, str], why: str) -> None:
+def test_another_import_error_fails(project: Project, files: dict[str, str], why: str) -> None:
     with pytest.raises(InvalidBundle) as caught:
         bundle.load(project(files) / "app.py", to_run=False)
     assert why in caught.value.message

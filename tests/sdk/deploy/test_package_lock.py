@@ -32,7 +32,7 @@ def lock_of(image: Image, folder: Path) -> list[str]:
     return [line.split()[0] for line in text.splitlines() if line[:1].isalpha()]
 
 
-def test_a_lock_has_the_packages_and_what_a_worker_needs(folder: Path) -> None:
+def test_a_lock_has_the_packages_and_those_of_a_worker(folder: Path) -> None:
     (folder / "requirements.txt").write_text("tint<2\n")
     needs = ["cloudpickle==3.1", "msgspec==0.20"]
     assert lock_of(Image.python("3.12").pip_install("tint"), folder) == [*needs, "tint==2"]
@@ -53,7 +53,7 @@ def test_a_lock_has_the_packages_and_what_a_worker_needs(folder: Path) -> None:
         (Image().pip_lock("plain.txt"), "needs hashes"),
     ],
 )
-def test_what_cannot_be_locked_says_why(image: Image, words: str, folder: Path) -> None:
+def test_a_package_that_cannot_be_locked_is_reported_with_the_reason(image: Image, words: str, folder: Path) -> None:
     (folder / "plain.txt").write_text("tint\n")
     with pytest.raises(InvalidSpec, match=words):
         prepare(image, folder)
@@ -69,7 +69,7 @@ def test_only_apt_packages_and_files_need_a_container(folder: Path) -> None:
     assert "w/tint-1-py3-none-any.whl" in copied
 
 
-def test_without_uv_the_deploy_says_how_to_get_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_uv_the_deploy_names_the_way_to_install_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gpufn.deploy.package_lock.find_uv", lambda: None)
     with pytest.raises(InvalidSpec, match="pip install uv"):
         prepare(Image(), folder)
@@ -89,7 +89,7 @@ def test_an_impossible_image_is_refused_at_the_declaration(make: Callable[[], Im
         make()
 
 
-def test_the_variables_of_an_image_are_those_of_the_workers_unless_the_function_sets_them(folder: Path) -> None:
+def test_workers_have_the_variables_of_the_image_unless_the_function_sets_them(folder: Path) -> None:
     @gpu_function(image=Image().env(A="image", B="image"), env={"B": "function"})
     def f() -> None: ...
 

@@ -112,7 +112,7 @@ def test_early_results_beyond_the_limit_are_requested_again() -> None:
     assert taken == [(0, RESULT), (1, RESULT), (2, elsewhere), (3, elsewhere)]
 
 
-def test_unordered_outcomes_come_in_arrival_order() -> None:
+def test_unordered_outcomes_are_in_arrival_order() -> None:
     order = ArrivalOrder(Cursor())
     for end in outcomes([2, 0]):
         order.add(end)

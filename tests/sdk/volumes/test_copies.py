@@ -80,7 +80,7 @@ def test_a_link_that_leaves_the_folder_is_refused(folder: Path, target: str) -> 
         put_files(Store(), "v", folder)
 
 
-def test_other_things_than_files_are_refused(folder: Path) -> None:
+def test_entries_other_than_files_are_refused(folder: Path) -> None:
     os.mkfifo(folder / "fifo")
     with pytest.raises(InvalidInput):
         put_files(Store(), "v", folder)

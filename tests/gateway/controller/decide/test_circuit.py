@@ -26,7 +26,7 @@ def test_the_third_failure_in_a_row_opens_it() -> None:
     assert circuit.last_error == ERROR
 
 
-def test_one_failure_opens_it_where_nobody_served_meanwhile() -> None:
+def test_one_failure_opens_it_if_no_worker_served_meanwhile() -> None:
     circuit = Circuit()
     circuit.record_failure(0.0, ERROR, took_a_place=True)
     assert (circuit.state(0.0), circuit.backoff_s) == (CircuitState.OPEN, 5.0)
@@ -54,7 +54,7 @@ def test_a_function_that_has_failed_to_start_for_days_still_waits_five_minutes()
     assert (circuit.state(now), circuit.retry_in_s(now)) == (CircuitState.OPEN, 300.0)
 
 
-def test_open_starts_nobody_and_half_open_one() -> None:
+def test_an_open_circuit_starts_no_worker_and_a_half_open_one_starts_one() -> None:
     circuit, now = opened()
     assert circuit.starts_allowed(now + 4.9, 3, 0) == 0
     assert circuit.state(now + 5) is CircuitState.HALF_OPEN

@@ -94,7 +94,7 @@ def test_a_start_that_is_late_while_its_node_may_build_or_fetch_is_tried_again(
     assert any(isinstance(action, EndCheck) for action in _actions(first)) is ends
 
 
-def test_a_revision_that_failed_its_check_gives_its_place_back_and_starts_no_worker() -> None:
+def test_a_revision_that_failed_its_check_returns_its_place_and_starts_no_worker() -> None:
     deployed = _deployed(check=CheckState.FAILED, state=RevisionState.FAILED, error=RAISED)
     actions = _actions(deployed)
     assert [type(action) for action in actions] == [MoveActive]
@@ -109,7 +109,7 @@ def test_where_no_other_revision_serves_its_calls_end_with_the_reason() -> None:
     assert planned.statuses["f"].start_error == RAISED
 
 
-def test_a_pending_revision_takes_no_calls_even_if_the_old_one_fails_to_start() -> None:
+def test_a_pending_revision_receives_no_calls_even_if_the_old_one_fails_to_start() -> None:
     deployed = _deployed()
     for at in (97.0, 98.0, 99.0):
         deployed.view(("f", 1)).circuit.record_failure(at, RAISED)
@@ -124,7 +124,7 @@ def test_without_room_it_is_not_checked_and_calls_move() -> None:
     assert [action.revision for action in _actions(deployed) if isinstance(action, MoveServing)] == [2]
 
 
-def test_a_check_takes_no_room_from_idle_workers_of_other_functions() -> None:
+def test_a_check_uses_no_room_of_idle_workers_of_other_functions() -> None:
     deployed = _deployed(resources=Resources(memory_bytes=8 * GIB - (100 << 20)))
     deployed.on_revision(("g", 1), revision("g", 1, ScalingPolicy(min_workers=0)))
     deployed.on_function("g", function("g"))

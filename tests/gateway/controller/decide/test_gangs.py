@@ -85,7 +85,7 @@ def test_one_call_starts_one_gang_on_two_nodes_and_the_next_finds_no_node_left()
     assert (planned.statuses["f"].workers.ready, "a, b" in planned.statuses["f"].reason) == (1, True)
 
 
-def test_a_cluster_with_too_few_nodes_starts_nothing_and_says_how_many_it_lacks() -> None:
+def test_a_cluster_with_too_few_nodes_starts_nothing_and_reports_the_missing_number() -> None:
     small = gang_world("a", nodes=2)
     report(small, 100.0, "a", calls=1)
     planned = plan(small, 100.0)
@@ -156,7 +156,7 @@ def test_ranks_that_die_at_the_start_are_one_failed_start() -> None:
     assert (circuit._failures, world.view(("f", 1)).in_state(WorkerState.STARTING)) == (1, [])
 
 
-def test_the_exit_of_a_rank_says_more_than_that_rank_0_lost_it() -> None:
+def test_the_exit_of_a_rank_has_more_details_than_the_report_of_rank_0() -> None:
     world = gang_world("a", "b")
     rank_0, rank_1 = start(world, "a", "b")
     lost = StartFailure("join", WorkerLost("rank 1 on b ended").info())

@@ -23,14 +23,14 @@ def memory(*held: Parked) -> HostMemory:
     return made
 
 
-def test_what_is_large_rarely_used_or_quickly_started_goes_first() -> None:
+def test_large_rarely_used_or_quickly_started_workers_are_removed_first() -> None:
     usual = Parked("usual", 100, uses=10, saved_s=10)
     assert memory(usual, Parked("large", 1000, uses=10, saved_s=10)).victims(1) == ["large"]
     assert memory(usual, Parked("rare", 100, uses=1, saved_s=10)).victims(1) == ["rare"]
     assert memory(usual, Parked("quick", 100, uses=10, saved_s=1)).victims(1) == ["quick"]
 
 
-def test_one_that_was_once_used_often_goes_when_others_have_come_and_gone() -> None:
+def test_a_once_busy_worker_is_removed_after_many_others() -> None:
     held = memory(Parked("old", 100, uses=5))
     for number in range(20):
         held.add(Parked(f"new{number}", 100))
@@ -50,7 +50,7 @@ def test_a_repeated_report_keeps_the_value_of_a_parked_worker_and_changes_its_si
 
 
 @given(st.lists(PARKED, max_size=20), st.integers(0, 1 << 36))
-def test_as_many_go_as_are_needed_and_none_of_them_is_worth_more_than_one_that_stays(
+def test_only_the_needed_number_is_evicted_and_none_is_worth_more_than_a_remaining_one(
     told: list[Parked], wanted: int
 ) -> None:
     held = memory(*told)
@@ -64,7 +64,7 @@ def test_as_many_go_as_are_needed_and_none_of_them_is_worth_more_than_one_that_s
 
 
 @given(st.lists(st.tuples(PARKED, st.booleans()), max_size=40), st.integers(1 << 34, 1 << 36))
-def test_with_a_budget_what_is_held_never_exceeds_it_and_worth_never_falls(
+def test_with_a_budget_held_memory_never_exceeds_it_and_worth_never_falls(
     told: list[tuple[Parked, bool]], budget: int
 ) -> None:
     held, floor = HostMemory(), 0.0

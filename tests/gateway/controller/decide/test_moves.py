@@ -83,7 +83,7 @@ def test_idle_workers_move_together_when_a_function_fits_nowhere() -> None:
     assert (sim.workers("one"), sim.workers("two")) == (1, 1)
 
 
-def test_nobody_moves_if_a_worker_would_have_no_place() -> None:
+def test_no_worker_moves_if_one_would_have_no_place() -> None:
     sim = Sim(node("a", cpu()))
     _deploy(sim, "one", SMALL, _ALWAYS)
     sim.run(2)

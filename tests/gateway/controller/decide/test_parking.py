@@ -118,7 +118,7 @@ def test_an_idle_worker_parks_where_it_would_have_ended() -> None:
     assert scene.after(1) == []
 
 
-def test_workers_that_park_at_once_are_not_each_given_all_the_memory_though_nobody_knows_what_they_take() -> None:
+def test_workers_that_park_together_do_not_each_get_all_memory_before_their_need_is_known() -> None:
     """Eight whole GPUs whose workers became idle together could take eight times the operator's budget."""
     scene = Scene("f", "g", "h")
     for worker, name, held_bytes in (("w1", "f", GIB), ("w2", "g", 8 * GIB), ("w3", "h", GIB)):
@@ -130,7 +130,7 @@ def test_workers_that_park_at_once_are_not_each_given_all_the_memory_though_nobo
     assert [order.worker for order in orders if isinstance(order, Drain)] == ["w3"]
 
 
-def test_what_is_promised_to_one_that_does_not_park_after_all_is_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_promised_to_a_worker_that_does_not_park_is_released(monkeypatch: pytest.MonkeyPatch) -> None:
     """The decision on the function fails: its actions of this step are dropped."""
     scene = Scene("f", "g")
     for worker, name in (("w1", "f"), ("w2", "g")):
@@ -184,7 +184,7 @@ def test_a_worker_that_still_parks_is_wanted_back() -> None:
     assert [type(action) for action in scene.after(1, {"f": 1})] == [Resume]
 
 
-def test_what_is_proven_after_it_was_asked_to_resume_counts_no_more() -> None:
+def test_a_proof_after_the_request_to_resume_does_not_count() -> None:
     scene = Scene("f")
     scene.add("w", "f")
     scene.park("w")
@@ -230,7 +230,7 @@ def test_parked_workers_of_a_revision_that_is_replaced_end() -> None:
     assert ["replaced" in order.reason for order in orders if isinstance(order, Drain)] == [True]
 
 
-def test_one_that_cannot_be_parked_is_not_asked_again_nor_are_its_like() -> None:
+def test_after_a_failure_to_park_similar_workers_are_drained() -> None:
     scene = Scene("f")
     scene.add("w", "f")
     scene.obey(Park("w", GIB, 0, ""))
@@ -244,7 +244,7 @@ def test_one_that_cannot_be_parked_is_not_asked_again_nor_are_its_like() -> None
     assert "can be moved" in order.reason
 
 
-def test_one_that_lacked_memory_tells_how_much_its_like_need() -> None:
+def test_after_a_lack_of_host_memory_the_needed_bytes_are_reported() -> None:
     scene = Scene("f")
     scene.add("w", "f")
     scene.obey(Park("w", GIB, 0, ""))
@@ -267,7 +267,7 @@ def test_one_that_lacked_memory_tells_how_much_its_like_need() -> None:
         (WorkerEventKind.EXITED, {"exit": Exit(signal=9)}, "a worker was killed by SIGKILL while it parked"),
     ],
 )
-def test_one_that_fails_on_the_way_is_replaced_and_no_start_has_failed(
+def test_a_worker_that_fails_while_parking_is_replaced_without_a_failed_start(
     kind: WorkerEventKind, what: dict[str, object], why: str
 ) -> None:
     scene = Scene("f")
@@ -281,7 +281,7 @@ def test_one_that_fails_on_the_way_is_replaced_and_no_start_has_failed(
     assert [type(action) for action in scene.after(1, {"f": 1})] == [Start]
 
 
-def test_a_resume_is_what_the_next_worker_takes_while_one_is_parked() -> None:
+def test_the_next_start_is_estimated_as_a_resume_while_a_worker_is_parked() -> None:
     scene = Scene("f")
     scene.add("w", "f")
     for cold in (ColdStart(load_s=8.0), ColdStart(resume_s=0.5)):
@@ -320,7 +320,7 @@ def test_a_worker_whose_like_start_faster_than_they_resume_is_not_parked() -> No
 # --- the host's memory -----------------------------------------------------------------------------------------------
 
 
-def test_what_is_worth_least_ends_for_what_is_to_be_parked_and_that_waits_for_it() -> None:
+def test_parked_workers_of_least_worth_end_before_another_worker_parks() -> None:
     scene = Scene("f", "g", park_bytes=GIB + (1 << 20))
     scene.add("w", "f")
     scene.park("w")
@@ -334,7 +334,7 @@ def test_what_is_worth_least_ends_for_what_is_to_be_parked_and_that_waits_for_it
     assert (type(order), getattr(order, "worker", "")) == (Park, "v")
 
 
-def test_what_is_promised_to_one_that_parks_is_nobodys_else() -> None:
+def test_memory_promised_to_a_parking_worker_is_reserved() -> None:
     scene = Scene("f", "g", park_bytes=3 * GIB)
     for name, worker in (("f", "w"), ("g", "v")):
         scene.add(worker, name)
@@ -350,7 +350,7 @@ def test_what_is_promised_to_one_that_parks_is_nobodys_else() -> None:
     assert (scene.world.leases.used("a").memory_bytes, scene.world.holdings.host_memory("a").used) == (whole, 0)
 
 
-def test_a_node_without_memory_for_them_parks_nobody() -> None:
+def test_a_node_without_host_memory_parks_no_worker() -> None:
     scene = Scene("f", park_bytes=0)
     scene.add("w", "f")
     (order,) = scene.after(11)
@@ -358,7 +358,7 @@ def test_a_node_without_memory_for_them_parks_nobody() -> None:
     assert all(fact in order.reason for fact in ("not parked", "a has 0 B"))
 
 
-def test_memory_that_is_leased_is_nobodys_to_park_in() -> None:
+def test_leased_memory_is_not_used_for_parking() -> None:
     scene = Scene("f", "g")
     scene.add("w", "f")
     scene.add("v", "g", WorkerState.STARTING, DeviceShare("cpu", 0.1, 6 * GIB + GIB // 2))
@@ -369,7 +369,7 @@ def test_memory_that_is_leased_is_nobodys_to_park_in() -> None:
 # --- functions that wait for a GPU -----------------------------------------------------------------------------------
 
 
-def test_an_idle_worker_parks_for_another_function_and_gives_way_when_that_is_proven() -> None:
+def test_an_idle_worker_parks_for_another_function_and_yields_once_that_is_proven() -> None:
     scene = Scene("f", "g")
     scene.add("w", "f")
     (order,) = scene.after(1, {"g": 1})
@@ -380,7 +380,7 @@ def test_an_idle_worker_parks_for_another_function_and_gives_way_when_that_is_pr
     assert [type(action) for action in scene.after(0.1, {"g": 1})] == [Start]
 
 
-def test_a_parked_worker_ends_for_one_that_needs_what_it_still_holds() -> None:
+def test_a_parked_worker_ends_for_a_worker_that_needs_its_remaining_memory() -> None:
     scene = Scene("f", "g")
     scene.add("w", "f")
     scene.park("w", ParkedMemory(GIB, 3 * GIB))  # of the 24 GiB that the other function wants exclusively
@@ -417,7 +417,7 @@ def test_a_parked_worker_has_its_share_again_wherever_a_new_one_would_get_it() -
     assert can_resume(wants, found.share, report, book.used("a"), limits)
 
 
-def test_parked_workers_keep_their_gpu_in_their_mode_and_take_no_whole_one() -> None:
+def test_parked_workers_keep_their_gpu_in_its_mode_and_occupy_no_whole_one() -> None:
     report = node("a", cpu(), gpu("GPU-0"))
     book = LeaseBook()
     book.grant("parked", "a", ON_A_GPU, ParkedMemory(GIB, 300 << 20))
@@ -441,7 +441,7 @@ def _sim(functions: int, park_bytes: int = 4 * GIB) -> Sim:
     return sim
 
 
-def test_functions_that_take_turns_on_a_gpu_start_once_each() -> None:
+def test_functions_that_share_a_gpu_by_time_start_once_each() -> None:
     sim = _sim(3)
     for _ in range(4):
         for number in range(3):

@@ -38,7 +38,7 @@ from tests.gateway.controller.known_worlds import tell, world
 from tests.gateway.controller.simulation import GIB, assignment, cpu, function, node, revision
 
 
-def test_a_restarted_controller_keeps_what_runs_for_one_window() -> None:
+def test_a_restarted_controller_keeps_running_workers_for_one_window() -> None:
     at_work = world(4, ScalingPolicy(scaledown_window_s=30))
     at_work.take_over(100.0)
     counts = []
@@ -71,7 +71,7 @@ def test_workers_of_a_silent_runner_are_not_idle() -> None:
     assert plan(idle, 106.0).actions == ()
 
 
-def test_a_doorbell_starts_a_worker_without_any_depths() -> None:
+def test_a_wakeup_starts_a_worker_without_known_depths() -> None:
     empty = world()
     empty.on_depths(None, 100.0, 100.0)
     empty.on_wakeup("f", 100.1)
@@ -222,7 +222,7 @@ def test_why_forgets_the_missing_gpu_once_a_worker_is_placed() -> None:
         assert (view.placement_failure is not None) is is_noted
 
 
-def test_a_function_whose_worker_waits_for_its_turn_on_a_gpu_says_so() -> None:
+def test_a_function_whose_worker_waits_for_its_gpu_turn_reports_it() -> None:
     empty = world()
     empty.on_assignment("w", assignment("w"), 100.0)
     for waits_on, told in (("GPU-0", "waits for its turn on GPU-0"), ("", None)):
@@ -234,7 +234,7 @@ def test_a_function_whose_worker_waits_for_its_turn_on_a_gpu_says_so() -> None:
 
 
 @pytest.mark.parametrize(("left_over", "calls", "starts"), [(1, (1, 1), True), (0, (0, 2), False)])
-def test_a_slot_that_a_call_of_a_dead_runner_keeps_serves_nobody_who_waits(
+def test_a_slot_held_by_a_call_of_a_dead_runner_serves_no_waiting_call(
     left_over: int, calls: tuple[int, int], starts: bool
 ) -> None:
     """Of two calls one runs. The other's slot is held by an attempt that the first call's runner left when it died."""
@@ -257,7 +257,7 @@ def test_a_slot_that_a_call_of_a_dead_runner_keeps_serves_nobody_who_waits(
 @pytest.mark.parametrize(
     ("concurrency", "in_use", "calls", "starts"), [(1, 16, (8, 8), 1), (1, 8, (0, 8), 0), (2, 24, (8, 16), 0)]
 )
-def test_calls_that_gather_for_a_batch_are_queued_and_no_part_of_what_a_worker_runs(
+def test_gathering_calls_are_queued_and_do_not_count_as_running(
     concurrency: int, in_use: int, calls: tuple[int, int], starts: int
 ) -> None:
     """A worker with Batch(8) holds (concurrency + 1) x 8 calls, and runs concurrency x 8. Slots are planned in full."""
@@ -318,7 +318,7 @@ def test_the_reason_to_wait_for_room_names_the_functions_that_use_it(memory_byte
         (0, 0, 2, []),  # it belongs to the next revision, which gets calls once it has started
     ],
 )
-def test_a_worker_that_starts_and_that_nobody_waits_for_makes_room(
+def test_a_starting_worker_without_waiting_calls_makes_room(
     calls: int, min_workers: int, active: int, drains: list[Drain]
 ) -> None:
     """Its call was cancelled while it loaded. Later calls of others waited until it had loaded and was idle."""
@@ -335,7 +335,7 @@ def test_a_worker_that_starts_and_that_nobody_waits_for_makes_room(
 @pytest.mark.parametrize(
     ("max_workers", "going"), [(4, []), (3, ["w3"]), (2, ["w2", "w3"]), (1, ["w2", "w3"]), (0, ["w2", "w3"])]
 )
-def test_above_max_workers_those_go_first_that_have_not_started(max_workers: int, going: list[str]) -> None:
+def test_above_max_workers_unstarted_workers_are_removed_first(max_workers: int, going: list[str]) -> None:
     """Warm workers used to be drained instead: `gpufn scale --max 0` left a model loading for minutes."""
     slow = world(2, ScalingPolicy(scaledown_window_s=0))
     for name in ("w2", "w3"):
@@ -429,9 +429,7 @@ def test_a_revision_that_no_longer_serves_keeps_its_workers_while_gateways_learn
 
 
 @pytest.mark.parametrize(("calls", "go"), [(1, ["w1", "w2"]), (2, [])])
-def test_of_a_retired_revision_that_runs_a_long_call_those_go_who_are_idle_when_nothing_is_queued(
-    calls: int, go: list[str]
-) -> None:
+def test_idle_workers_of_a_retired_revision_leave_when_its_queue_is_empty(calls: int, go: list[str]) -> None:
     """They kept their GPUs until the call ended, and the new revision had none."""
     moved = world(3)
     plan(moved, 100.0)
@@ -445,7 +443,7 @@ def test_of_a_retired_revision_that_runs_a_long_call_those_go_who_are_idle_when_
     assert [action.worker for action in plan(moved, now).actions if isinstance(action, Drain)] == go
 
 
-def test_a_step_over_one_function_leaves_the_others_alone() -> None:
+def test_a_step_over_one_function_does_not_change_others() -> None:
     two = world()
     two.on_revision(("g", 1), revision("g"))
     two.on_function("g", function("g"))
@@ -456,7 +454,7 @@ def test_a_step_over_one_function_leaves_the_others_alone() -> None:
 
 
 @pytest.mark.parametrize(("ready", "ends"), [(0, 1), (1, 0)])
-def test_submitted_calls_end_for_failing_starts_only_while_nobody_serves_them(ready: int, ends: int) -> None:
+def test_submitted_calls_end_for_failing_starts_only_without_a_serving_worker(ready: int, ends: int) -> None:
     failing = world(ready, ScalingPolicy(max_workers=4))
     circuit = failing.view(("f", 1)).circuit
     for at in (0.0, 1.0, 2.0, 50.0):
@@ -519,7 +517,7 @@ def test_the_calls_of_a_deleted_function_end_as_cancelled() -> None:
 
 
 @pytest.mark.parametrize("run_seconds", [float("nan"), float("inf"), -5.0, 1e308])
-def test_a_bad_number_of_one_function_stops_nobody(run_seconds: float) -> None:
+def test_a_bad_number_of_one_function_does_not_stop_others(run_seconds: float) -> None:
     two = world(1)
     two.on_revision(("g", 1), revision("g"))
     two.on_function("g", function("g"))
@@ -531,7 +529,7 @@ def test_a_bad_number_of_one_function_stops_nobody(run_seconds: float) -> None:
     assert "g" in planned.statuses
 
 
-def test_a_function_that_cannot_be_decided_keeps_its_last_decision_and_says_why(
+def test_a_function_that_cannot_be_decided_keeps_its_last_decision_and_reports_the_reason(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     two = world(1)
@@ -556,7 +554,7 @@ def test_a_function_that_cannot_be_decided_keeps_its_last_decision_and_says_why(
     assert set(planned.statuses) == {"g"}
 
 
-def test_what_fails_for_one_function_that_was_not_placed_fails_for_it_alone() -> None:
+def test_an_error_in_placing_one_function_fails_only_that_function() -> None:
     two = world()
     two.on_revision(("g", 1), revision("g"))
     two.on_function("g", function("g"))
@@ -569,7 +567,7 @@ def test_what_fails_for_one_function_that_was_not_placed_fails_for_it_alone() ->
     assert set(planned.statuses) == {"g"}
 
 
-def test_a_start_that_waits_for_weights_says_how_many_bytes_are_there() -> None:
+def test_a_start_that_waits_for_weights_reports_the_fetched_bytes() -> None:
     starting = world()
     weights = WeightsSpec(source="./weights", files=(WeightsFile("w", 1 << 30, "a" * 64),))
     without = revision("f", 1)
@@ -586,7 +584,7 @@ def test_a_start_that_waits_for_weights_says_how_many_bytes_are_there() -> None:
         assert ("1 MiB of 1 GiB" in status.reason) == (reason == "weights"), "also without a call, during a deploy"
 
 
-def test_a_worker_goes_to_the_node_that_has_its_weights_as_last_reported() -> None:
+def test_a_worker_is_placed_on_the_node_that_last_reported_its_weights() -> None:
     weights = WeightsSpec(source="./weights", files=(WeightsFile("w", 100 << 30, "a" * 64),))
     some = World(100.0)
     without = revision("f", 1)

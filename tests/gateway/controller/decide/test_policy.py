@@ -56,7 +56,7 @@ def test_running_calls_count_as_well_as_queued_ones() -> None:
 
 
 @pytest.mark.parametrize(("stuck", "slots", "count"), [(0, 1, 1), (1, 1, 2), (3, 4, 1), (4, 4, 2)])
-def test_a_worker_that_only_runs_what_nobody_waits_for_is_none(stuck: int, slots: int, count: int) -> None:
+def test_a_worker_with_only_abandoned_calls_counts_as_none(stuck: int, slots: int, count: int) -> None:
     demand = Demand(queued=1, running=0, stuck=stuck, service_s=0.1)
     assert decide(POLICY, demand, Workers(1, slots=slots)).count == count
     assert decide(POLICY, msgspec.structs.replace(demand, queued=0), Workers(1, slots=slots)).count == 1
@@ -73,7 +73,7 @@ def test_it_always_moves_by_at_least_one_and_by_at_most_a_half(held: int) -> Non
     assert decision.count == held - max(1, held // 2)
 
 
-def test_it_goes_no_lower_than_the_peak_of_the_window() -> None:
+def test_it_stays_above_the_peak_of_the_window() -> None:
     calm = Demand(queued=0, running=1, service_s=0.1)
     workers = Workers(8, idle=7)
     assert [decide(POLICY, calm, workers, peak=peak).count for peak in (8, 7, 3, None)] == [8, 7, 4, 4]
@@ -98,7 +98,7 @@ def test_zero_needs_no_calls_and_the_whole_idle_timeout(demand: Demand, count: i
     assert decide(POLICY, demand, Workers(1, idle=1)).count == count
 
 
-def test_an_average_of_the_last_minute_starts_nobody_without_a_call() -> None:
+def test_an_average_of_the_last_minute_starts_no_worker_without_a_call() -> None:
     assert decide(POLICY, Demand(queued=0, running=0, average_in_flight=3.0, peak_calls_60s=5), Workers()).count == 0
 
 
@@ -130,7 +130,7 @@ def test_slots_of_a_batching_worker_are_used_before_another_worker() -> None:
     ("minimum", "maximum", "expected"),
     [(None, None, (1, 4)), (2, None, (2, 4)), (6, None, (6, 6)), (None, 0, (0, 0)), (None, 9, (1, 9)), (3, 3, (3, 3))],
 )
-def test_what_was_set_on_the_function_takes_the_place_of_the_specs(
+def test_settings_of_the_function_replace_those_of_the_spec(
     minimum: int | None, maximum: int | None, expected: tuple[int, int]
 ) -> None:
     policy = effective(ScalingPolicy(min_workers=1), function(min_workers=minimum, max_workers=maximum))

@@ -93,7 +93,7 @@ def test_a_call_ends_the_expectation_except_in_a_row_of_predicted_slots() -> Non
     assert expected(row, MONDAY + 4 * HOUR + SLOT_S + 5) == ""
 
 
-def test_time_that_nobody_observed_does_not_count_against_a_period() -> None:
+def test_unobserved_time_does_not_count_against_a_period() -> None:
     at = MONDAY + 7 * HOUR
     calls = hourly([0, 1, 2, 3, 6])
     assert expected(history(calls, MONDAY + 6 * HOUR), at) == ""  # 4:00 and 5:00 were observed, without a call
@@ -120,13 +120,13 @@ def test_a_clock_that_jumps_starts_a_new_history(jump: float) -> None:
     assert (made.last, made.called) == (slot_of(MONDAY + jump), 1)
 
 
-def test_a_clock_that_goes_back_a_little_records_the_earlier_slot() -> None:
+def test_a_clock_that_moves_back_a_little_records_the_earlier_slot() -> None:
     made = history([], MONDAY + HOUR).record(slot_of(MONDAY), is_call=True)
     assert made.has_call(slot_of(MONDAY))
     assert not made.has_call(slot_of(MONDAY + HOUR))
 
 
-def test_random_calls_are_not_periodic_however_often_they_come() -> None:
+def test_random_calls_are_not_periodic_at_any_rate() -> None:
     """Calls in two of three slots, independent of the time: every prediction would be right two times in three."""
     rng = random.Random(1)
     at = MONDAY + 2 * WEEK

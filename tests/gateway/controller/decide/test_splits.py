@@ -55,7 +55,7 @@ def test_a_function_with_warm_workers_keeps_one_for_each_weight() -> None:
     assert [each.workers.ready for each in sim.statuses["f"].revisions] == [2, 1]
 
 
-def test_a_revision_that_leaves_the_split_finishes_its_calls_and_goes() -> None:
+def test_a_revision_that_leaves_the_split_finishes_its_calls_and_ends() -> None:
     sim = split_sim(EVEN, ScalingPolicy(max_workers=10))
     sim.call("f", 5, 2)
     sim.run(1)

@@ -53,7 +53,7 @@ def test_teams_that_compete_hold_gpus_by_weight(weights: tuple[float, float], sh
     assert (sim.workers("prod/a/x") + sim.workers("prod/a/y"), sim.workers("prod/b/z")) == shares
 
 
-def test_idle_capacity_is_borrowed_and_given_back() -> None:
+def test_idle_capacity_is_borrowed_and_returned() -> None:
     sim = cluster(team("a"), team("b"))
     deploy(sim, "prod/a/x", "prod/b/z")
     sim.run(20, lambda sim: load(sim, "prod/a/x"))
@@ -65,7 +65,7 @@ def test_idle_capacity_is_borrowed_and_given_back() -> None:
     assert sim.count(Drain) == drained  # no worker goes back and forth
 
 
-def test_only_a_preemptible_function_gives_back_its_last_worker() -> None:
+def test_only_a_preemptible_function_returns_its_last_worker() -> None:
     for priority, workers in ((Priority.NORMAL, 0), (Priority.LOW, 2)):
         sim = cluster(team("a"), team("b"))
         functions = tuple(f"prod/a/f{number}" for number in range(4))
@@ -76,7 +76,7 @@ def test_only_a_preemptible_function_gives_back_its_last_worker() -> None:
         assert sim.workers("prod/b/z") == workers
 
 
-def test_a_team_that_used_less_goes_first() -> None:
+def test_a_team_with_less_usage_goes_first() -> None:
     sim = cluster(team("a"), team("b"), gpus=1)
     deploy(sim, "prod/a/x", "prod/b/z")
     sim.world.team_use.observe({"a": 1.0}, sim.now - 100)

@@ -91,7 +91,7 @@ def test_the_fullest_gpu_that_has_room_is_shared(wants: Resources, leases: list[
         ((3, 2, 4), "g2"),  # no GPU has a free turn
     ],
 )
-def test_who_shares_by_time_goes_where_a_turn_is_free_or_the_fewest_wait_for_one(
+def test_a_worker_that_shares_by_time_gets_a_free_turn_or_the_shortest_wait(
     workers: tuple[int, ...], goes_to: str
 ) -> None:
     node = mps_node(*(gpu(f"g{n}") for n in (1, 2, 3)))
@@ -107,7 +107,7 @@ def test_nodes_are_compared_by_the_turns_that_are_free() -> None:
     assert found.node == "b"
 
 
-def test_who_names_another_trust_domain_shares_nothing_unless_the_operator_says_so() -> None:
+def test_a_function_of_another_trust_domain_shares_nothing_unless_the_operator_allows_it() -> None:
     node, tenant = mps_node(gpu("g")), held("w", "g", vram=1, domain="team-a")
     assert "another trust domain" in str(placed(part(2, domain="team-b"), node, tenant))
     assert placed(part(2, domain="team-b"), node, tenant, limits=Limits(share_across_domains=True)) == ("g",)
@@ -146,7 +146,7 @@ FULL = [held("u", "g1", Share.EXCLUSIVE), held("v", "g2", Share.EXCLUSIVE), held
         ),
     ],
 )
-def test_no_capacity_says_what_was_missing_of_each_device(wants: Resources, leases: list[Lease], text: str) -> None:
+def test_no_capacity_names_the_shortage_of_each_device(wants: Resources, leases: list[Lease], text: str) -> None:
     node = mps_node(gpu("g1"), gpu("g2"), SICK, gpu("g4")) if leases is FULL else mps_node(gpu("g"))
     assert placed(wants, node, *leases) == text
 
@@ -161,7 +161,7 @@ def test_memory_that_processes_of_others_hold_is_not_placed() -> None:
     assert placed(whole_gpu, mps_node(a_little)) == ("g",)
 
 
-def test_what_is_shared_by_mps_goes_where_mps_is() -> None:
+def test_a_share_by_mps_is_placed_on_a_gpu_with_mps() -> None:
     assert "nvidia-cuda-mps-control" in str(placed(part(2), mps_node(gpu("g"), facts=NodeFacts())))
 
 
@@ -206,7 +206,7 @@ def test_an_instance_is_not_taken_for_the_gpu_that_it_is_a_part_of(wanted: str, 
     assert has_kind(INSTANCE, wanted) is fits
 
 
-def test_an_instance_is_had_whole_and_alone() -> None:
+def test_an_instance_is_leased_whole_and_exclusively() -> None:
     node = mps_node(INSTANCE, gpu("g"))
     assert placed(Resources(gpu=("any",)), node) == ("MIG-1",)
     assert placed(part(2), node) == ("g",)

@@ -37,7 +37,7 @@ def test_a_gpu_is_named_by_any_part_of_its_name(wanted: str, kind: str, fits: bo
     assert has_kind(gpu("g", kind), wanted) is fits
 
 
-def test_the_share_holds_what_was_asked_for_or_128_mib() -> None:
+def test_the_share_holds_the_requested_memory_or_128_mib() -> None:
     found = place(Resources(), [node()], LeaseBook())
     assert isinstance(found, Placement)
     assert found.share == DeviceShare("cpu", 0.1, 128 << 20)
@@ -105,7 +105,7 @@ def test_cores_are_promised_eight_times_over_but_on_a_free_node_first() -> None:
         (Resources(gpu=("L4",)), "a: its L4 GPU is in use"),
     ],
 )
-def test_no_room_says_what_was_missing(resources: Resources, text: str) -> None:
+def test_no_room_names_the_shortage(resources: Resources, text: str) -> None:
     book = LeaseBook([lease("w", "a", GIB, 0.5, gpu="g", mode=Share.EXCLUSIVE)])
     found = why_no_room(resources, [node("a", cpu(), gpu("g"))], book, Limits(cpu_oversubscription=1.0))
     assert found == text
@@ -127,7 +127,7 @@ def test_no_room_says_what_was_missing(resources: Resources, text: str) -> None:
         ((), {"NVIDIA L4"}, "a: there is no engine for the CPU"),
     ],
 )
-def test_a_worker_with_models_goes_where_they_have_engines(
+def test_a_worker_with_models_is_placed_where_they_have_engines(
     wanted: tuple[str, ...], engine_kinds: set[str], placed: str | tuple[str, ...]
 ) -> None:
     nodes = [node("a", cpu(), gpu("g1", "NVIDIA L4"), gpu("g2", "NVIDIA A100"))]
@@ -139,7 +139,7 @@ def test_a_worker_with_models_goes_where_they_have_engines(
         assert why_no_room(wants, nodes, LeaseBook(), engine_kinds=kinds) == placed
 
 
-def test_a_worker_in_a_container_goes_where_containers_can_be_started() -> None:
+def test_a_worker_in_a_container_is_placed_where_containers_can_start() -> None:
     nodes = [
         NodeReport("a", 0.0, (cpu(),), container_trouble="Docker at unix:///x does not answer"),
         NodeReport("b", 0.0, (cpu(8, 64 * GIB),)),
@@ -151,7 +151,7 @@ def test_a_worker_in_a_container_goes_where_containers_can_be_started() -> None:
     assert all(fact in told for fact in ("a: ", "containers", "unix:///x"))
 
 
-def test_a_gpu_worker_in_a_container_goes_where_containers_have_gpus() -> None:
+def test_a_gpu_worker_in_a_container_is_placed_where_containers_have_gpus() -> None:
     nodes = [
         NodeReport("a", 0.0, (cpu(), gpu("g1")), gpu_container_trouble="neither hook nor CDI"),
         NodeReport("b", 0.0, (cpu(8, 64 * GIB), gpu("g2"))),
@@ -168,7 +168,7 @@ def test_a_gpu_worker_in_a_container_goes_where_containers_have_gpus() -> None:
     assert place(wants, [contains_all], LeaseBook()) == NoRoom(at_any_size=True)
 
 
-def test_a_worker_goes_to_no_node_that_starts_none() -> None:
+def test_a_worker_is_not_placed_on_a_node_that_starts_none() -> None:
     ill = msgspec.structs.replace(cpu(), health=Health.DEGRADED, health_reason="too many open files")
     nodes = [node("a", ill, gpu("g1")), node("b", cpu(8, 64 * GIB), gpu("g2"))]
     for wanted in (Resources(), Resources(gpu=("any",))):
@@ -186,7 +186,7 @@ def test_a_worker_goes_to_no_node_that_starts_none() -> None:
         (Resources(gpu=("L4",), memory_bytes=9 * GIB), False),
     ],
 )
-def test_no_room_says_whether_a_smaller_request_would_have_some(wants: Resources, at_any_size: bool) -> None:
+def test_no_room_reports_whether_a_smaller_request_would_fit(wants: Resources, at_any_size: bool) -> None:
     assert place(wants, [node("a", cpu(), gpu("g"))], LeaseBook()) == NoRoom(at_any_size)
 
 
@@ -194,7 +194,7 @@ def test_no_nodes_is_no_room() -> None:
     assert "no node" in why_no_room(Resources(), [], LeaseBook())
 
 
-def test_a_lease_book_counts_what_is_granted_until_it_is_released() -> None:
+def test_a_lease_book_counts_grants_until_they_are_released() -> None:
     book = LeaseBook([lease("w1", "a", 10, 0.5, gpu="g", mode=Share.EXCLUSIVE), lease("w2", "a", 5, 0.25)])
     assert book.used("a") == NodeUse(0.75, 15, {"g": GpuUse(Share.EXCLUSIVE)})
     trial = book.copy()
@@ -207,7 +207,7 @@ def test_a_lease_book_counts_what_is_granted_until_it_is_released() -> None:
     assert repr(book) == "<LeaseBook [1 leases on 1 nodes]>"
 
 
-def test_copies_of_a_lease_book_share_what_was_noted_about_a_node() -> None:
+def test_copies_of_a_lease_book_share_cached_values_of_a_node() -> None:
     """Each step works on a copy. The cached values of nodes with leases used to be computed again in the next step."""
     book = LeaseBook([lease("w1", "a", 10, 0.5)])
     assert book.copy().used("a") is book.copy().used("a")

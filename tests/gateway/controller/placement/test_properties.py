@@ -83,7 +83,7 @@ def _check(nodes: list[NodeReport], held: dict[str, tuple[str, DeviceShare]]) ->
 
 @settings(max_examples=200)
 @given(_nodes(), _steps)
-def test_nothing_is_ever_leased_twice_and_all_of_it_comes_back(
+def test_nothing_is_leased_twice_and_all_leases_are_released(
     nodes: list[NodeReport], steps: list[Resources | int]
 ) -> None:
     book = LeaseBook()
@@ -221,7 +221,7 @@ def _all_different(count: int) -> Iterator[Resources]:
 
 @settings(max_examples=100)
 @given(_nodes(), st.lists(_wants, max_size=30))
-def test_a_book_that_was_asked_before_answers_as_a_new_one(nodes: list[NodeReport], wants: list[Resources]) -> None:
+def test_a_book_with_cached_values_answers_like_a_new_one(nodes: list[NodeReport], wants: list[Resources]) -> None:
     book = LeaseBook()
     held: list[Lease] = []
     for number, each in enumerate(wants):

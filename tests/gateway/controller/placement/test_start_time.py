@@ -35,7 +35,7 @@ WANTED = {"d": 100 * GB}
         (WeightsReport(bytes_per_s=1e9, fetches=(WeightsFetch("d", "hf://o/m", -GB, 100 * GB),)), 101),
     ],
 )
-def test_a_start_takes_the_fetch_of_the_missing_weights(weights: WeightsReport, seconds: int) -> None:
+def test_a_start_includes_the_fetch_of_the_missing_weights(weights: WeightsReport, seconds: int) -> None:
     assert StartTimes(WANTED, {"a": weights}, {}, 1.0).on("a") == seconds
 
 
@@ -63,7 +63,9 @@ HAS = WeightsReport(complete=("d",))
         (StartTimes(by_node={"small": 1e308}, typical_s=1.0), "large"),
     ],
 )
-def test_a_worker_goes_where_it_starts_sooner_then_to_the_tighter_fit(starts: StartTimes | None, chosen: str) -> None:
+def test_a_worker_is_placed_where_it_starts_sooner_then_by_the_tighter_fit(
+    starts: StartTimes | None, chosen: str
+) -> None:
     assert _chosen(starts) == chosen
 
 

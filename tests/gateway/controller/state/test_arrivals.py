@@ -38,7 +38,7 @@ def test_a_call_counts_when_it_starts() -> None:
         assert has_call(made, now) is counts
 
 
-def test_what_a_runner_counted_before_its_first_report_here_is_no_call_now() -> None:
+def test_counts_of_a_runner_before_its_first_report_are_no_calls_now() -> None:
     made = World(100.0)
     made.on_revision(("f", 1), revision("f", 1, PREWARM))
     made.on_function("f", function("f"))
@@ -90,7 +90,7 @@ def test_a_worker_starts_before_the_expected_call(scaling: ScalingPolicy, starts
 
 
 @pytest.mark.parametrize(("with_call", "drained"), [(True, 1), (False, 0)])
-def test_an_expected_call_takes_no_room_from_another_function(with_call: bool, drained: int) -> None:
+def test_an_expected_call_uses_no_room_of_another_function(with_call: bool, drained: int) -> None:
     made = world(1)  # an idle worker of "f"
     made.on_revision(("g", 1), revision("g", 1, PREWARM, Resources(memory_bytes=8 * GIB)))  # the whole node
     made.on_function("g", function("g"))

@@ -43,7 +43,7 @@ def test_a_revision_is_in_use_while_it_has_workers_or_calls_and_that_is_known() 
     assert busy.in_use(110.0) is None
 
 
-def test_a_doorbell_counts_until_depths_that_were_asked_for_after_it() -> None:
+def test_a_wakeup_counts_until_later_requested_depths_arrive() -> None:
     empty = world()
     empty.on_wakeup("f", 100.1)
     empty.on_depths({}, 100.0, 100.2)
@@ -76,7 +76,7 @@ def test_a_node_that_has_been_away_for_an_hour_is_forgotten_unless_it_has_a_work
     assert known.nodes == {}
 
 
-def test_who_stands_by_remembers_no_revision_that_nobody_uses_any_more() -> None:
+def test_a_standby_controller_forgets_unused_revisions() -> None:
     known = world(1)
     known.on_assignment("old", assignment("old", number=7), 100.0)
     known.on_assignment("old", None, 101.0)
@@ -153,7 +153,7 @@ def test_a_worker_that_ends_after_it_was_ready_is_no_failed_start() -> None:
 
 @pytest.mark.parametrize(("after_s", "failures"), [(10.5, 0), (0.5, 1)])
 @pytest.mark.parametrize("ahead_s", [0.0, 60.0, -60.0])
-def test_a_worker_that_found_no_runner_is_no_failed_start_but_one_that_says_so_at_once_is(
+def test_a_worker_without_a_runner_is_no_failed_start_but_an_early_reported_error_is(
     after_s: float, failures: int, ahead_s: float
 ) -> None:
     """Independently of the host's clock."""
@@ -182,7 +182,7 @@ def test_a_drained_worker_that_ends_is_no_failure() -> None:
     assert repr(idle.view(("f", 1)).circuit) == "<Circuit [0 failures, 0 openings]>"
 
 
-def test_what_was_asked_to_drain_stays_so_while_the_watch_tells_older_news() -> None:
+def test_a_drain_request_stays_while_the_watch_delivers_older_records() -> None:
     idle = world(1)
     idle.workers["w0"].drain_requested = True
     idle.on_assignment("w0", assignment("w0"), 100.0)

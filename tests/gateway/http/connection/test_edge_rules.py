@@ -118,7 +118,7 @@ def test_a_head_follows_the_rules(
         ([(1, 0, 0, False), (2, 9, 11, False), (3, 18, 22, False)], False),
     ],
 )
-def test_a_body_comes_at_a_kibibyte_per_second(looks: list[tuple[int, int, float, bool]], expected: bool) -> None:
+def test_a_body_arrives_at_a_kibibyte_per_second(looks: list[tuple[int, int, float, bool]], expected: bool) -> None:
     pace = BodyPace()
     seen = [pace.is_too_slow(request, received, now, is_paused=paused) for request, received, now, paused in looks]
     assert seen == [False] * (len(looks) - 1) + [expected]

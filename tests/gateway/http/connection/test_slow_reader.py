@@ -64,7 +64,7 @@ async def asking(app: Any) -> AsyncIterator[tuple[Server, asyncio.StreamReader]]
         writer.close()
 
 
-async def test_a_client_that_asks_and_does_not_read_is_hung_up_on_with_all_that_waits_for_it() -> None:
+async def test_a_client_that_sends_requests_and_does_not_read_is_disconnected_with_its_pending_requests() -> None:
     app = Answering()
     async with asking(app) as (server, _):
         connections = server.server_state.connections
@@ -76,7 +76,7 @@ async def test_a_client_that_asks_and_does_not_read_is_hung_up_on_with_all_that_
         await until_async(lambda: not connections)
 
 
-async def test_a_client_that_reads_is_served_to_the_end_however_long_it_takes() -> None:
+async def test_a_client_that_reads_is_served_to_the_end_even_if_it_is_slow() -> None:
     async with asking(Answering()) as (server, reader):
         await reader.readuntil(b"\r\n\r\n")
         connections, left = list(server.server_state.connections), len(LARGE)

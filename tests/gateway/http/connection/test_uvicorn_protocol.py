@@ -100,7 +100,7 @@ async def test_a_head_that_breaks_the_rules_is_a_problem(head: bytes, said: byte
         writer.close()
 
 
-async def test_a_refused_client_that_sends_a_byte_now_and_then_is_hung_up_on() -> None:
+async def test_a_refused_client_that_sends_single_bytes_is_disconnected() -> None:
     async def app(scope: Any, receive: Any, send: Any) -> None:
         await send({"type": "http.response.start", "status": 401, "headers": [(b"content-length", b"0")]})
         await send({"type": "http.response.body", "body": b""})
@@ -133,7 +133,7 @@ async def test_empty_lines_do_not_keep_a_connection() -> None:
         writer.close()
 
 
-async def test_an_address_has_so_many_connections_and_no_more() -> None:
+async def test_the_connections_of_an_address_are_limited() -> None:
     limit = ConnectionLimit(2)
     async with serving(_refuse_all, limit=limit) as (server, port):
         clients = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
@@ -158,7 +158,7 @@ async def _refuse_all(scope: Any, receive: Any, send: Any) -> None:
     await send({"type": "http.response.body", "body": b"no"})
 
 
-async def test_clients_that_stall_are_hung_up_on() -> None:
+async def test_stalled_clients_are_disconnected() -> None:
     async with reading() as (server, port):
         started = [b"", b"POST / HTTP/1.1\r\nhost:", b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\nab"]
         clients = [await asyncio.open_connection("127.0.0.1", port) for _ in started]
@@ -174,7 +174,7 @@ async def test_clients_that_stall_are_hung_up_on() -> None:
             writer.close()
 
 
-async def test_a_body_that_dribbles_is_given_up() -> None:
+async def test_a_body_that_arrives_too_slowly_is_abandoned() -> None:
     reader = BodyReader(1 << 20, 0.001, what="a test", budget=BodyBudget(1 << 30))
 
     async def receive() -> Any:
@@ -188,7 +188,7 @@ async def test_a_body_that_dribbles_is_given_up() -> None:
     assert caught.value.status == 408
 
 
-async def test_requests_that_come_many_at_once_are_all_served() -> None:
+async def test_many_simultaneous_requests_are_all_served() -> None:
     """Each head is small, no matter how many a single read holds and where it splits one."""
     async with reading() as (_, port):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -200,7 +200,7 @@ async def test_requests_that_come_many_at_once_are_all_served() -> None:
 
 
 @pytest.mark.parametrize("garbage", [b"\x16\x03\x01\x02 TLS\r\n\r\n", b"GET / HTTP/1.1\r\nno colon\r\n\r\n"])
-async def test_what_is_no_http_is_a_problem_too(garbage: bytes) -> None:
+async def test_input_that_is_not_http_is_a_problem_too(garbage: bytes) -> None:
     async with reading() as (_, port):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(garbage)
@@ -257,7 +257,7 @@ async def test_fields_behind_a_body_are_no_headers() -> None:
 @pytest.mark.parametrize(
     "endless", [b"0\r\n" + b"a:b\r\n" * 200_000, b"0\r\na: " + b"b" * 1_000_000, b"1;" + b"a" * 1_000_000]
 )
-async def test_what_stands_beside_a_body_may_be_as_large_as_a_head(endless: bytes) -> None:
+async def test_framing_beside_a_body_may_be_as_large_as_a_head(endless: bytes) -> None:
     async with reading() as (_, port):
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n" + endless)
@@ -279,7 +279,7 @@ async def test_a_body_in_chunks_may_be_larger_than_a_head() -> None:
         writer.close()
 
 
-async def test_requests_that_come_ahead_of_their_turn_wait_with_their_client() -> None:
+async def test_pipelined_requests_wait_with_their_client() -> None:
     """uvicorn resumes reading after each response, and a waiting request takes a hundred times its bytes."""
     waiting: list[int] = []
 

@@ -31,7 +31,7 @@ class Recorded:
         return name
 
 
-async def test_a_head_goes_with_its_body() -> None:
+async def test_a_head_is_sent_with_its_body() -> None:
     transport = Recorded()
     joined = CoalescingTransport(transport)  # type: ignore[arg-type]
     for part in (b"head", b" and body", b"next head", b" and body"):
@@ -50,7 +50,7 @@ async def test_a_large_body_is_not_copied() -> None:
     assert (head, sent is body) == (b"head", True)
 
 
-async def test_a_head_whose_body_takes_its_time_goes_at_the_end_of_the_turn() -> None:
+async def test_a_head_with_a_late_body_is_sent_at_the_end_of_the_turn() -> None:
     transport = Recorded()
     joined = CoalescingTransport(transport)  # type: ignore[arg-type]
     joined.write(b"head")
@@ -59,7 +59,7 @@ async def test_a_head_whose_body_takes_its_time_goes_at_the_end_of_the_turn() ->
     assert transport.did == [b"head"]
 
 
-async def test_what_is_held_goes_before_the_end() -> None:
+async def test_held_data_is_sent_before_the_end() -> None:
     transport = Recorded()
     joined = CoalescingTransport(transport)  # type: ignore[arg-type]
     joined.write(b"refusal")
@@ -67,7 +67,7 @@ async def test_what_is_held_goes_before_the_end() -> None:
     assert transport.did == [b"refusal", "close"]
 
 
-async def test_nothing_is_written_to_a_client_that_is_gone() -> None:
+async def test_nothing_is_written_to_a_disconnected_client() -> None:
     transport = Recorded()
     joined = CoalescingTransport(transport)  # type: ignore[arg-type]
     joined.write(b"head")

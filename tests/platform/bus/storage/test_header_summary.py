@@ -38,7 +38,7 @@ def test_a_summary_cuts_long_texts_in_any_field(fields: dict[str, Any]) -> None:
     assert (told.id, told.function, told.died_at) == ("1" * 26, "f", 2.0)
 
 
-async def test_who_finds_too_few_has_looked_at_each_once(nats: Any, connect: Any) -> None:
+async def test_a_search_with_few_matches_reads_each_record_once(nats: Any, connect: Any) -> None:
     """Regression: a thousand records are fast to read, a hundred thousand several times over were not."""
     bus = await connect(nats)
     await streams.ensure_streams(bus)

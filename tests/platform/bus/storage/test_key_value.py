@@ -41,7 +41,7 @@ async def test_compare_and_set_lets_one_writer_win(connect: Any, nats: Any) -> N
     assert await kv.create("a", b"4") > second
 
 
-async def test_a_change_is_made_on_what_others_have_made_meanwhile(connect: Any, nats: Any) -> None:
+async def test_a_change_includes_concurrent_changes_of_others(connect: Any, nats: Any) -> None:
     kv = await KeyValue.open(await connect(nats), "changes")
 
     def one_more(entry: Entry | None) -> bytes:
@@ -102,13 +102,13 @@ async def test_a_bucket_of_an_older_release_is_brought_up_to_date(connect: Any, 
 
 
 @pytest.mark.parametrize("key", ["", ".a", "a.", "a..b", "a b", "a*", "a.>", "ä"])
-async def test_what_is_not_a_key_is_refused(connect: Any, nats: Any, key: str) -> None:
+async def test_an_invalid_key_is_refused(connect: Any, nats: Any, key: str) -> None:
     kv = await KeyValue.open(await connect(nats), "records")
     with pytest.raises(ValueError, match="not a key"):
         await kv.put(key, b"")
 
 
-async def test_a_watch_tells_what_is_there_then_every_change(connect: Any, nats: Any) -> None:
+async def test_a_watch_reports_existing_records_then_every_change(connect: Any, nats: Any) -> None:
     bus = await connect(nats)
     kv = await KeyValue.open(bus, "watched")
     for key in ("n.a", "n.b", "m.c"):
@@ -162,7 +162,7 @@ async def test_a_watch_sends_own_writes_once_and_as_soon_as_they_are_stored(conn
     assert len(told) == 4
 
 
-async def test_what_others_have_changed_since_is_not_undone_by_an_answer_that_comes_late(
+async def test_a_late_response_does_not_undo_changes_of_others(
     connect: Any, nats: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bus = await connect(nats)
@@ -184,7 +184,7 @@ async def test_what_others_have_changed_since_is_not_undone_by_an_answer_that_co
     watch.stop()
 
 
-async def test_older_news_of_a_record_do_not_come_behind_what_was_written_here(
+async def test_older_values_of_a_record_do_not_follow_a_local_write(
     connect: Any, nats: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bus = await connect(nats)
@@ -207,7 +207,7 @@ async def test_older_news_of_a_record_do_not_come_behind_what_was_written_here(
     watch.stop()
 
 
-async def test_after_a_crash_a_watch_tells_everything_again_and_what_has_vanished(connect: Any, crash: Any) -> None:
+async def test_after_a_crash_a_watch_reports_everything_again_and_vanished_records(connect: Any, crash: Any) -> None:
     bus = await connect(crash.server)
     kv = await KeyValue.open(bus, "memory", memory=True)
     await kv.put("a", b"1")
@@ -270,7 +270,7 @@ async def watched(kv: KeyValue) -> list[str]:
     return sorted(told)
 
 
-async def test_what_is_written_again_while_all_is_read_is_in_it(connect: Any, nats: Any) -> None:
+async def test_a_record_written_during_a_full_read_is_included(connect: Any, nats: Any) -> None:
     bus, other = await connect(nats), await connect(nats)
     kv, writer = await KeyValue.open(bus, "lively"), await KeyValue.open(other, "lively")
     keys = ["a", "b", "c"]

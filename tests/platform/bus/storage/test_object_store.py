@@ -22,7 +22,7 @@ from tests.platform.conftest import lead_astray
 
 
 @pytest.mark.parametrize("size", [0, 1, 1 << 20, (20 << 20) + 1])
-async def test_a_blob_comes_back_as_it_was(connect: Any, nats: Any, size: int) -> None:
+async def test_a_blob_is_returned_unchanged(connect: Any, nats: Any, size: int) -> None:
     bus = await connect(nats)
     await object_store.ensure_bucket(bus, "blobs")
     data = os.urandom(size)
@@ -45,7 +45,7 @@ async def test_the_same_bytes_are_stored_once_also_by_two_at_a_time(connect: Any
     assert await object_store.get(other, "once", digests[0]) == data
 
 
-async def test_an_absent_blob_says_so(connect: Any, nats: Any) -> None:
+async def test_an_absent_blob_is_reported(connect: Any, nats: Any) -> None:
     bus = await connect(nats)
     await object_store.ensure_bucket(bus, "blobs")
     with pytest.raises(ArtifactUnavailable, match=r"blobs .* abc"):
@@ -65,7 +65,7 @@ async def test_a_damaged_blob_is_never_handed_out(connect: Any, nats: Any) -> No
 
 
 @pytest.mark.parametrize("size", [0, (20 << 20) + 1])
-async def test_a_file_comes_back_as_it_was(connect: Any, nats: Any, tmp_path: Path, size: int) -> None:
+async def test_a_file_is_returned_unchanged(connect: Any, nats: Any, tmp_path: Path, size: int) -> None:
     bus = await connect(nats)
     await object_store.ensure_bucket(bus, "files")
     given, back = tmp_path / "given", tmp_path / "back"
@@ -77,9 +77,7 @@ async def test_a_file_comes_back_as_it_was(connect: Any, nats: Any, tmp_path: Pa
     assert back.read_bytes() == given.read_bytes()
 
 
-async def test_what_an_owner_keeps_again_is_kept_for_as_long_as_he_says_now(
-    connect: Any, nats: Any, tmp_path: Path
-) -> None:
+async def test_a_blob_kept_again_by_its_owner_has_the_new_expiry(connect: Any, nats: Any, tmp_path: Path) -> None:
     """A reused id may have the same result, while the first result is about to expire."""
     bus = await connect(nats)
     await object_store.ensure_bucket(bus, "again", expires=True)
@@ -94,7 +92,7 @@ async def test_what_an_owner_keeps_again_is_kept_for_as_long_as_he_says_now(
     assert [message.headers["Nats-TTL"] for message in stored] == ["100s", "100s", "900s", "900s", "900s"]
 
 
-async def test_a_blob_that_a_node_does_not_have_yet_comes_from_the_leader(
+async def test_a_blob_that_a_node_lacks_comes_from_the_leader(
     connect: Any, nats: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bus = await connect(nats)
@@ -106,7 +104,7 @@ async def test_a_blob_that_a_node_does_not_have_yet_comes_from_the_leader(
     assert await object_store.get(bus, "behind", digest) == data
 
 
-async def test_a_bucket_that_nobody_answers_for_has_lost_nothing(
+async def test_a_bucket_without_a_responder_has_lost_nothing(
     connect: Any, nats: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bus = await connect(nats)
@@ -146,7 +144,7 @@ async def test_a_stream_of_parts_of_any_length_is_one_blob(connect: Any, nats: A
     assert await object_store.get(bus, "parts", digest) == data
 
 
-async def test_a_stream_that_is_not_what_was_announced_leaves_nothing(connect: Any, nats: Any) -> None:
+async def test_a_stream_with_a_wrong_digest_leaves_nothing(connect: Any, nats: Any) -> None:
     bus = await connect(nats)
     await object_store.ensure_bucket(bus, "announced")
     data = os.urandom(12 << 20)
@@ -188,7 +186,7 @@ async def test_a_blob_that_was_touched_is_young_again_and_stays(connect: Any, na
     assert await object_store.get(bus, "young", digest) == b"bytes"
 
 
-async def test_what_a_dead_process_uploaded_is_removed(connect: Any, nats: Any) -> None:
+async def test_uploads_of_a_dead_process_are_removed(connect: Any, nats: Any) -> None:
     bus = await connect(nats)
     await object_store.ensure_bucket(bus, "broken-off")
     await object_store.put(bus, "broken-off", bytes(3 << 20))
@@ -323,7 +321,7 @@ async def test_an_unreadable_description_is_reported_and_replaced(
     assert not await blobs.exists(bus, bucket, digest)
 
 
-async def test_what_another_client_of_nats_deleted_can_be_put_again(connect: Any, nats: Any) -> None:
+async def test_a_blob_deleted_by_another_nats_client_can_be_put_again(connect: Any, nats: Any) -> None:
     bus = await connect(nats)
     await object_store.ensure_bucket(bus, "deleted")
     digest = await object_store.put(bus, "deleted", b"bytes")

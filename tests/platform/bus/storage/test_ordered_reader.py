@@ -44,7 +44,7 @@ async def test_a_reader_of_large_messages_is_sent_few_ahead(
     assert 0 < most <= 4
 
 
-async def test_a_follower_gives_what_has_come_and_knows_when_that_was_all(nats: Any, connect: Any) -> None:
+async def test_a_follower_returns_the_available_messages_and_detects_the_end(nats: Any, connect: Any) -> None:
     bus = await connect(nats)
     await streams.ensure_streams(bus)
     subject = subjects.logs("some")
@@ -59,7 +59,7 @@ async def test_a_follower_gives_what_has_come_and_knows_when_that_was_all(nats: 
         assert await follower.is_drained()
 
 
-async def test_a_follower_knows_when_that_was_all_though_what_was_to_come_is_removed(
+async def test_a_follower_detects_the_end_although_pending_messages_are_removed(
     nats: Any, connect: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Like results whose retention ends before a slow reader gets to them."""
@@ -81,7 +81,7 @@ async def test_a_follower_knows_when_that_was_all_though_what_was_to_come_is_rem
         assert [message.seq for message in last] == [more.seq]
 
 
-async def test_a_follower_has_not_taken_what_comes_while_it_asks_whether_that_was_all(
+async def test_a_follower_does_not_skip_messages_that_arrive_during_its_check_for_the_end(
     nats: Any, connect: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bus = await connect(nats)
@@ -117,7 +117,7 @@ def _mislead(bus: Any, monkeypatch: pytest.MonkeyPatch, times: int) -> list[str]
     return misled
 
 
-async def test_a_consumer_that_is_found_a_moment_later_is_asked_again(
+async def test_a_consumer_that_is_not_found_yet_is_requested_again(
     nats: Any, connect: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In a cluster the consumer may be on another node, which learns of our subscription only after the consumer
@@ -165,7 +165,7 @@ async def test_a_follower_whose_feed_is_lost_as_it_begins_opens_another(
     assert len(broke) == 1
 
 
-async def test_what_has_come_is_given_though_the_feed_is_lost_as_it_is_taken(nats: Any, connect: Any) -> None:
+async def test_received_messages_are_returned_although_the_feed_is_lost_meanwhile(nats: Any, connect: Any) -> None:
     follower = Follower(await connect(nats), subjects.LOGS, subjects.logs("brief"), 1)
 
     class Breaks:
@@ -181,7 +181,7 @@ async def test_what_has_come_is_given_though_the_feed_is_lost_as_it_is_taken(nat
     assert await follower.next_batch(30) == came
 
 
-async def test_a_follower_is_opened_though_that_takes_longer_than_its_reader_waits(nats: Any, connect: Any) -> None:
+async def test_a_follower_is_opened_even_if_that_exceeds_the_wait_of_its_reader(nats: Any, connect: Any) -> None:
     """Each abandoned attempt leaves another consumer on the server, which slows it down further."""
     bus = await connect(nats)
     await streams.ensure_streams(bus)
@@ -207,7 +207,7 @@ def _requests(bus: Any, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]
     return sent
 
 
-async def test_a_collection_ends_at_once_when_what_was_to_come_is_removed(
+async def test_a_collection_ends_at_once_when_pending_messages_are_removed(
     nats: Any, connect: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Regression: it waited for a heartbeat, which comes after five seconds."""
@@ -230,7 +230,7 @@ async def test_a_collection_ends_at_once_when_what_was_to_come_is_removed(
     assert requests == [{"batch": ordered_reader._FIRST_WINDOW, "no_wait": True}]
 
 
-async def test_a_collection_asks_for_no_more_than_is_there(
+async def test_a_collection_requests_no_more_than_exists(
     nats: Any, connect: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bus = await connect(nats)
@@ -244,7 +244,7 @@ async def test_a_collection_asks_for_no_more_than_is_there(
     assert sum(request["batch"] for request in requests[:-1]) < len(stored)
 
 
-async def test_a_collection_asks_again_while_the_node_of_its_consumer_is_behind(
+async def test_a_collection_requests_again_while_the_node_of_its_consumer_is_behind(
     nats: Any, connect: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The node reports that nothing is stored, but the stream's leader has messages."""

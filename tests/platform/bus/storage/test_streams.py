@@ -72,7 +72,7 @@ async def test_depths_count_each_revision_over_both_queues_and_classes(connect: 
     ("stream", "subject"),
     [(subjects.SYNC, subjects.sync_queue("f", 1)), (subjects.ASYNC, subjects.async_queue("f", 1, "i1"))],
 )
-async def test_a_message_that_is_gone_already_is_not_removed_again(
+async def test_an_already_removed_message_is_not_removed_again(
     connect: Any, nats: Any, stream: str, subject: str
 ) -> None:
     """Streams in memory and on disk report it with different errors."""
@@ -101,7 +101,7 @@ async def test_stored_messages_can_be_read_removed_and_purged(connect: Any, nats
     assert await streams.purge(bus, subjects.RESULTS, subject) == 1
 
 
-async def test_history_gives_the_newest_messages_in_order(connect: Any, nats: Any) -> None:
+async def test_history_returns_the_newest_messages_in_order(connect: Any, nats: Any) -> None:
     bus = await connect(nats)
     await streams.ensure_streams(bus)
     for number in range(60):
@@ -112,7 +112,7 @@ async def test_history_gives_the_newest_messages_in_order(connect: Any, nats: An
     assert await stream_scan.newest(bus, subjects.LOGS, subjects.logs("none"), last=2) == []
 
 
-async def test_what_a_node_that_is_behind_does_not_have_comes_from_the_leader(
+async def test_messages_that_a_lagging_node_lacks_come_from_the_leader(
     connect: Any, nats: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bus = await connect(nats)
@@ -128,7 +128,7 @@ async def test_what_a_node_that_is_behind_does_not_have_comes_from_the_leader(
     assert [(each.seq, each.payload) for each in found] == list(zip(stored, (b"0", b"1", b"2"), strict=True))
 
 
-async def test_a_stream_that_nobody_answers_for_is_not_taken_for_an_empty_one(
+async def test_a_stream_without_a_responder_does_not_count_as_empty(
     connect: Any, nats: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bus = await connect(nats)
@@ -167,7 +167,7 @@ async def test_a_consumer_can_be_made_and_deleted_again_and_again(connect: Any, 
     await streams.delete_consumer(bus, subjects.SYNC, "S-c-1")
 
 
-async def test_a_message_that_expires_while_it_runs_is_gone_without_a_word(connect: Any, nats: Any) -> None:
+async def test_a_message_that_expires_while_it_runs_disappears_without_notice(connect: Any, nats: Any) -> None:
     """The reason why an invocation's stream keeps messages longer than any deadline."""
     bus = await connect(nats)
     config = {"subjects": ["brief"], "retention": "workqueue", "storage": "memory", "max_age": 200_000_000}

@@ -74,7 +74,7 @@ def test_a_file_that_is_a_folder_as_well_is_refused(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_full_disk_is_said_in_one_line(tmp_path: Path, monkeypatch: Any) -> None:
+def test_a_full_disk_is_reported_in_one_line(tmp_path: Path, monkeypatch: Any) -> None:
     def full(_descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 
@@ -85,7 +85,7 @@ def test_a_full_disk_is_said_in_one_line(tmp_path: Path, monkeypatch: Any) -> No
     assert list(tmp_path.iterdir()) == []
 
 
-def test_of_a_bundle_that_the_store_has_lost_it_is_said_what_to_do(tmp_path: Path) -> None:
+def test_a_bundle_missing_from_the_store_is_reported_with_a_remedy(tmp_path: Path) -> None:
     async def fetch(_digest: Digest) -> bytes:
         raise ArtifactUnavailable("gpufn_bundles has no abc.")
 
@@ -93,7 +93,7 @@ def test_of_a_bundle_that_the_store_has_lost_it_is_said_what_to_do(tmp_path: Pat
         asyncio.run(BundleCache(tmp_path, fetch).get(Digest("abc")))
 
 
-def test_many_who_ask_at_once_cost_one_fetch_and_a_failure_is_tried_again(tmp_path: Path) -> None:
+def test_concurrent_requests_cost_one_fetch_and_a_failure_is_retried(tmp_path: Path) -> None:
     data = archive("app.py")
     digest = digest_of(data)
     answers: list[bytes] = [b"damaged", data]
@@ -124,7 +124,7 @@ def test_many_who_ask_at_once_cost_one_fetch_and_a_failure_is_tried_again(tmp_pa
     ],
     ids=["folder", "file", "content", "nothing"],
 )
-def test_what_a_function_did_to_its_bundle_is_made_good_once_it_is_in_doubt(
+def test_changes_of_a_function_to_its_bundle_are_repaired_once_it_is_in_doubt(
     tmp_path: Path, damage: Callable[[Path], None], fetches: int, is_doubted_twice: bool
 ) -> None:
     data = archive("app.py", "pkg/mod.py")
@@ -151,7 +151,7 @@ def test_what_a_function_did_to_its_bundle_is_made_good_once_it_is_in_doubt(
     asyncio.run(run())
 
 
-def test_what_an_earlier_agent_left_is_compared_with_the_archive_once_it_is_in_doubt(tmp_path: Path) -> None:
+def test_bundles_of_an_earlier_agent_are_compared_with_the_archive_once_in_doubt(tmp_path: Path) -> None:
     data = archive("app.py")
     digest = digest_of(data)
     unpack(data, digest, tmp_path)

@@ -82,7 +82,7 @@ def _run(test: Callable[[Published], Awaitable[None]], root: Path) -> None:
     asyncio.run(main())
 
 
-def test_an_engine_is_fetched_once_however_many_ask(tmp_path: Path) -> None:
+def test_an_engine_is_fetched_once_for_all_requests(tmp_path: Path) -> None:
     async def test(bus: Published) -> None:
         key = bus.add()
         folders = await asyncio.gather(*[bus.cache.get(key) for _ in range(5)])
@@ -98,7 +98,7 @@ def test_an_engine_is_fetched_once_however_many_ask(tmp_path: Path) -> None:
     assert msgspec.json.decode((folder / "manifest.json").read_bytes(), type=EngineManifest).key == folder.name
 
 
-def test_what_an_earlier_agent_has_fetched_is_checked_and_not_fetched_again(tmp_path: Path) -> None:
+def test_engines_of_an_earlier_agent_are_checked_and_not_fetched_again(tmp_path: Path) -> None:
     async def test(bus: Published) -> None:
         await bus.cache.get(bus.add())
         assert len(bus.fetched) == expected
@@ -152,7 +152,7 @@ def _damage(folder: Path, how: str) -> None:
         path.write_bytes(b"WEIGHTS")
 
 
-def test_what_cannot_be_had_leaves_nothing_and_is_tried_again(tmp_path: Path) -> None:
+def test_an_unavailable_engine_leaves_nothing_and_is_retried(tmp_path: Path) -> None:
     async def test(bus: Published) -> None:
         key = bus.add()
         blob = bus.blobs.pop(_digest(b"sample"))
@@ -167,7 +167,7 @@ def test_what_cannot_be_had_leaves_nothing_and_is_tried_again(tmp_path: Path) ->
     _run(test, tmp_path)
 
 
-def test_a_full_disk_is_said_in_one_line(tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_in_one_line(tmp_path: Path) -> None:
     async def test(bus: Published) -> None:
         async def full(_digest: str, _path: Path) -> None:
             raise OSError(28, "No space left on device")
@@ -180,7 +180,7 @@ def test_a_full_disk_is_said_in_one_line(tmp_path: Path) -> None:
     _run(test, tmp_path)
 
 
-def test_others_than_those_to_keep_are_removed_and_what_is_on_its_way_is_not(tmp_path: Path) -> None:
+def test_unneeded_engines_are_removed_and_fetches_in_progress_are_not(tmp_path: Path) -> None:
     async def test(bus: Published) -> None:
         kept, other = bus.add("a"), bus.add("b")
         for key in (kept, other):
@@ -266,7 +266,7 @@ def test_an_engine_that_cannot_be_had_is_left_out_while_another_can(on_node: Run
     ("engines", "message"),
     [({}, "has no engine of net for cpu"), ({"cpu": ("0" * 64,)}, "Engine 000000000000 no longer exists")],
 )
-def test_without_any_engine_the_start_fails_and_says_why(
+def test_without_any_engine_the_start_fails_with_the_reason(
     on_node: Run, engines: dict[str, tuple[str, ...]], message: str
 ) -> None:
     async def test(node: Node) -> None:
@@ -279,7 +279,7 @@ def test_without_any_engine_the_start_fails_and_says_why(
     on_node(test)
 
 
-def test_what_nothing_deployed_uses_is_removed(on_node: Run) -> None:
+def test_unused_engines_are_removed(on_node: Run) -> None:
     async def test(node: Node) -> None:
         old, new = _publish(node, "old"), _publish(node, "new")
         for stray in (node.home.engines / "stray", node.home.bundles / "stray"):
@@ -300,7 +300,7 @@ def test_what_nothing_deployed_uses_is_removed(on_node: Run) -> None:
     on_node(test)
 
 
-def test_what_a_worker_of_a_deleted_function_uses_goes_when_it_has_ended(on_node: Run) -> None:
+def test_engines_of_a_deleted_function_are_removed_when_its_worker_has_ended(on_node: Run) -> None:
     async def test(node: Node) -> None:
         key = _publish(node, "m")
         revision = await _deploy(node, {"cpu": (key,)})

@@ -16,7 +16,7 @@ def said(output: BuildOutput, *parts: dict[str, Any]) -> list[str]:
     return [line for part in parts for line in output.lines(part)]
 
 
-def test_of_a_command_that_fails_its_own_words_are_shown_and_those_of_its_step_are_kept() -> None:
+def test_a_failed_command_shows_its_own_output_and_keeps_the_output_of_its_step() -> None:
     output = BuildOutput()
     said(output, {"stream": "Step 3/5 : RUN x\n"}, {"stream": "of another step\n"})
     said(output, {"stream": "Step 4/5 : RUN pip\n"}, {"stream": "Step by step\n"}, {"stream": "ERROR: no nosuch\n"})
@@ -32,19 +32,19 @@ def test_where_no_command_ran_the_reason_is_the_builder_s() -> None:
     assert re.search(r": toomanyrequests: .*limit\. \(in: FROM python:3\.12-slim\)$", failure.message)
 
 
-def test_of_a_command_that_says_nothing_the_builder_s_word_is_shown() -> None:
+def test_for_a_silent_command_the_message_of_the_builder_is_shown() -> None:
     output = BuildOutput()
     said(output, {"stream": "Step 4/5 : RUN pip\n"})
     assert COMMAND_FAILED in output.failure(COMMAND_FAILED).message
 
 
-def test_how_far_a_layer_has_come_is_no_line() -> None:
+def test_the_progress_of_a_layer_is_not_a_line() -> None:
     progress = {"status": "Downloading", "progressDetail": {"current": 5, "total": 9}, "progress": "[==>  ]", "id": "a"}
     layer = {"status": "Pull complete", "progressDetail": {}, "id": "a"}
     assert said(BuildOutput(), progress, progress, layer, progress) == ["Pull complete"]
 
 
-def test_a_failure_is_small_enough_to_travel_however_much_was_printed() -> None:
+def test_a_failure_is_bounded_for_any_amount_of_output() -> None:
     output = BuildOutput()
     said(output, {"stream": "Step 4/5 : RUN pip\n"}, *[{"stream": "x" * 100_000 + "\n"}] * 1_000)
     failure = output.failure(COMMAND_FAILED)

@@ -15,7 +15,7 @@ def steps(spec: ImageSpec) -> list[str]:
     return recipe(spec, bases="python:{python}-slim", worker_needs=["msgspec==1"]).text.splitlines()
 
 
-def test_what_changes_least_comes_first() -> None:
+def test_the_least_changing_layers_come_first() -> None:
     spec = ImageSpec(python="3.12", apt=("libgl1",), pip=("torch",), lock=LOCK, files=(ImageFile("/opt/x", FILE),))
     first_words = [line.split('"')[0].strip(' ["') + " " + line.rpartition(", ")[2].strip('"]') for line in steps(spec)]
     assert [word.split(" ")[0] for word in first_words] == ["FROM", "ENV", "RUN", "RUN", "COPY", "RUN", "RUN", "COPY"]
@@ -24,18 +24,18 @@ def test_what_changes_least_comes_first() -> None:
     ]  # fmt: skip
 
 
-def test_a_name_takes_the_place_of_the_node_s_base_image() -> None:
+def test_a_name_replaces_the_base_image_of_the_node() -> None:
     assert steps(ImageSpec(python="3.13"))[0] == "FROM python:3.13-slim"
     assert steps(ImageSpec(base="ghcr.io/me/cuda:12"))[0] == "FROM ghcr.io/me/cuda:12"
 
 
-def test_what_a_user_wrote_is_one_word_of_one_line() -> None:
+def test_text_of_a_user_is_one_word_of_one_line() -> None:
     requirement = 'x; python_version < "3.12"'
     last = steps(ImageSpec(python="3.12", pip=(requirement,)))[-1]
     assert json.loads(last.removeprefix("RUN "))[-2:] == ["msgspec==1", requirement]
 
 
-def test_packages_for_apt_are_the_shell_s_arguments_and_never_its_words() -> None:
+def test_packages_for_apt_are_quoted_arguments_of_the_shell() -> None:
     words = json.loads(steps(ImageSpec(python="3.12", apt=("libgl1", "git")))[-1].removeprefix("RUN "))
     assert words[:2] == ["sh", "-c"]
     assert words[3:] == ["apt", "libgl1", "git"]

@@ -87,7 +87,7 @@ def test_concurrent_requests_build_an_image_once_and_log_it_once() -> None:
     run(test)
 
 
-def test_one_that_fails_is_tried_again_by_who_asks_next() -> None:
+def test_a_failed_image_is_retried_by_the_next_request() -> None:
     async def test(daemon: Daemon, images: Images) -> None:
         daemon.may_end.set()
         daemon.fails = True
@@ -100,7 +100,7 @@ def test_one_that_fails_is_tried_again_by_who_asks_next() -> None:
     run(test)
 
 
-def test_who_stops_waiting_does_not_stop_the_build() -> None:
+def test_a_cancelled_request_does_not_stop_the_build() -> None:
     async def test(daemon: Daemon, images: Images) -> None:
         asking = asyncio.create_task(images.get(TORCH, "", silent))
         await asyncio.sleep(0.01)
@@ -131,7 +131,7 @@ def test_its_files_are_read_from_the_bundle(tmp_path: Path) -> None:
     run(test)
 
 
-def test_nothing_is_removed_before_it_is_said_what_to_keep() -> None:
+def test_nothing_is_removed_before_the_kept_images_are_known() -> None:
     async def test(daemon: Daemon, images: Images) -> None:
         daemon.tags = {"ours:old"}
         await images.collect()
@@ -140,7 +140,7 @@ def test_nothing_is_removed_before_it_is_said_what_to_keep() -> None:
     run(test)
 
 
-def test_what_is_not_kept_goes_as_soon_as_no_container_uses_it() -> None:
+def test_unneeded_images_are_removed_when_no_container_uses_them() -> None:
     async def test(daemon: Daemon, images: Images) -> None:
         daemon.may_end.set()
         torch = await images.get(TORCH, "", silent)
@@ -174,7 +174,7 @@ def test_an_image_that_cannot_be_removed_blocks_no_other_and_is_reported_once(ca
     run(test)
 
 
-def test_what_was_asked_for_since_is_kept_as_well() -> None:
+def test_images_requested_meanwhile_are_kept_as_well() -> None:
     async def test(daemon: Daemon, images: Images) -> None:
         daemon.may_end.set()
         images.keep([TORCH])
@@ -185,7 +185,7 @@ def test_what_was_asked_for_since_is_kept_as_well() -> None:
     run(test)
 
 
-def test_what_is_asked_for_while_others_are_removed_is_kept() -> None:
+def test_images_requested_during_a_removal_are_kept() -> None:
     async def test(daemon: Daemon, images: Images) -> None:
         daemon.may_end.set()
         specs = {await images.get(spec, "", silent): spec for spec in (TORCH, NUMPY)}
@@ -205,7 +205,7 @@ def test_what_is_asked_for_while_others_are_removed_is_kept() -> None:
     run(test)
 
 
-def test_a_name_that_somebody_else_gave_to_one_of_ours_is_theirs() -> None:
+def test_a_foreign_tag_of_our_image_stays_foreign() -> None:
     async def test(daemon: Daemon, images: Images) -> None:
         daemon.tags = {"ours:old", "theirs:kept", "ours-too:1"}
         images.keep([])

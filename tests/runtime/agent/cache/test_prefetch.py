@@ -89,7 +89,7 @@ async def kept_engines() -> set[str]:
         await asyncio.gather(task, return_exceptions=True)
 
 
-def test_what_is_deployed_while_the_cache_is_cleared_stays() -> None:
+def test_files_deployed_while_the_cache_is_cleared_stay() -> None:
     """A worker that was being launched lost its engine."""
     assert asyncio.run(kept_engines()) == {"engine of there-before", "engine of new"}
 

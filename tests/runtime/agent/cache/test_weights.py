@@ -374,7 +374,7 @@ def test_an_origin_that_is_away_is_reported(on_cache: Run) -> None:
     on_cache(test)
 
 
-def test_an_origin_that_sends_no_more_bytes_is_tried_again_and_reported(
+def test_an_origin_that_stops_sending_bytes_is_retried_and_reported(
     on_cache: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(weights_fetch, "_STALLED_S", 0.2)
@@ -424,7 +424,7 @@ def test_a_disk_that_fills_leaves_nothing(on_cache: Run, monkeypatch: pytest.Mon
     on_cache(test)
 
 
-def test_a_failure_takes_no_files_of_weights_that_start_meanwhile(
+def test_a_failure_removes_no_files_of_weights_that_start_meanwhile(
     on_cache: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def test(node: CacheNode) -> None:
@@ -585,7 +585,7 @@ def test_files_of_no_weights_make_room_first(on_cache: Run) -> None:
     on_cache(test, limit_bytes=100)
 
 
-def test_prefetches_take_each_manifest_once(on_cache: Run) -> None:
+def test_prefetches_fetch_each_manifest_once(on_cache: Run) -> None:
     async def test(node: CacheNode) -> None:
         a, b = (node.put(name, name.encode() * 60) for name in "ab")
         kept = {a.digest, b.digest}

@@ -26,7 +26,7 @@ SAYS = ParkedMemory(host_bytes=5 << 30, device_bytes=10 << 20)
         (8, MAX_REMAINING_BYTES + (1 << 20), "it reports that it is parked, but holds 1.001 GiB of its GPU"),
     ],
 )
-def test_what_a_driver_tells_counts_once_it_is_new_enough(seen: int, held: int | None, expected: object) -> None:
+def test_a_value_of_the_driver_counts_once_it_is_new_enough(seen: int, held: int | None, expected: object) -> None:
     assert verify(Claim(SAYS, at_sample=7), seen, held) == expected
 
 
@@ -59,7 +59,7 @@ def test_gpu_memory_of_a_parked_worker_is_reported_until_it_resumes(on_node: Any
     on_node(run)
 
 
-def test_one_that_still_has_its_gpus_memory_is_ended(on_node: Any) -> None:
+def test_a_parked_worker_that_still_holds_gpu_memory_is_ended(on_node: Any) -> None:
     async def run(node: Any) -> None:
         gpu, inventory = _on_a_gpu(node)
         await node.deploy()

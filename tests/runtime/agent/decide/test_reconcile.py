@@ -68,7 +68,7 @@ def test_a_change_of_an_assignment(
         (Phase.ENDED, 90.0, 90.0, False, "NoneType"),
     ],
 )
-def test_a_worker_that_should_be_gone_by_100(
+def test_a_worker_that_must_have_ended_by_100(
     phase: Phase, drain_by: float | None, asked_at: float | None, killed: bool, action: str
 ) -> None:
     worker = record(phase)
@@ -88,7 +88,7 @@ def test_a_worker_that_should_be_gone_by_100(
         (Phase.ENDED, 90.0, None, False, "NoneType"),
     ],
 )
-def test_a_worker_that_its_runner_has_given_up_and_that_runs_at_100(
+def test_a_worker_reported_as_ended_that_runs_at_100(
     phase: Phase, over_at: float | None, asked_at: float | None, killed: bool, action: str
 ) -> None:
     worker = record(phase)
@@ -96,7 +96,7 @@ def test_a_worker_that_its_runner_has_given_up_and_that_runs_at_100(
     assert type(when_overdue(worker, 100.0, 5.0)).__name__ == action
 
 
-def test_the_newest_epoch_is_that_of_what_is_assigned_now() -> None:
+def test_the_newest_epoch_is_the_epoch_of_present_assignments() -> None:
     fleet = Fleet()
     assert fleet.newest_epoch == 0
     fleet.add(assignment(epoch=7))

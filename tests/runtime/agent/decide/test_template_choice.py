@@ -76,7 +76,7 @@ def test_a_worker_forks_from_the_template_that_leaves_least_to_import(
         ("torch", "torch", "numpy torch", False),
     ],
 )
-def test_a_worker_waits_for_a_template_that_imports_what_the_worker_would_import_itself(
+def test_a_worker_waits_for_a_template_that_imports_its_modules(
     importing: str, needed: str, ready: str | None, waits: bool
 ) -> None:
     best = None if ready is None else frozenset(ready.split())
@@ -124,7 +124,7 @@ def test_a_worker_with_a_gpu_forks_from_a_template_whose_modules_have_seen_gpus(
     assert Preload(modules, sees_gpus=sees_gpus).serves({}, has_gpu=has_gpu, network=Network.FULL, domain="") == suits
 
 
-def test_what_is_imported_with_other_variables_is_another_template() -> None:
+def test_imports_with_other_variables_are_another_template() -> None:
     uses = [Use(TORCH, 1, ENV), Use(frozenset({"numpy", "torch"}), 2), Use(frozenset(), 3, ENV)]
     wanted = [EMPTY, Preload(frozenset({"numpy", "torch"})), Preload(TORCH, WITH_ENV)]
     assert select_preloads(uses, 3) == wanted
@@ -149,7 +149,7 @@ def test_variables_are_not_written_into_logs() -> None:
         (Preload(network=Network.EGRESS), Network.NONE, False),
     ],
 )
-def test_a_worker_forks_from_a_template_with_its_network_or_from_one_that_it_can_leave(
+def test_a_worker_forks_from_a_template_with_its_network_or_with_one_that_it_can_leave(
     template: Preload, network: Network, suits: bool
 ) -> None:
     assert template.serves({}, has_gpu=False, network=network, domain="") == suits

@@ -127,7 +127,7 @@ print("{}")
 """
 
 
-def test_no_prover_joins_one_that_still_hangs_in_the_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_second_prover_starts_while_one_hangs_in_the_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Regression: each retry left one more process that could not be killed."""
     hanging: list[int] = []
     monkeypatch.setattr(processes, "kill", lambda process: hanging.append(process.pid))

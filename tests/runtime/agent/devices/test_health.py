@@ -21,7 +21,7 @@ POOL = Device("cpu-a", DeviceType.CPU, "EPYC", 64 << 30, 16.0)
 
 
 @pytest.mark.parametrize("xid", [13, 31, 43, 45, 68, 109, 154])
-def test_what_a_program_did_says_nothing_of_the_gpu(xid: int) -> None:
+def test_an_error_of_a_program_is_no_fault_of_the_gpu(xid: int) -> None:
     record = HealthRecord()
     record.on_xid(xid, 0.0)
     assert record.evaluate(0.0) == (Health.HEALTHY, "")
@@ -29,7 +29,7 @@ def test_what_a_program_did_says_nothing_of_the_gpu(xid: int) -> None:
 
 
 @pytest.mark.parametrize("xid", [48, 64, 79, 95, 119])
-def test_what_is_final_stays(xid: int) -> None:
+def test_final_errors_stay(xid: int) -> None:
     record = HealthRecord()
     record.on_xid(xid, 0.0)
     record.on_sample(DeviceMetrics(uuid="g"), None, 0.0)
@@ -39,7 +39,7 @@ def test_what_is_final_stays(xid: int) -> None:
 
 
 @pytest.mark.parametrize("xid", [63, 94, 999])
-def test_what_passes_keeps_new_workers_away_for_a_while(xid: int) -> None:
+def test_a_transient_error_blocks_new_workers_for_a_while(xid: int) -> None:
     record = HealthRecord()
     record.on_xid(xid, 100.0)
     assert [record.evaluate(at)[0] for at in (100.0, 100.0 + QUIET_S)] == [Health.DEGRADED, Health.HEALTHY]
@@ -70,7 +70,7 @@ def test_what_passes_keeps_new_workers_away_for_a_while(xid: int) -> None:
         ({"ecc_uncorrected": 10}, Health.HEALTHY, ""),  # counted before the first sample
     ],
 )
-def test_metrics_tell_of_health(fields: dict[str, Any], health: Health, reason: str) -> None:
+def test_metrics_show_health(fields: dict[str, Any], health: Health, reason: str) -> None:
     record = HealthRecord()
     record.on_sample(DeviceMetrics(uuid="g", **fields), None, 0.0)
     assert record.evaluate(0.0) == (health, reason)
@@ -87,7 +87,7 @@ def test_a_gpu_at_its_temperature_limit_does_not_flap() -> None:
     assert record.evaluate(3.0 + COOLING_S)[0] is Health.HEALTHY
 
 
-def test_memory_errors_that_come_keep_new_workers_away_for_a_while_whether_or_not_an_event_tells_of_them() -> None:
+def test_new_memory_errors_block_new_workers_for_a_while_with_or_without_an_event() -> None:
     record = HealthRecord()
     for now, count in enumerate((10, 10, None, 11, 11)):
         record.on_sample(DeviceMetrics(uuid="g", ecc_uncorrected=count), None, float(now))
@@ -135,7 +135,7 @@ def test_devices_are_sampled_and_reported() -> None:
     assert [metrics.uuid for metrics in told] == ["GPU-0", "GPU-1"]
 
 
-def test_who_is_in_a_hurry_has_a_sample_that_was_begun_afterwards() -> None:
+def test_an_urgent_request_gets_a_sample_that_begins_afterwards() -> None:
     async def run() -> tuple[int, int]:
         watch = DeviceWatch(NvmlInventory(POOL, FakeNvml(FakeGpu("GPU-0"))), SystemClock(), period_s=3600)
         came = asyncio.Event()
@@ -150,7 +150,7 @@ def test_who_is_in_a_hurry_has_a_sample_that_was_begun_afterwards() -> None:
     assert asyncio.run(run()) == (0, 1)
 
 
-def test_what_processes_hold_is_summed_for_each_gpu() -> None:
+def test_the_memory_of_processes_is_summed_for_each_gpu() -> None:
     inventory = NvmlInventory(
         POOL, FakeNvml(FakeGpu("GPU-0", processes={7: 100, 8: 20, 9: 5000}), FakeGpu("GPU-1", processes={7: 110}))
     )
@@ -180,14 +180,14 @@ def test_memory_of_processes_that_are_not_ours_is_reported_in_steps() -> None:
     assert foreign(NodeFacts(has_own_pids=True)) == [0, 0], "the driver's pids are of other processes here"
 
 
-def test_what_processes_keep_busy_is_summed_over_their_gpus() -> None:
+def test_the_utilisation_of_processes_is_summed_over_their_gpus() -> None:
     gpus = [FakeGpu(f"GPU-{n}", processes={7: 1, 8: 1}, clients={9: 1}, samples=[(7, 5, 50 * n)]) for n in (1, 2)]
     watch = DeviceWatch(NvmlInventory(POOL, FakeNvml(*gpus)), Clock())
     asked = [([7], ["GPU-1"]), ([7, 8], ["GPU-1", "GPU-2"]), ([8], ["GPU-1"]), ([9], ["GPU-1"]), ([1], ["GPU-1"])]
     assert [watch.busy_gpus_of(pids, uuids) for pids, uuids in asked] == [0.5, 1.5, None, None, None]
 
 
-def test_what_happens_to_a_gpu_happens_to_its_instances() -> None:
+def test_an_event_of_a_gpu_applies_to_its_instances() -> None:
     instance = FakeGpu("MIG-1", "NVIDIA A100 MIG 1g.5gb", 5 << 30)
     nvml = FakeNvml(FakeGpu("GPU-0", instances=[instance], is_cut=True), FakeGpu("GPU-1"))
     inventory = NvmlInventory(POOL, nvml)
@@ -220,7 +220,7 @@ def test_a_driver_that_does_not_answer_is_noticed() -> None:
     assert reason.endswith(" for 10 s")
 
 
-def test_what_mps_knows_counts_as_well() -> None:
+def test_faults_known_to_mps_count_as_well() -> None:
     watch = DeviceWatch(
         _Silent(), Clock(), other_trouble=lambda uuid: HealthCondition(Health.DEGRADED, f"{uuid}: no MPS")
     )

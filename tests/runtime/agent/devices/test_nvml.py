@@ -32,7 +32,7 @@ def _asked() -> Iterator[str]:
                 yield node.attr
 
 
-def test_every_name_that_is_asked_of_nvml_is_in_the_real_library() -> None:
+def test_every_used_name_of_nvml_is_in_the_real_library() -> None:
     asked = set(_asked())
     assert len(asked) > 40
     assert [name for name in sorted(asked) if not hasattr(pynvml, name)] == []
@@ -42,7 +42,7 @@ def test_every_limit_of_the_clocks_is_one_of_the_real_library() -> None:
     assert [name for name in CLOCK_LIMITS if not hasattr(pynvml, f"nvmlClocksEventReason{name}")] == []
 
 
-def test_the_fake_takes_what_the_real_functions_take() -> None:
+def test_the_fake_accepts_the_arguments_of_the_real_functions() -> None:
     differing = []
     for name in {name for name in _asked() if name.startswith("nvml") and callable(getattr(pynvml, name))}:
         real, fake = (inspect.signature(getattr(each, name)).parameters for each in (pynvml, FakeNvml()))
@@ -51,7 +51,7 @@ def test_the_fake_takes_what_the_real_functions_take() -> None:
     assert differing == []
 
 
-def test_the_fields_that_are_read_are_those_of_the_real_structs() -> None:
+def test_the_fields_in_use_exist_in_the_real_structs() -> None:
     def fields(struct: object) -> set[str]:
         return {field[0] for field in struct._fields_}  # type: ignore[attr-defined]
 
@@ -75,7 +75,7 @@ def test_a_gpu_is_offered_with_the_memory_that_the_driver_leaves() -> None:
     assert (found.driver, found.cuda) == ("595.91.07", "13.1")
 
 
-def test_an_older_driver_tells_less() -> None:
+def test_an_older_driver_has_fewer_values() -> None:
     gpu = FakeGpu("GPU-0", lacks={"memory_v2", "nvmlDeviceGetNumGpuCores", "nvmlDeviceGetMigMode"})
     (_, device) = NvmlInventory(POOL, FakeNvml(gpu)).find().devices
     assert (device.memory_bytes, device.multiprocessors) == (80 << 30, 0)
@@ -109,7 +109,7 @@ def test_links_are_reported_for_each_pair() -> None:
     )
 
 
-def test_a_sample_has_what_the_device_tells() -> None:
+def test_a_sample_has_the_values_of_the_device() -> None:
     gpu = FakeGpu("GPU-0", utilisation=80, reasons=pynvml.nvmlClocksEventReasonSwPowerCap | 1, rows=(1, 2, 0, 0))
     gpu.processes, gpu.clients, gpu.samples = {10: 1 << 30}, {11: 2 << 30}, [(10, 5, 30)]
     inventory = NvmlInventory(POOL, FakeNvml(gpu))
@@ -146,7 +146,7 @@ def test_the_utilisation_of_a_process_without_a_sample_is_unknown() -> None:
     assert used() == [None, 1.0]
 
 
-def test_what_a_device_does_not_tell_is_none() -> None:
+def test_a_missing_value_of_a_device_is_none() -> None:
     silent = {name for name in _asked() if name.startswith("nvmlDeviceGet")} - {
         "nvmlDeviceGetUUID",
         "nvmlDeviceGetName",
@@ -162,7 +162,7 @@ def test_what_a_device_does_not_tell_is_none() -> None:
     [pynvml.NVMLError(pynvml.NVML_ERROR_UNKNOWN), pynvml.NVMLError(pynvml.NVML_ERROR_OPERATING_SYSTEM),
      pynvml.NVMLLibraryMismatchError("the library is newer than the driver")],
 )  # fmt: skip
-def test_a_question_that_a_virtual_machine_or_an_old_driver_cannot_answer_is_no_trouble_of_the_device(
+def test_a_query_that_a_virtual_machine_or_an_old_driver_rejects_is_no_fault_of_the_device(
     error: Exception,
 ) -> None:
     asked = ("nvmlDeviceGetPcieThroughput", "nvmlDeviceGetNumGpuCores", "nvmlDeviceGetComputeRunningProcesses")
@@ -196,7 +196,7 @@ def test_a_lost_device_has_failed_and_an_unreadable_one_is_degraded(error: str, 
     assert sample.conditions == {"GPU-0": HealthCondition(health, str(pynvml.NVMLError(lost.error)).lower())}
 
 
-def test_nvml_that_has_gone_is_opened_again() -> None:
+def test_lost_nvml_is_opened_again() -> None:
     nvml = FakeNvml(FakeGpu("GPU-0"))
     inventory = NvmlInventory(POOL, nvml)
     inventory.find()
@@ -210,7 +210,7 @@ def test_nvml_that_has_gone_is_opened_again() -> None:
     assert (len(sample.metrics), sample.conditions, sample.xids) == (1, {}, (("GPU-0", 79),))
 
 
-def test_one_that_does_not_come_back_with_the_driver_keeps_nobody_else_away(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_gpu_missing_after_a_driver_reload_does_not_hide_others(caplog: pytest.LogCaptureFixture) -> None:
     gone, well = FakeGpu("GPU-0"), FakeGpu("GPU-1")
     nvml = FakeNvml(gone, well)
     inventory = NvmlInventory(POOL, nvml)
@@ -229,7 +229,7 @@ def test_one_that_does_not_come_back_with_the_driver_keeps_nobody_else_away(capl
     assert nvml.registered == {"GPU-1"}
 
 
-def test_a_gpu_that_cannot_be_read_at_the_start_keeps_nobody_else_away(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_gpu_unreadable_at_the_start_does_not_hide_others(caplog: pytest.LogCaptureFixture) -> None:
     nvml = FakeNvml(FakeGpu("GPU-0", error=pynvml.NVML_ERROR_GPU_IS_LOST), FakeGpu("GPU-1"))
     assert [device.uuid for device in NvmlInventory(POOL, nvml).find().devices[1:]] == ["GPU-1"]
     assert re.search(r"GPU number 0 .*: GPU is lost", caplog.text)
@@ -244,7 +244,7 @@ def test_error_events_are_reported_once() -> None:
     assert inventory.sample().xids == ()
 
 
-def test_that_a_device_tells_of_no_errors_is_said_once_however_often_nvml_is_opened(
+def test_missing_error_events_of_a_device_are_logged_once_for_all_openings_of_nvml(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     gpu = FakeGpu("GPU-0", lacks={"nvmlDeviceRegisterEvents"})

@@ -139,7 +139,7 @@ def test_a_limit_that_cannot_be_recorded_is_not_set(tmp_path: Path) -> None:
     assert (gpu.power_limit, "cannot be recorded" in notice) == (400_000, True)
 
 
-def test_a_driver_that_is_gone_at_the_end_is_no_crash(tmp_path: Path) -> None:
+def test_a_driver_missing_at_the_end_is_no_crash(tmp_path: Path) -> None:
     node = Node(tmp_path, FakeGpu("GPU-0"))
     node.start("300")
     node.nvml.error = pynvml.NVML_ERROR_DRIVER_NOT_LOADED

@@ -56,7 +56,7 @@ def test_a_worker_is_confined(contained: Platform) -> None:
     assert seen["first"] == ["python3", "-P", "-m", "gpufn_runtime.worker"]
 
 
-def test_only_a_function_that_asks_for_it_has_a_network(contained: Platform) -> None:
+def test_only_a_function_that_requests_it_has_a_network(contained: Platform) -> None:
     assert contained.invoke("outward") == ["eth0", "lo"]
 
 
@@ -67,7 +67,7 @@ def test_no_two_workers_are_the_same_user(contained: Platform) -> None:
 
 
 @pytest.mark.parametrize("size", [10, 3 << 20])
-def test_bodies_reach_a_container_and_come_back_whether_small_or_by_reference(contained: Platform, size: int) -> None:
+def test_bodies_are_passed_to_a_container_and_back_inline_or_by_reference(contained: Platform, size: int) -> None:
     body = os.urandom(size)
     answer = contained.post("echo", body, headers={"content-type": "application/octet-stream"})
     assert (answer.status_code, answer.content == body) == (200, True)
@@ -93,7 +93,7 @@ def test_the_error_of_a_call_has_the_reason_of_its_workers_end(contained: Platfo
     assert said in answer.json()["detail"]
 
 
-def test_a_cold_start_takes_the_container_that_waits_paused(contained: Platform, daemon: Daemon) -> None:
+def test_a_cold_start_uses_the_paused_standby_container(contained: Platform, daemon: Daemon) -> None:
     # One per difference between the functions: memory, egress, none.
     waiting = set(until(lambda: len(found := daemon.frozen()) == 3 and found))
     until(lambda: workers(contained, "who") == 0)
@@ -123,9 +123,7 @@ def test_a_container_that_is_killed_from_outside_costs_its_call_and_is_replaced(
     assert contained.invoke("stays") != container
 
 
-def test_an_agent_that_starts_again_adopts_containers_and_removes_what_is_nobodys(
-    contained: Platform, daemon: Daemon
-) -> None:
+def test_a_restarted_agent_adopts_containers_and_removes_orphans(contained: Platform, daemon: Daemon) -> None:
     container = contained.invoke("stays")
     stranger = standbys(contained)
     running = set(daemon.awake())
@@ -139,14 +137,14 @@ def test_an_agent_that_starts_again_adopts_containers_and_removes_what_is_nobody
     until(lambda: standbys(contained) and stranger)
 
 
-def test_an_image_has_what_was_asked_for(contained: Platform, daemon: Daemon) -> None:
+def test_an_image_has_the_requested_contents(contained: Platform, daemon: Daemon) -> None:
     contained.gpufn("deploy", APPS / "imaged.py", "--no-check")
     assert contained.invoke("greet") == "Good morning"
     assert "image: Step 1/" in contained.gpufn("logs", "greet")
     assert len(daemon.images()) == 2
 
 
-def test_an_image_that_does_not_build_says_which_line_fails(contained: Platform) -> None:
+def test_an_image_that_does_not_build_names_the_failed_line(contained: Platform) -> None:
     contained.gpufn("deploy", APPS / "imaged.py", "--no-check")
     answer = contained.post("never")
     assert answer.status_code == 503
@@ -203,7 +201,7 @@ def test_the_platform_reports_a_stopped_docker_daemon_and_recovers(contained: Pl
     until(lambda: not daemon.containers(status="exited"), "no containers that ended")
 
 
-def test_an_exit_that_docker_cannot_report_says_so(contained: Platform, daemon: Daemon) -> None:
+def test_an_exit_that_docker_cannot_report_is_explained(contained: Platform, daemon: Daemon) -> None:
     answers: list[Any] = []
     caller = threading.Thread(target=lambda: answers.append(contained.post("long")))
     caller.start()

@@ -71,7 +71,7 @@ def worker(egress: tuple[EgressNamespace, NetworkNamespace]) -> Callable[[Callab
 
 
 @pytest.mark.parametrize("address", [PUBLIC, ALLOWED])
-def test_a_worker_reaches_the_internet_and_what_the_node_allows(worker: Any, address: str) -> None:
+def test_a_worker_reaches_the_internet_and_the_allowed_addresses(worker: Any, address: str) -> None:
     assert worker(lambda: connects(address)) == ""
 
 
@@ -142,7 +142,7 @@ def test_a_resolver_on_a_loopback_address_is_reached_by_the_gateway(
         assert not Path(joined.path).exists()
 
 
-def test_packets_pass_docker_which_drops_what_it_does_not_know(
+def test_packets_pass_docker_although_it_drops_unknown_ones(
     lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if shutil.which("iptables") is None:
@@ -177,7 +177,7 @@ def test_a_set_up_that_fails_is_reported_and_leaves_nothing(
     assert not (Path("/run/netns") / egress._name).exists()
 
 
-def test_a_node_that_cannot_have_one_says_so(tmp_path: Path) -> None:
+def test_a_node_that_cannot_have_a_namespace_reports_it(tmp_path: Path) -> None:
     with pytest.raises(NodeFault, match="no root"):
         asyncio.run(EgressNamespace(Home(tmp_path), trouble="no root").ready())
 

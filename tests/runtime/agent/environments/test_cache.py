@@ -106,7 +106,7 @@ def test_concurrent_callers_share_one_environment_that_the_next_agent_finds(tmp_
         (image(), UV.replace("4T34", "0000"), ArtifactUnavailable, "a.py is missing or changed"),
     ],
 )
-def test_a_failure_gives_its_reason_and_leaves_nothing(
+def test_a_failure_has_its_reason_and_leaves_nothing(
     spec: ImageSpec, uv: str, error: type[Exception], words: str, tmp_path: Path
 ) -> None:
     node = Node(tmp_path, uv)
@@ -126,7 +126,7 @@ def test_a_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert node.names == set()
 
 
-def test_what_a_killed_agent_left_is_not_an_environment_and_is_swept(tmp_path: Path) -> None:
+def test_files_of_a_killed_agent_are_not_an_environment_and_are_swept(tmp_path: Path) -> None:
     node = Node(tmp_path)
     (node.root / f".{image().digest}.99" / "bin").mkdir(parents=True)
     assert node.cache.find(image()) is None
@@ -168,7 +168,7 @@ exit 1
 
 
 @pytest.mark.parametrize("confinement", [None, Confinement((), namespaces=False), Confinement((), namespaces=True)])
-def test_what_a_step_starts_ends_with_it(tmp_path: Path, confinement: Confinement | None) -> None:
+def test_processes_of_a_step_end_with_it(tmp_path: Path, confinement: Confinement | None) -> None:
     if confinement is not None and confinement.namespaces and (refused := probe().namespaces):
         missing(f"user namespaces: {refused}")
     node = Node(tmp_path, ESCAPE, confinement=confinement)
@@ -202,7 +202,9 @@ def test_an_interpreter_that_does_not_run_is_skipped(tmp_path: Path) -> None:
     assert find_interpreter("3.98", f"{tmp_path}/stub:{tmp_path}/good").prefix == "/good"
 
 
-def test_versions_of_python_are_those_whose_program_runs_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_program_is_run_once_to_find_the_versions_of_python(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("UV_PYTHON_INSTALL_DIR", os.fspath(tmp_path))
     for minor, code in ((28, "exit 127"), (29, """echo x >> "$0.runs"; echo '[3, 29, "/python", "/"]'""")):
         (program := tmp_path / f"python3.{minor}").write_text(f"#!/bin/sh\n{code}\n")

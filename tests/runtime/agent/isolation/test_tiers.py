@@ -19,5 +19,5 @@ COMPLETE, PART = Support(), Support(namespaces="refused", network="refused")
         (Isolation.OFF, COMPLETE, {"sandbox", "none", "egress"}),
     ],
 )
-def test_a_node_reports_what_it_does_not_offer(setting: Isolation, support: Support, refused: set[str]) -> None:
+def test_a_node_reports_missing_tiers(setting: Isolation, support: Support, refused: set[str]) -> None:
     assert trouble(setting, support).keys() == refused

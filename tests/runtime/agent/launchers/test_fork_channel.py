@@ -14,7 +14,7 @@ from gpufn_runtime.agent.launchers.fork_channel import Control
 MIB = 1 << 20
 
 
-def test_what_a_container_says_after_it_is_ready_is_not_kept(tmp_path: Path) -> None:
+def test_output_of_a_container_after_it_is_ready_is_not_stored(tmp_path: Path) -> None:
     """A module in an image could fill the agent's memory."""
 
     async def run() -> TemplateReady:

@@ -118,7 +118,7 @@ def test_modules_are_imported_with_the_variables_of_the_function_that_they_are_f
     on_node(run)
 
 
-def test_a_worker_sees_nothing_of_what_another_functions_modules_were_imported_with(on_node: Any) -> None:
+def test_a_worker_sees_no_variables_of_another_functions_imports(on_node: Any) -> None:
     async def run(node: Any) -> None:
         await node.deploy("env", modules=("numpy",), env={"HF_TOKEN": "theirs"})
         await node.start(templates=2)
@@ -165,7 +165,7 @@ def test_a_module_that_forbids_forks_is_left_to_the_workers(on_node: Any) -> Non
     on_node(run)
 
 
-def test_a_template_that_names_no_module_of_its_own_is_given_up(on_node: Any) -> None:
+def test_a_template_that_names_no_module_of_its_own_is_ended(on_node: Any) -> None:
     """A loop of creations would take a core for ever."""
 
     async def run(node: Any) -> None:
@@ -179,7 +179,7 @@ def test_a_template_that_names_no_module_of_its_own_is_given_up(on_node: Any) ->
     on_node(run)
 
 
-def test_a_template_follows_what_workers_say_they_imported(on_node: Any) -> None:
+def test_a_template_follows_the_reported_imports_of_workers(on_node: Any) -> None:
     async def run(node: Any) -> None:
         await node.deploy()
         await node.start(templates=2)
@@ -191,7 +191,7 @@ def test_a_template_follows_what_workers_say_they_imported(on_node: Any) -> None
     on_node(run)
 
 
-def test_what_an_import_brings_needs_no_template_of_its_own(on_node: Any) -> None:
+def test_transitive_imports_need_no_separate_template(on_node: Any) -> None:
     async def run(node: Any) -> None:
         await node.deploy(modules=("brings_numpy",))
         await node.start(templates=2)
@@ -245,7 +245,7 @@ def test_a_template_that_hangs_costs_a_cold_start_only(on_node: Any) -> None:
     _falls_back(on_node, "hangs")
 
 
-def test_a_template_that_says_no_costs_a_cold_start_only(on_node: Any) -> None:
+def test_a_template_that_refuses_costs_only_a_cold_start(on_node: Any) -> None:
     _falls_back(on_node, "says_no")
 
 
@@ -301,7 +301,7 @@ def test_names_that_no_module_has_are_not_preloaded(on_node: Any) -> None:
     on_node(run)
 
 
-def test_a_request_that_the_template_cannot_take_costs_a_cold_start_and_not_the_template(on_node: Any) -> None:
+def test_an_invalid_request_costs_a_cold_start_and_not_the_template(on_node: Any) -> None:
     async def run(node: Any) -> None:
         await node.deploy(env={"BIG": "\x01" * 20_000})  # each is six bytes of JSON
         await node.start(templates=1)
@@ -345,7 +345,7 @@ def test_a_template_that_cannot_even_be_tried_leaves_the_rest_at_work(tmp_path: 
     asyncio.run(main())
 
 
-def test_templates_are_for_what_is_active_or_serves_and_for_nothing_that_is_deleted(on_node: Any) -> None:
+def test_templates_are_for_active_or_serving_revisions_and_not_for_deleted_functions(on_node: Any) -> None:
     async def run(node: Any) -> None:
         for number, module in enumerate(("numpy", "torch", "scipy"), 1):
             await node.deploy(number=number, modules=(module,))

@@ -34,7 +34,7 @@ def _on_daemon(tmp_path: Path, work: Work, **options: Any) -> None:
     asyncio.run(main())
 
 
-def test_a_daemon_is_active_when_it_is_started_and_gone_when_it_is_stopped(machine: Machine, tmp_path: Path) -> None:
+def test_a_daemon_is_active_after_start_and_absent_after_stop(machine: Machine, tmp_path: Path) -> None:
     async def work(daemon: Daemon) -> None:
         await daemon.start()
         state = machine.state(daemon.pipe)
@@ -77,7 +77,7 @@ def test_the_folders_of_a_daemon_for_containers_are_labelled(
         assert labelled == expected
 
 
-def test_a_daemon_that_cannot_start_says_why_and_leaves_nothing(machine: Machine, tmp_path: Path) -> None:
+def test_a_daemon_that_cannot_start_reports_the_reason_and_leaves_nothing(machine: Machine, tmp_path: Path) -> None:
     machine.set(broken=True)
 
     async def work(daemon: Daemon) -> None:
@@ -89,7 +89,7 @@ def test_a_daemon_that_cannot_start_says_why_and_leaves_nothing(machine: Machine
     _on_daemon(tmp_path, work)
 
 
-def test_a_server_that_does_not_get_active_is_given_up(machine: Machine, tmp_path: Path) -> None:
+def test_a_server_that_does_not_become_active_is_abandoned(machine: Machine, tmp_path: Path) -> None:
     machine.set(slow=True)
 
     async def work(daemon: Daemon) -> None:
@@ -147,7 +147,7 @@ def test_only_clients_are_terminated(machine: Machine, tmp_path: Path) -> None:
     _on_daemon(tmp_path, work)
 
 
-def test_a_hung_daemon_is_started_anew(machine: Machine, tmp_path: Path) -> None:
+def test_a_hung_daemon_is_restarted(machine: Machine, tmp_path: Path) -> None:
     async def work(daemon: Daemon) -> None:
         await daemon.start()
         first = daemon.process
@@ -183,7 +183,7 @@ def test_a_compute_mode_that_cannot_be_set_is_no_daemon(machine: Machine, tmp_pa
     _on_daemon(tmp_path, work, may_set_compute_mode=True)
 
 
-def test_a_daemon_that_cannot_be_written_down_runs_all_the_same_and_ends(machine: Machine, tmp_path: Path) -> None:
+def test_a_daemon_whose_record_cannot_be_written_runs_and_ends(machine: Machine, tmp_path: Path) -> None:
     """Like on a full disk; earlier files stay intact."""
     (tmp_path / "mps" / "daemon.json").mkdir(parents=True)
 
@@ -210,7 +210,7 @@ def test_a_compute_mode_that_cannot_be_written_down_is_not_changed(machine: Mach
     assert machine.modes == {}
 
 
-def test_what_an_agent_left_is_found_and_the_mode_set_back(machine: Machine, tmp_path: Path) -> None:
+def test_a_daemon_of_an_earlier_agent_is_found_and_the_mode_restored(machine: Machine, tmp_path: Path) -> None:
     async def work(daemon: Daemon) -> None:
         await daemon.start()
         file = read_daemon_file(daemon.folder)

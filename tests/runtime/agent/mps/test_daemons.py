@@ -129,7 +129,7 @@ def test_workers_of_one_gpu_share_one_daemon_until_all_have_left(on_node: Any, m
     on_node(work)
 
 
-def test_a_daemon_waits_for_a_worker_whose_launch_takes_long(on_node: Any, machine: Machine) -> None:
+def test_a_daemon_waits_for_a_slow_launch(on_node: Any, machine: Machine) -> None:
     """Like a launch that waits for the build of an image."""
 
     async def work(node: Node) -> None:
@@ -148,7 +148,7 @@ def test_a_daemon_waits_for_a_worker_whose_launch_takes_long(on_node: Any, machi
     on_node(work)
 
 
-def test_the_gpu_is_left_when_somebody_wants_it_alone(on_node: Any, machine: Machine) -> None:
+def test_the_gpu_is_released_when_a_worker_needs_it_alone(on_node: Any, machine: Machine) -> None:
     async def work(node: Node) -> None:
         await node.start("w-1")
         with pytest.raises(DeviceFailed, match=r"GPU-1: .*still share it"):
@@ -204,7 +204,7 @@ def test_a_server_that_recovers_by_itself_is_kept(on_node: Any, machine: Machine
 
 
 @pytest.mark.parametrize("how", ["hang", "kill_daemon"])
-def test_a_daemon_that_is_of_no_use_any_more_is_started_anew(how: str, on_node: Any, machine: Machine) -> None:
+def test_a_useless_daemon_is_restarted(how: str, on_node: Any, machine: Machine) -> None:
     async def work(node: Node) -> None:
         pipe = await node.start("w-1")
         before = machine.state(pipe)
@@ -269,9 +269,7 @@ def test_a_look_starts_no_daemon_that_was_stopped_meanwhile(why: str, on_node: A
     on_node(work)
 
 
-def test_a_worker_that_comes_while_its_daemon_is_stopped_for_want_of_any_gets_another(
-    on_node: Any, machine: Machine
-) -> None:
+def test_a_worker_that_arrives_while_its_unused_daemon_stops_gets_another(on_node: Any, machine: Machine) -> None:
     async def work(node: Node) -> None:
         await node.prepare(F, PART)
         node.clock.now += 31
@@ -285,7 +283,7 @@ def test_a_worker_that_comes_while_its_daemon_is_stopped_for_want_of_any_gets_an
     on_node(work)
 
 
-def test_who_was_there_at_four_faults_in_a_row_starts_no_more(on_node: Any, machine: Machine) -> None:
+def test_a_revision_present_at_four_faults_in_a_row_starts_no_more(on_node: Any, machine: Machine) -> None:
     async def work(node: Node) -> None:
         for number in range(4):
             pipe = await node.start(f"w-{number}")
@@ -388,9 +386,7 @@ def test_the_client_of_a_container_is_a_child_of_its_first_process(on_node: Any,
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="a mount namespace takes root")
-def test_a_container_that_is_made_while_its_daemon_is_started_anew_finds_that_one(
-    on_node: Any, machine: Machine
-) -> None:
+def test_a_container_made_during_a_restart_of_its_daemon_finds_the_new_one(on_node: Any, machine: Machine) -> None:
     async def work(node: Node) -> None:
         async with node.shares.joining(F, PART, priority=Priority.LOW, contained=True) as joining:
             mounts = joining.mounts
@@ -440,7 +436,7 @@ def test_a_daemon_that_does_not_start_keeps_workers_away_until_it_does(on_node: 
     on_node(work)
 
 
-def test_an_agent_takes_over_the_daemons_of_the_one_before(on_node: Any, machine: Machine) -> None:
+def test_an_agent_adopts_the_daemons_of_the_previous_one(on_node: Any, machine: Machine) -> None:
     async def work(node: Node) -> None:
         pipe = await node.start("w-1")
         daemon = machine.state(pipe)["daemon"]

@@ -29,7 +29,7 @@ def only_fakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (V3, "nvidia/0000:01:00.0/vidmem 85899345920\n", MpsLevel.V3_MEMORY),
     ],
 )
-def test_a_level_is_what_the_program_shows(
+def test_a_level_is_the_output_of_the_program(
     help_text: str, capacity: str, level: MpsLevel, machine: Machine, tmp_path: Path
 ) -> None:
     machine.set(v3_help=help_text)
@@ -39,7 +39,7 @@ def test_a_level_is_what_the_program_shows(
     assert node_facts(True, file) == msgspec.structs.replace(NO_FACTS, mps=level)
 
 
-def test_without_the_program_there_is_no_mps_and_without_gpus_nobody_is_asked(machine: Machine) -> None:
+def test_without_the_program_there_is_no_mps_and_without_gpus_it_is_not_run(machine: Machine) -> None:
     assert node_facts(False) == NodeFacts()
     (machine.folder / "nvidia-cuda-mps-control").unlink()
     assert node_facts(True) == NO_FACTS

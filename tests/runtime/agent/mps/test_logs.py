@@ -10,7 +10,7 @@ from gpufn_runtime.agent.mps import logs
 _TOO_LARGE = os.urandom(logs.MAX_BYTES + (1 << 20))
 
 
-def test_a_log_that_is_too_large_is_emptied_and_its_writer_goes_on(tmp_path: Path) -> None:
+def test_a_log_above_the_limit_is_emptied_and_its_writer_continues(tmp_path: Path) -> None:
     for name, mode in (("control.log", "ab"), ("server.log", "wb")):
         path = tmp_path / name
         with open(path, mode, buffering=0) as writer:
@@ -22,7 +22,7 @@ def test_a_log_that_is_too_large_is_emptied_and_its_writer_goes_on(tmp_path: Pat
     assert logs.log_tail(tmp_path) == ": control.log: no driver; server.log: no driver"
 
 
-def test_what_is_no_log_of_theirs_is_left_alone(tmp_path: Path) -> None:
+def test_foreign_files_are_left_alone(tmp_path: Path) -> None:
     folder, other = tmp_path / "log", tmp_path / "other"
     folder.mkdir()
     other.write_bytes(_TOO_LARGE)
@@ -40,7 +40,7 @@ def test_a_link_or_a_fifo_instead_of_a_log_is_not_read(tmp_path: Path) -> None:
     assert logs.log_tail(tmp_path) == ""
 
 
-def test_of_a_long_log_the_end_alone_is_read(tmp_path: Path) -> None:
+def test_only_the_end_of_a_long_log_is_read(tmp_path: Path) -> None:
     with open(tmp_path / "control.log", "wb") as file:
         file.truncate(1 << 33)
         file.seek(1 << 33)

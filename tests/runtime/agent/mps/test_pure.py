@@ -31,7 +31,7 @@ OWN = 1000
         (Observation(True, True, (Server(1, "WHATEVER", OWN),)), Condition.STARTING),
     ],
 )
-def test_what_the_answers_mean(seen: Observation, condition: Condition) -> None:
+def test_the_meaning_of_the_answers(seen: Observation, condition: Condition) -> None:
     assert condition_of(seen, OWN) is condition
 
 
@@ -69,7 +69,7 @@ def _after(*incidents: str, every_s: float = 1.0) -> set[str]:
         (["f", "f", "g", "f", "f", "f", "f"], {"f"}),
     ],
 )
-def test_who_is_there_each_time_is_quarantined(incidents: list[str], quarantined: set[str]) -> None:
+def test_a_revision_present_at_each_fault_is_quarantined(incidents: list[str], quarantined: set[str]) -> None:
     assert _after(*incidents) == quarantined
 
 

@@ -19,7 +19,7 @@ from gpufn_runtime.agent.workers.cgroups import MemoryGroup, MemoryGroups
         ("nothing", "", False),
     ],
 )
-def test_both_kinds_of_group_say_whether_they_killed(tmp_path: Path, name: str, text: str, has_killed: bool) -> None:
+def test_both_kinds_of_group_report_whether_they_killed(tmp_path: Path, name: str, text: str, has_killed: bool) -> None:
     (tmp_path / name).write_text(text)
     assert MemoryGroup(tmp_path).has_killed() is has_killed
 

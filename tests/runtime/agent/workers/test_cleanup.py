@@ -100,7 +100,7 @@ def test_a_folder_that_cannot_be_removed_for_want_of_a_file_is_removed_later(tmp
     assert fleet.has_ended("w-1")
 
 
-def test_a_lease_is_held_until_what_the_worker_left_is_gone(tmp_path: Path, monkeypatch: Any) -> None:
+def test_a_lease_is_held_until_leftovers_of_the_worker_are_removed(tmp_path: Path, monkeypatch: Any) -> None:
     """A process with a model on a GPU takes seconds to end: the next worker found the memory in use."""
     looks = iter([True, True, False])
     monkeypatch.setattr(processes, "kill_worker", lambda output, scratch: next(looks))
@@ -115,7 +115,7 @@ def test_a_lease_is_held_until_what_the_worker_left_is_gone(tmp_path: Path, monk
     assert deleted_after == ["all were gone"]
 
 
-def test_a_lease_is_not_held_for_ever_for_what_cannot_be_killed(tmp_path: Path, monkeypatch: Any) -> None:
+def test_a_lease_is_not_held_forever_for_an_unkillable_process(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(processes, "kill_worker", lambda output, scratch: True)
     monkeypatch.setattr(cleanup, "_KILL_PAUSE_S", 0.0)
     deleted: list[str] = []

@@ -4,7 +4,7 @@ from gpufn_platform.secrets.redaction import Redactor, patterns_of
 from gpufn_runtime.agent.workers.output import OutputLog
 
 
-def test_lines_come_whole_however_they_are_cut() -> None:
+def test_lines_are_complete_at_any_cut() -> None:
     log = OutputLog(0.0)
     assert log.feed(b"one\ntw", 0.0) == ["one"]
     assert log.feed(b"o\r\n\nthr", 0.0) == ["two", ""]

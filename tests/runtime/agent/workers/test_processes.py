@@ -57,7 +57,7 @@ def test_a_new_process_with_the_pid_is_not_signalled(sleeper: subprocess.Popen[b
     assert sleeper.wait() == -signal.SIGTERM
 
 
-def test_what_is_left_of_a_group_is_signalled_after_its_leader_is_gone() -> None:
+def test_the_rest_of_a_group_is_signalled_after_its_leader_has_ended() -> None:
     read, write = os.pipe()
     leader = subprocess.Popen(["sh", "-c", "sleep 60 &"], stdout=write, start_new_session=True)
     found = processes.identify(leader.pid)

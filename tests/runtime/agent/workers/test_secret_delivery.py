@@ -39,7 +39,7 @@ async def read_all(process: asyncio.subprocess.Process) -> bytes:
     return output
 
 
-def test_the_worker_receives_its_secrets_and_the_socket_is_gone(path: Path) -> None:
+def test_the_worker_receives_its_secrets_and_the_socket_is_removed(path: Path) -> None:
     async def scenario() -> None:
         delivery = SecretDelivery(path, VALUES)
         assert os.stat(path).st_mode & 0o777 == 0o600

@@ -98,7 +98,7 @@ def test_a_function_without_secrets_needs_no_master_key(master_key: MasterKey) -
     assert asyncio.run(stored(Bucket(), master_key).values(spec(), {})) == {}
 
 
-def test_what_is_missing_is_named(master_key: MasterKey) -> None:
+def test_a_missing_secret_is_named(master_key: MasterKey) -> None:
     secrets = stored(Bucket(Keyring([OLD]).seal(SecretRef("TOKEN"), 1, "value", 1.0)), master_key)
     with pytest.raises(PlatformError, match="GPUFN_MASTER_KEY_FILE"):
         asyncio.run(secrets.values(spec("TOKEN"), {}))

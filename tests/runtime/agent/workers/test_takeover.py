@@ -28,7 +28,7 @@ _SHARE = DeviceShare(cpu_device="cpu", cores=0.1, memory_bytes=1 << 20)
 ASSIGNMENT = Assignment(worker="w1", node="n", function="f", revision=1, share=_SHARE, epoch=1, created_at=0.0)
 
 
-def test_nothing_is_left_of_a_worker_of_nobody_that_ends_while_it_is_adopted(
+def test_nothing_is_left_of_an_unassigned_worker_that_ends_during_its_adoption(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The process ends between the check and the opening of its pidfd."""
@@ -106,7 +106,9 @@ def test_a_folder_of_an_earlier_agent(
     assert list(fleet.records) == (["w1"] if "adopted" in reaction or "cleaned up" in reaction else [])
 
 
-def test_an_exit_is_reported_after_what_was_left_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_exit_is_reported_after_leftover_processes_are_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """After the report, the calls start again. An agent that dies during a launch has not recorded the worker."""
     folder = WorkerFolder(tmp_path / "w1")
     folder.path.mkdir()

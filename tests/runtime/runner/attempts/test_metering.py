@@ -95,9 +95,7 @@ def test_figures_of_calls_that_end_with_the_last_worker_of_a_revision_are_report
     on_node(url, tmp_path, test)
 
 
-def test_the_attempts_of_a_submitted_call_are_charged_and_one_that_its_gpu_ended_is_not(
-    url: str, tmp_path: Path
-) -> None:
+def test_the_attempts_of_a_submitted_call_are_charged_except_after_a_gpu_failure(url: str, tmp_path: Path) -> None:
     async def test(node: Node) -> None:
         revision = await node.deploy("tried", retries=Retry(1, delay_s=0.0))
         worker = await node.worker(revision, share=TWO)
@@ -118,9 +116,7 @@ def test_the_attempts_of_a_submitted_call_are_charged_and_one_that_its_gpu_ended
     on_node(url, tmp_path, test)
 
 
-def test_attempts_that_a_record_does_not_keep_are_charged_all_the_same(
-    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_attempts_missing_in_a_record_are_charged(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(settle, "MAX_ATTEMPT_RECORDS", 1)
 
     async def queued_again(node: Node, invocation: str, attempt: int) -> CallRecord:
@@ -286,7 +282,7 @@ def test_usage_is_added_up_per_function_and_key_by_all_runners_of_a_node(url: st
 
 
 @pytest.mark.parametrize("was_stored", [False, True])
-def test_what_was_sent_when_the_bus_went_away_is_counted_once(url: str, was_stored: bool) -> None:
+def test_usage_sent_while_the_bus_disconnects_is_counted_once(url: str, was_stored: bool) -> None:
     async def test(records: KeyValue) -> None:
         class Losing(KeyValue):
             """The reply to the write never arrives."""

@@ -67,7 +67,7 @@ def test_a_start_is_numbered_behind_all_that_may_have_been(
 
 
 @pytest.mark.parametrize(("claimed", "number"), [(0, 1), (2, 2), (1000, 3)])
-def test_a_worker_is_believed_as_far_as_the_bus_counts(claimed: int, number: int) -> None:
+def test_a_reported_number_of_a_worker_is_limited_by_the_count_of_the_bus(claimed: int, number: int) -> None:
     assert adopted(MESSAGE, None, claimed, 3)[0].attempt == number
 
 
@@ -206,7 +206,7 @@ def test_a_waiting_caller_receives_the_number_of_the_attempt_that_answered(url: 
         (PlatformStopping, Exit(signal=9, stopping=True), StartReason.STOPPED),
     ],
 )
-def test_what_is_interrupted_runs_again_with_the_reason(
+def test_an_interrupted_call_runs_again_with_the_reason(
     url: str, tmp_path: Path, error: type[Exception], end: Exit, reason: StartReason
 ) -> None:
     async def test(node: Node) -> None:
@@ -231,7 +231,7 @@ def test_what_is_interrupted_runs_again_with_the_reason(
     on_node(url, tmp_path, test)
 
 
-def test_what_is_interrupted_runs_again_for_who_waits(url: str, tmp_path: Path) -> None:
+def test_an_interrupted_call_runs_again_for_its_waiting_caller(url: str, tmp_path: Path) -> None:
     async def test(node: Node) -> None:
         revision = await node.deploy("moved")
         first = await node.worker(revision, "w-1")
@@ -247,7 +247,7 @@ def test_what_is_interrupted_runs_again_for_who_waits(url: str, tmp_path: Path) 
     on_node(url, tmp_path, test)
 
 
-def test_what_expires_after_an_interruption_names_it(url: str, tmp_path: Path) -> None:
+def test_a_call_that_expires_after_an_interruption_names_it(url: str, tmp_path: Path) -> None:
     async def test(node: Node) -> None:
         revision = await node.deploy("late")
         call = await call_records.submit(

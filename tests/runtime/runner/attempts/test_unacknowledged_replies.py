@@ -79,7 +79,7 @@ def test_replies_are_kept_while_the_bus_is_away_but_not_without_end(url: str, mo
     on_bus(url, test)
 
 
-def test_replies_that_the_bus_has_take_little_memory(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_acknowledged_replies_use_little_memory(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replies, "_MAX_CONFIRMED_BYTES", 10)
 
     async def test(it: Scene) -> None:
@@ -107,7 +107,7 @@ def test_a_reply_that_the_bus_had_no_room_for_is_sent_when_it_has(url: str) -> N
     on_bus(url, test)
 
 
-def test_a_reply_that_the_bus_has_is_sent_again_to_who_asks_and_only_for_a_while(
+def test_a_stored_reply_is_sent_again_on_request_and_only_for_a_while(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def test(it: Scene) -> None:

@@ -85,7 +85,7 @@ def test_a_short_call_without_a_free_slot_waits_in_the_backlog(bench: Bench) -> 
     assert bench.one(actions.SendRun).attempt.delivery is second
 
 
-def test_a_short_call_returns_to_its_queue_if_no_worker_takes_calls() -> None:
+def test_a_short_call_returns_to_its_queue_if_no_worker_accepts_calls() -> None:
     bench = Bench()
     bench.make_calls_short()
     bench.arrive()
@@ -124,14 +124,14 @@ def test_a_call_of_an_unknown_method_is_rejected(bench: Bench) -> None:
     assert bench.capacity.free == 1
 
 
-def test_a_call_goes_to_the_worker_with_the_most_free_slots() -> None:
+def test_a_call_is_sent_to_the_worker_with_the_most_free_slots() -> None:
     bench = Bench(concurrency=2)
     bench.worker("w-1")
     bench.worker("w-2")
     assert [bench.start().worker.id for _ in range(4)] == ["w-1", "w-2", "w-1", "w-2"]
 
 
-def test_a_worker_that_needs_no_turn_comes_first() -> None:
+def test_a_worker_that_needs_no_turn_is_preferred() -> None:
     bench = Bench(concurrency=2)
     bench.worker("w-1", gpu="GPU-1", needs_turn=True, must_take_turns=True)
     bench.worker("w-2")
@@ -139,7 +139,7 @@ def test_a_worker_that_needs_no_turn_comes_first() -> None:
 
 
 @pytest.mark.parametrize("state", [WorkerState.STARTING, WorkerState.DRAINING, WorkerState.PARKING, WorkerState.PARKED])
-def test_only_a_ready_worker_takes_calls(state: WorkerState) -> None:
+def test_only_a_ready_worker_accepts_calls(state: WorkerState) -> None:
     bench = Bench()
     bench.worker(state=state)
     bench.arrive()

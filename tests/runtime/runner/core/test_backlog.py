@@ -12,7 +12,7 @@ def line_after(calls: int, run_s: float, body_bytes: int = 10) -> Backlog:
     return line
 
 
-def test_nobody_stands_in_line_until_calls_are_known_to_be_short() -> None:
+def test_no_call_waits_at_a_worker_until_calls_are_known_to_be_short() -> None:
     assert Backlog().max_length(at_once=4) == 0
     assert not Backlog().is_short
 

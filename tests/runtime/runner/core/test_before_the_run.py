@@ -44,7 +44,7 @@ def test_a_call_begins_when_its_arguments_are_ready(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("state", [WorkerState.FAILED, WorkerState.STOPPED])
-def test_a_call_whose_worker_is_gone_when_its_arguments_are_ready_returns(bench: Bench, state: WorkerState) -> None:
+def test_a_call_whose_worker_ended_before_its_arguments_are_ready_returns(bench: Bench, state: WorkerState) -> None:
     attempt = preparing(bench)
     bench.capacity.workers["w-1"].state = state
     bench.handle(events.ArgumentsReady(attempt, "args"))
@@ -155,7 +155,7 @@ def test_the_record_of_a_submitted_call_that_may_have_started_is_checked(
         ({"caller_was_away": True, "is_direct": True}, []),
     ],
 )
-def test_the_caller_of_a_call_is_checked_if_the_caller_may_be_gone(
+def test_the_caller_of_a_call_is_checked_if_it_may_have_left(
     bench: Bench, delivery: dict[str, Any], checks: list[bool]
 ) -> None:
     bench.arrive(**delivery)
@@ -236,7 +236,7 @@ def test_a_call_whose_caller_waits_begins_under_its_next_number(bench: Bench) ->
 
 
 @pytest.mark.parametrize(("checked", "delay_s"), [({"is_elsewhere": True}, ACK_WAIT_S), ({}, 1.0)])
-def test_a_call_comes_back_when_another_runner_or_the_caller_may_have_answered(
+def test_a_call_is_returned_when_another_runner_or_the_caller_may_have_answered(
     bench: Bench, checked: dict[str, Any], delay_s: float
 ) -> None:
     bench.handle(events.CallerChecked(checking_caller(bench), **checked))
@@ -244,7 +244,7 @@ def test_a_call_comes_back_when_another_runner_or_the_caller_may_have_answered(
 
 
 @pytest.mark.parametrize("is_submitted", [True, False])
-def test_a_call_whose_worker_is_gone_after_the_lookup_returns(bench: Bench, is_submitted: bool) -> None:
+def test_a_call_whose_worker_ended_after_the_lookup_returns(bench: Bench, is_submitted: bool) -> None:
     attempt = checking_record(bench) if is_submitted else checking_caller(bench)
     bench.lose(bench.capacity.workers["w-1"])
     answer = events.RecordChecked(attempt) if is_submitted else events.CallerChecked(attempt, is_waited_for=True)

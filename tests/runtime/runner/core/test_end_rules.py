@@ -50,15 +50,13 @@ def test_a_call_whose_gpu_failed_runs_on_another_one(delivered: int) -> None:
 
 
 @pytest.mark.parametrize(("retries", "ending"), [(None, Ending.END), (TWICE, Ending.RETRY)])
-def test_a_call_that_was_on_too_many_failed_gpus_may_be_what_makes_them_fail(
-    retries: Retry | None, ending: Ending
-) -> None:
+def test_a_call_that_was_on_too_many_failed_gpus_may_cause_the_failures(retries: Retry | None, ending: Ending) -> None:
     attempt = ended(delivered=DELIVERIES_ON_FAILED_GPUS, retries=retries)
     assert ending_of(attempt, GPU_FAILED, NOW) is ending
 
 
 @pytest.mark.parametrize("delivered", [1, 3, 50])
-def test_a_call_whose_node_stops_runs_again_however_often(delivered: int) -> None:
+def test_a_call_whose_node_stops_runs_again_without_a_limit(delivered: int) -> None:
     assert ending_of(ended(delivered=delivered), NODE_STOPS, NOW) is Ending.HAND_BACK
 
 

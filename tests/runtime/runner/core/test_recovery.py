@@ -130,7 +130,7 @@ def test_a_lost_call_that_starts_again_waits_for_the_death_of_its_process() -> N
 
 
 @pytest.mark.parametrize(("seconds", "is_over"), [(9.9, False), (10.0, True)])
-def test_a_report_that_never_comes_is_not_awaited_for_ever(bench: Bench, seconds: float, is_over: bool) -> None:
+def test_a_missing_report_is_not_awaited_forever(bench: Bench, seconds: float, is_over: bool) -> None:
     attempt = lost(bench)
     bench.tick(seconds)
     assert (attempt.state is AttemptState.ENDED) is is_over
@@ -199,7 +199,7 @@ def test_an_attempt_that_cannot_be_adopted_is_stopped(bench: Bench, message: Any
     assert (bench.one(actions.StopUnfinished).number, worker.slots.in_use) == (7, 1)
 
 
-def test_an_attempt_of_a_worker_that_is_gone_again_is_ignored(bench: Bench) -> None:
+def test_an_attempt_of_a_worker_that_has_ended_again_is_ignored(bench: Bench) -> None:
     worker, unfinished = returned(bench, state=WorkerState.FAILED)
     assert bench.handle(events.UnfinishedFound(worker, unfinished, FakeDelivery(), message_of(), counted=1)) == []
 

@@ -24,7 +24,7 @@ from tests.runtime.runner.core.states import (
 # --- a run ------------------------------------------------------------------------------------------------------------
 
 
-def test_a_run_frame_says_all_that_the_worker_needs(bench: Bench) -> None:
+def test_a_run_frame_has_all_data_for_the_worker(bench: Bench) -> None:
     message = message_of("i-7", deadline=NOW + 10, trace="00-1-2-01")
     bench.arrive(message, settled_at="$JS.ACK.1")
     run = bench.one(actions.SendRun).run

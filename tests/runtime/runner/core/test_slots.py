@@ -31,7 +31,7 @@ def test_a_worker_for_fewer_calls_than_slots_has_fewer_slots() -> None:
     assert (pool.total, pool.free) == (2, 2)
 
 
-def test_a_poisoned_slot_never_comes_back() -> None:
+def test_a_poisoned_slot_never_becomes_free() -> None:
     pool = SlotPool(1)
     pool.take()
     pool.poison()

@@ -123,7 +123,7 @@ def test_an_attempt_whose_runner_died_is_recorded_with_the_next_one() -> None:
 
 
 @pytest.mark.parametrize("known", [(), (AttemptRecord(number=1, outcome=OutcomeKind.RAISED, ended_at=AT + 0.5),)])
-def test_a_lost_attempt_that_nobody_has_noted_has_a_span_with_the_error(known: tuple[AttemptRecord, ...]) -> None:
+def test_a_lost_attempt_without_a_note_has_a_span_with_the_error(known: tuple[AttemptRecord, ...]) -> None:
     """The start of a call with a waiting caller is not noted."""
     number = 2 + len(known)
     again = ended(attempt=number, attempts=known, reason=StartReason.RUNNER_LOST, reply="to a gateway")

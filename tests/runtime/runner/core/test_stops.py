@@ -24,7 +24,7 @@ from tests.runtime.runner.core.states import (
 )
 
 
-def test_a_sync_function_that_times_out_is_given_up_at_once() -> None:
+def test_a_sync_function_that_times_out_is_ended_at_once() -> None:
     """It cannot be interrupted: its slot is poisoned, and its worker ends."""
     bench = Bench(timeout_s=3.0)
     worker = bench.worker()
@@ -178,7 +178,7 @@ def test_a_withdrawn_call_in_the_backlog_is_dropped(bench: Bench) -> None:
     assert (bench.one(actions.Term).delivery, actions.SendRun in bench.kinds) == (delivery, False)
 
 
-def test_a_poisoned_slot_takes_no_call_and_its_worker_takes_none_either() -> None:
+def test_a_poisoned_slot_accepts_no_call_and_neither_does_its_worker() -> None:
     bench = Bench(concurrency=2, timeout_s=1.0)
     worker = bench.worker()
     bench.start()

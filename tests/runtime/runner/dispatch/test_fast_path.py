@@ -104,7 +104,7 @@ async def in_the_queue(node: Node, function: str) -> None:
         pass
 
 
-def test_a_call_on_the_lane_runs_at_once_and_is_answered_there(url: str, tmp_path: Path) -> None:
+def test_a_call_on_the_fast_path_runs_at_once_and_is_answered_there(url: str, tmp_path: Path) -> None:
     async def test(node: Node) -> None:
         revision = await node.deploy("direct")
         worker = await node.worker(revision)
@@ -136,7 +136,7 @@ def test_a_later_gateway_receives_the_available_room(url: str, tmp_path: Path) -
     on_node(url, tmp_path, test)
 
 
-def test_there_is_no_room_on_the_lane_for_what_is_not_known_to_be_short(url: str, tmp_path: Path) -> None:
+def test_the_fast_path_has_no_room_for_calls_of_unknown_length(url: str, tmp_path: Path) -> None:
     async def test(node: Node) -> None:
         revision = await node.deploy("unknown")
         await node.worker(revision)
@@ -212,7 +212,7 @@ def test_a_withdrawn_call_is_cancelled_whether_it_runs_or_stands_in_line(url: st
     on_node(url, tmp_path, test)
 
 
-def test_a_gateway_that_hangs_up_cancels_its_calls(url: str, tmp_path: Path) -> None:
+def test_a_gateway_that_disconnects_cancels_its_calls(url: str, tmp_path: Path) -> None:
     async def test(node: Node) -> None:
         revision = await node.deploy("gone")
         worker = await node.worker(revision)
@@ -249,7 +249,7 @@ def test_a_call_that_was_queued_while_its_first_attempt_is_cancelled_is_still_kn
     on_node(url, tmp_path, test)
 
 
-def test_the_next_attempt_of_a_call_on_the_lane_is_queued(url: str, tmp_path: Path) -> None:
+def test_the_next_attempt_of_a_call_on_the_fast_path_is_queued(url: str, tmp_path: Path) -> None:
     async def test(node: Node) -> None:
         revision = await node.deploy("again", retries=Retry(1, delay_s=0))
         worker = await node.worker(revision)
@@ -265,7 +265,7 @@ def test_the_next_attempt_of_a_call_on_the_lane_is_queued(url: str, tmp_path: Pa
     on_node(url, tmp_path, test)
 
 
-def test_garbage_on_the_lane_ends_that_connection_only(url: str, tmp_path: Path) -> None:
+def test_garbage_on_the_fast_path_ends_only_that_connection(url: str, tmp_path: Path) -> None:
     async def test(node: Node) -> None:
         revision = await node.deploy("fine")
         worker = await node.worker(revision)
@@ -280,7 +280,7 @@ def test_garbage_on_the_lane_ends_that_connection_only(url: str, tmp_path: Path)
     on_node(url, tmp_path, test)
 
 
-def test_the_report_counts_what_no_queue_does(url: str, tmp_path: Path) -> None:
+def test_the_report_counts_calls_outside_the_queues(url: str, tmp_path: Path) -> None:
     async def test(node: Node) -> None:
         revision = await node.deploy("counted")
         worker = await node.worker(revision)
@@ -297,7 +297,7 @@ def test_the_report_counts_what_no_queue_does(url: str, tmp_path: Path) -> None:
     on_node(url, tmp_path, test)
 
 
-def test_a_gateway_that_hangs_up_late_cancels_nothing_of_what_it_has_queued_meanwhile(url: str, tmp_path: Path) -> None:
+def test_a_gateway_that_disconnects_late_cancels_none_of_its_queued_calls(url: str, tmp_path: Path) -> None:
     """The gateway lost contact with a runner that was stopped for seconds. The runner may read its queues first."""
 
     async def test(node: Node) -> None:

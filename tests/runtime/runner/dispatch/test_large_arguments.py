@@ -81,7 +81,7 @@ def test_they_are_removed_when_the_call_has_succeeded(url: str, tmp_path: Path) 
     on_node(url, tmp_path, test)
 
 
-def test_a_call_whose_arguments_are_gone_ends_and_says_so(url: str, tmp_path: Path) -> None:
+def test_a_call_with_lost_arguments_ends_with_the_reason(url: str, tmp_path: Path) -> None:
     async def test(node: Node) -> None:
         revision = await node.deploy("gone")
         call = await submit(node, revision)
@@ -118,7 +118,7 @@ def test_a_call_waits_while_memory_has_no_room_for_them(
     on_node(url, tmp_path, test)
 
 
-def test_a_call_that_is_cancelled_while_they_come_does_not_begin(
+def test_a_call_cancelled_while_its_arguments_arrive_does_not_begin(
     url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fetch, calls = NodeBodies.fetch, list[CallRecord]()

@@ -66,7 +66,7 @@ async def served(worker: FakeWorker, calls: int) -> bytes:
     return b"".join(seen)
 
 
-def test_a_slot_takes_submitted_calls_of_the_highest_class_first_and_each_class_in_order(
+def test_a_slot_runs_submitted_calls_of_the_highest_class_first_and_each_class_in_order(
     url: str, tmp_path: Path
 ) -> None:
     async def test(node: Node) -> None:
@@ -101,7 +101,7 @@ def test_callers_wait_for_higher_classes_and_go_before_all_calls_of_lower_ones(u
     on_node(url, tmp_path, test)
 
 
-def test_a_call_that_has_aged_is_not_kept_from_the_slot_by_higher_classes(url: str, tmp_path: Path) -> None:
+def test_an_aged_call_gets_the_slot_before_higher_classes(url: str, tmp_path: Path) -> None:
     async def test(node: Node) -> None:
         revision = await node.deploy("aged")
         worker = await node.worker(revision)
@@ -188,7 +188,7 @@ def test_a_function_cannot_raise_itself_to_hi(url: str, tmp_path: Path) -> None:
     on_node(url, tmp_path, test)
 
 
-def test_a_place_in_the_queue_counts_those_of_higher_classes(url: str, tmp_path: Path) -> None:
+def test_a_place_in_the_queue_counts_calls_of_higher_classes(url: str, tmp_path: Path) -> None:
     async def test(node: Node) -> None:
         revision = await node.deploy("places")
         calls = [await submit(node, revision, b"1", priority) for priority in (LOW, NORMAL, HI, NORMAL, LOW)]

@@ -44,7 +44,7 @@ def test_the_last_report_about_a_queue_counts() -> None:
     assert order.next(NOW) is None
 
 
-def test_a_queue_that_got_a_call_back_is_not_empty_until_a_poll_says_so() -> None:
+def test_a_queue_with_a_returned_call_is_not_empty_until_a_poll_shows_it() -> None:
     order = QueueOrder()
     order.handed_back(ASYNC, NOW)
     order.delivered(ASYNC, NOW, pending=0)
@@ -56,7 +56,7 @@ def test_a_queue_that_got_a_call_back_is_not_empty_until_a_poll_says_so() -> Non
     assert order.next(NOW) is None
 
 
-def test_a_call_that_came_again_may_have_others_behind_it_that_no_pending_counts() -> None:
+def test_a_redelivered_call_may_precede_calls_that_pending_does_not_count() -> None:
     order = QueueOrder()
     order.delivered(ASYNC, NOW, pending=0, is_redelivered=True)  # a retry that is due; others may be due too
     assert order.next(NOW) == order.to_poll() == ASYNC
@@ -67,7 +67,7 @@ def test_a_call_that_came_again_may_have_others_behind_it_that_no_pending_counts
     assert order.next(NOW) is None
 
 
-def test_a_queue_that_may_have_aged_but_is_empty_takes_nobodys_turn() -> None:
+def test_an_empty_queue_that_may_have_aged_uses_no_turn() -> None:
     order = QueueOrder()
     for queue in (ASYNC_HI, ASYNC_LOW):
         order.mark_waiting(queue, NOW - AGED_AFTER_S)
@@ -81,7 +81,7 @@ def test_a_queue_that_may_have_aged_but_is_empty_takes_nobodys_turn() -> None:
     assert [order.next(NOW) for _ in range(2)] == [ASYNC_LOW, ASYNC_HI]
 
 
-def test_a_call_that_comes_past_the_queues_waits_for_its_class_and_those_above() -> None:
+def test_a_call_outside_the_queues_waits_for_its_class_and_higher_classes() -> None:
     order = QueueOrder()
     order.mark_waiting(ASYNC, NOW)
     order.mark_maybe_waiting(ASYNC_HI, NOW)  # unknown
@@ -92,9 +92,7 @@ def test_a_call_that_comes_past_the_queues_waits_for_its_class_and_those_above()
     ("waiting", "could"),
     [((), False), ((ASYNC_HI,), False), ((ASYNC,), True), ((ASYNC_HI, SYNC_LOW), True), ((SYNC, SYNC_LOW), False)],
 )
-def test_callers_of_whom_nothing_is_known_could_be_overtaken_by_those_whom_they_go_before(
-    waiting: tuple[QueueKind, ...], could: bool
-) -> None:
+def test_unknown_callers_could_be_overtaken_by_callers_behind_them(waiting: tuple[QueueKind, ...], could: bool) -> None:
     order = QueueOrder()
     order.mark_maybe_waiting(ASYNC_LOW, NOW)
     for queue in waiting:

@@ -78,7 +78,7 @@ def test_functions_on_different_gpus_do_not_wait_for_each_other() -> None:
     assert gpu.began == ["f1", "g1"]
 
 
-def test_nobody_takes_turns_where_there_is_one_for_everybody() -> None:
+def test_no_turns_are_needed_where_all_have_one() -> None:
     gpu = Gpu(at_once=2)
     f, g = gpu.seat("f"), gpu.seat("g")
     assert (f.must_take_turns, g.must_take_turns) == (False, False)
@@ -98,7 +98,7 @@ def test_another_function_waits_until_the_turn_has_ended() -> None:
     assert (gpu.began, g.waits_on) == (["f1", "g1"], "")
 
 
-def test_so_many_turns_are_on_at_a_time_as_was_said() -> None:
+def test_only_the_configured_number_of_turns_is_active() -> None:
     gpu = Gpu(at_once=2)
     seats = [gpu.seat(name) for name in "fgh"]
     attempts = [gpu.request(seat, seat.function) for seat in seats]
@@ -139,7 +139,7 @@ def test_one_worker_begins_as_many_of_its_calls_in_its_turn_as_it_has_slots_unti
     assert gpu.began == ["f1", "f2", "f3", "g1"]
 
 
-def test_what_others_kept_from_a_turn_begins_in_it_when_they_wait_no_longer() -> None:
+def test_calls_that_others_kept_from_a_turn_begin_when_those_no_longer_wait() -> None:
     gpu = Gpu()
     f, g = gpu.seat("f"), gpu.seat("g")
     gpu.request(f, "f1")
@@ -151,7 +151,7 @@ def test_what_others_kept_from_a_turn_begins_in_it_when_they_wait_no_longer() ->
     assert gpu.began == ["f1", "f2"]
 
 
-def test_a_turn_that_lasts_is_passed_on_and_what_runs_goes_on() -> None:
+def test_a_long_turn_is_passed_on_and_running_calls_continue() -> None:
     gpu = Gpu()
     f, g = gpu.seat("f"), gpu.seat("g")
     lasting = gpu.request(f, "f1")
@@ -166,7 +166,7 @@ def test_a_turn_that_lasts_is_passed_on_and_what_runs_goes_on() -> None:
     assert f.waits_on == "GPU-0"
 
 
-def test_who_needs_the_turn_no_more_passes_it_on_once() -> None:
+def test_a_turn_that_is_no_longer_needed_is_passed_on_once() -> None:
     """A call that calls functions passes its turn on."""
     gpu = Gpu()
     f, g, h = (gpu.seat(name) for name in "fgh")
@@ -181,7 +181,7 @@ def test_who_needs_the_turn_no_more_passes_it_on_once() -> None:
     assert gpu.began == ["f1", "g1"]
 
 
-def test_who_waits_no_longer_does_not_begin() -> None:
+def test_a_call_that_no_longer_waits_does_not_begin() -> None:
     gpu = Gpu()
     f, g = gpu.seat("f"), gpu.seat("g")
     first = gpu.request(f, "f1")
@@ -193,7 +193,7 @@ def test_who_waits_no_longer_does_not_begin() -> None:
     assert gpu.began == ["f1", "g2"]
 
 
-def test_what_waits_at_a_worker_that_goes_does_not_begin_there_though_a_turn_is_free() -> None:
+def test_calls_that_wait_at_an_ending_worker_do_not_begin_there_although_a_turn_is_free() -> None:
     gpu = Gpu()
     f, g = gpu.seat("f"), gpu.seat("g")
     first = gpu.request(f, "f1")
@@ -209,7 +209,7 @@ def test_what_waits_at_a_worker_that_goes_does_not_begin_there_though_a_turn_is_
     assert gpu.began == ["f1", "f2"]
 
 
-def test_a_worker_that_goes_leaves_its_turn_and_the_last_function_waits_for_nobody() -> None:
+def test_a_worker_that_ends_releases_its_turn_and_the_last_function_does_not_wait() -> None:
     gpu = Gpu()
     f, g, h = (gpu.seat(name) for name in "fgh")
     gpu.request(f, "f1")
@@ -244,7 +244,7 @@ def test_time_is_shared_alike_between_short_calls_and_long_ones() -> None:
 
 @settings(max_examples=150)
 @given(st.integers(1, 2), st.lists(st.tuples(st.integers(0, 5), st.integers(0, 3), st.floats(0.001, 3.0)), max_size=60))
-def test_whatever_happens_every_attempt_begins_once_unless_it_left_and_no_more_turns_are_on_than_there_are(
+def test_every_attempt_begins_once_unless_it_left_and_the_number_of_turns_is_kept(
     at_once: int, events: list[tuple[int, int, float]]
 ) -> None:
     """Four workers of three functions. Events: a call requests a turn or ends, a worker leaves or joins, or

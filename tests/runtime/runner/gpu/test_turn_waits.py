@@ -41,7 +41,7 @@ async def waiting(node: Node, invocation: str) -> CallLocation:
             return held
 
 
-def test_a_call_waits_for_its_turn_and_says_so(url: str, tmp_path: Path) -> None:
+def test_a_call_waits_for_its_turn_and_reports_it(url: str, tmp_path: Path) -> None:
     async def test(node: Node) -> None:
         _, first, run, other, second = await contended(node)
         call = await node.submit(other, b"1")
@@ -58,7 +58,7 @@ def test_a_call_waits_for_its_turn_and_says_so(url: str, tmp_path: Path) -> None
     on_node(url, tmp_path, test)
 
 
-def test_a_call_goes_to_a_worker_that_need_not_wait_if_there_is_one(url: str, tmp_path: Path) -> None:
+def test_a_call_is_sent_to_a_worker_that_need_not_wait_if_there_is_one(url: str, tmp_path: Path) -> None:
     async def test(node: Node) -> None:
         *_, other, _ = await contended(node)
         elsewhere = await node.worker(other, "w-3")
@@ -116,7 +116,7 @@ def test_a_call_whose_worker_dies_while_it_waits_runs_elsewhere(url: str, tmp_pa
     on_node(url, tmp_path, test)
 
 
-def test_what_waits_for_the_next_turn_of_a_worker_that_dies_has_not_run_there(url: str, tmp_path: Path) -> None:
+def test_a_call_that_waits_for_a_turn_of_a_dying_worker_has_not_run_there(url: str, tmp_path: Path) -> None:
     async def test(node: Node) -> None:
         first = await node.deploy("first", concurrency=2)
         second = await node.deploy("second")
@@ -139,7 +139,7 @@ def test_what_waits_for_the_next_turn_of_a_worker_that_dies_has_not_run_there(ur
     on_node(url, tmp_path, test)
 
 
-def test_a_worker_that_drains_runs_what_waits_first(url: str, tmp_path: Path) -> None:
+def test_a_draining_worker_runs_waiting_calls_first(url: str, tmp_path: Path) -> None:
     async def test(node: Node) -> None:
         _, first, run, other, second = await contended(node)
         call = await node.submit(other, b"1")
@@ -186,9 +186,7 @@ def test_many_calls_of_two_functions_all_end(url: str, tmp_path: Path) -> None:
     on_node(url, tmp_path, test)
 
 
-def test_a_worker_ends_when_all_that_is_left_there_is_an_overdue_call_and_what_waits_for_a_turn(
-    url: str, tmp_path: Path
-) -> None:
+def test_a_worker_ends_when_only_an_overdue_call_and_calls_without_a_turn_are_left(url: str, tmp_path: Path) -> None:
     async def test(node: Node) -> None:
         first = await node.deploy("first", concurrency=2, timeout_s=5.0)
         second = await node.deploy("second")

@@ -88,7 +88,7 @@ async def asked_for(node: Node, gateway: Bus, revision: Revision) -> tuple[FakeW
     return worker, run, call
 
 
-def test_a_call_that_was_given_up_as_the_bus_was_lost_is_ended_and_the_others_go_on(url: str, tmp_path: Path) -> None:
+def test_a_call_abandoned_while_the_bus_was_lost_is_ended_and_the_others_continue(url: str, tmp_path: Path) -> None:
     async def test(node: Node) -> None:
         gateway = await Bus.connect(url, name="another")
         revision = await node.deploy("unwanted", concurrency=2)
@@ -110,7 +110,7 @@ def test_a_call_that_was_given_up_as_the_bus_was_lost_is_ended_and_the_others_go
     on_node(url, tmp_path, test)
 
 
-def test_a_call_that_comes_again_does_not_run_for_a_caller_that_is_gone(url: str, tmp_path: Path) -> None:
+def test_a_redelivered_call_does_not_run_for_a_lost_caller(url: str, tmp_path: Path) -> None:
     async def test(node: Node) -> None:
         gateway = await Bus.connect(url, name="another")
         revision = await node.deploy("nobody")
@@ -135,7 +135,7 @@ def test_a_call_that_comes_again_does_not_run_for_a_caller_that_is_gone(url: str
     on_node(url, tmp_path, test)
 
 
-def test_what_a_gateway_leaves_in_the_queue_when_it_dies_does_not_run(url: str, tmp_path: Path) -> None:
+def test_queued_calls_of_a_dead_gateway_do_not_run(url: str, tmp_path: Path) -> None:
     """Each call held a slot until the next check found that no caller waits."""
 
     async def test(node: Node) -> None:

@@ -79,7 +79,7 @@ def test_a_submitted_call_has_one_attempt_though_its_runner_died(url: str, tmp_p
     on_node(url, tmp_path, test)
 
 
-def test_who_waits_gets_the_result_though_its_runner_died(url: str, tmp_path: Path) -> None:
+def test_a_waiting_caller_gets_the_result_although_its_runner_died(url: str, tmp_path: Path) -> None:
     async def test(node: Node) -> None:
         revision = await node.deploy("waited-for")
         call = node.invoke(revision, b"1")
@@ -108,7 +108,7 @@ def test_an_adopted_call_can_be_found_and_cancelled(url: str, tmp_path: Path) ->
     on_node(url, tmp_path, test)
 
 
-def test_what_an_adopted_call_asks_is_asked_for_it(url: str, tmp_path: Path) -> None:
+def test_platform_requests_of_an_adopted_call_are_answered(url: str, tmp_path: Path) -> None:
     async def test(node: Node) -> None:
         revision = await node.deploy("asks")
         call = await node.submit(revision)
@@ -166,7 +166,7 @@ def test_an_adopted_call_that_fails_is_tried_again(url: str, tmp_path: Path) -> 
     on_node(url, tmp_path, test)
 
 
-def test_an_adopted_call_that_is_given_out_once_more_does_not_run_twice(url: str, tmp_path: Path) -> None:
+def test_a_redelivered_adopted_call_does_not_run_twice(url: str, tmp_path: Path) -> None:
     async def test(node: Node) -> None:
         revision = await node.deploy("twice", concurrency=2)
         call = await node.submit(revision, b"1")
@@ -186,9 +186,7 @@ def test_an_adopted_call_that_is_given_out_once_more_does_not_run_twice(url: str
     on_node(url, tmp_path, test)
 
 
-def test_what_was_cancelled_while_there_was_no_runner_is_stopped_and_its_slot_is_used_again(
-    url: str, tmp_path: Path
-) -> None:
+def test_a_call_cancelled_without_a_runner_is_stopped_and_its_slot_is_reused(url: str, tmp_path: Path) -> None:
     async def test(node: Node) -> None:
         revision = await node.deploy("cancelled")
         call = await node.submit(revision)
@@ -206,7 +204,7 @@ def test_what_was_cancelled_while_there_was_no_runner_is_stopped_and_its_slot_is
 
 
 @pytest.mark.parametrize("is_submitted", [False, True])
-def test_what_another_runner_has_by_now_is_stopped(url: str, tmp_path: Path, *, is_submitted: bool) -> None:
+def test_a_call_that_another_runner_has_by_now_is_stopped(url: str, tmp_path: Path, *, is_submitted: bool) -> None:
     async def test(node: Node) -> None:
         revision = await node.deploy("elsewhere")
         waited_for = None if is_submitted else node.invoke(revision)
@@ -233,7 +231,7 @@ def test_what_another_runner_has_by_now_is_stopped(url: str, tmp_path: Path, *, 
         lambda run: frames.Unfinished(run.attempt, run.invocation, "", 0.0),
     ],
 )
-def test_what_a_worker_makes_up_is_not_adopted(
+def test_an_attempt_invented_by_a_worker_is_not_adopted(
     url: str, tmp_path: Path, made_up: Callable[[frames.Run], frames.Unfinished]
 ) -> None:
     async def test(node: Node) -> None:
@@ -247,9 +245,7 @@ def test_what_a_worker_makes_up_is_not_adopted(
     on_node(url, tmp_path, test)
 
 
-def test_a_call_that_somebody_waits_for_does_not_run_twice_while_another_runner_has_it(
-    url: str, tmp_path: Path
-) -> None:
+def test_a_call_with_a_waiting_caller_does_not_run_twice_while_another_runner_has_it(url: str, tmp_path: Path) -> None:
     async def test(node: Node) -> None:
         revision = await node.deploy("held")
         call = node.invoke(revision)

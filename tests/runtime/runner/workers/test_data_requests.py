@@ -144,7 +144,7 @@ def test_an_upload_ends_with_its_worker(with_worker: Any) -> None:
     with_worker(scenario)
 
 
-def test_a_function_does_only_what_its_spec_and_its_app_allow(with_worker: Any) -> None:
+def test_a_function_may_access_only_the_data_of_its_spec_and_app(with_worker: Any) -> None:
     async def scenario(worker: Worker) -> None:
         for name in ("read-only", "other"):
             part = PutVolumePart(name, digest_of(b""), 0, 0)
@@ -157,7 +157,7 @@ def test_a_function_does_only_what_its_spec_and_its_app_allow(with_worker: Any) 
     with_worker(scenario)
 
 
-def test_a_node_fetches_a_value_once_and_gives_each_reader_a_file_of_its_own(with_worker: Any) -> None:
+def test_a_node_fetches_a_value_once_and_makes_a_file_for_each_reader(with_worker: Any) -> None:
     async def scenario(worker: Worker) -> None:
         id_ = stored(await worker.send(PutValue(60.0), _DATA)).id
         names = [(await worker.send(GetValue(id_))).shared_body]

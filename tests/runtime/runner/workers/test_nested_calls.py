@@ -66,7 +66,7 @@ def test_a_call_has_no_more_time_than_its_parent(url: str, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("verb", ["call", "stream", "submit"])
 @pytest.mark.parametrize("may_pickle", [False, True])
-def test_pickled_arguments_are_for_a_function_that_takes_them(
+def test_pickled_arguments_are_for_a_function_that_accepts_them(
     url: str, tmp_path: Path, verb: str, *, may_pickle: bool
 ) -> None:
     """The runner refuses them, because a worker has no API key."""
@@ -132,7 +132,7 @@ def test_a_call_keeps_its_own_shorter_time(url: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("timeout_s", "has_s"), [(None, None), (3.0, 3.0), (math.inf, LONGEST_TIMEOUT_S), (math.nan, LONGEST_TIMEOUT_S)]
 )
-def test_a_call_that_a_function_submits_has_the_time_that_it_is_given(
+def test_a_call_that_a_function_submits_has_its_own_timeout(
     url: str, tmp_path: Path, timeout_s: float | None, has_s: float | None
 ) -> None:
     async def test(node: Node) -> None:
@@ -149,7 +149,7 @@ def test_a_call_that_a_function_submits_has_the_time_that_it_is_given(
     on_node(url, tmp_path, test)
 
 
-def test_a_function_submits_no_more_calls_than_the_team_of_the_called_one_may_have(url: str, tmp_path: Path) -> None:
+def test_a_function_submits_calls_within_the_limits_of_the_called_functions_team(url: str, tmp_path: Path) -> None:
     async def test(node: Node) -> None:
         team = Team(name="ads", owns=("prod/ads/*",), limits=TeamLimits(queued=2))
         await node.teams.put(team.name, encode(team))
@@ -193,7 +193,7 @@ def test_the_calls_that_a_call_makes_are_of_its_trace_and_name_it(url: str, tmp_
     on_node(url, tmp_path, test)
 
 
-def test_who_cancels_a_call_cancels_the_calls_that_it_makes(url: str, tmp_path: Path) -> None:
+def test_a_cancelled_call_cancels_its_nested_calls(url: str, tmp_path: Path) -> None:
     async def test(node: Node) -> None:
         child = await node.deploy("child")
         revision = await node.deploy("parent")
@@ -340,7 +340,7 @@ def test_a_call_of_a_function_that_does_not_exist_is_answered_with_the_reason(ur
     on_node(url, tmp_path, test)
 
 
-def test_a_call_that_is_closed_before_it_has_begun_is_answered_all_the_same(url: str, tmp_path: Path) -> None:
+def test_a_call_closed_before_it_has_begun_is_answered(url: str, tmp_path: Path) -> None:
     async def test(node: Node) -> None:
         await node.deploy("child")
         revision = await node.deploy("parent")
@@ -374,7 +374,7 @@ def test_the_nested_calls_of_a_worker_that_is_killed_end_with_it(url: str, tmp_p
 
 @pytest.mark.parametrize("verb", ["status", "result", "cancel"])
 @pytest.mark.parametrize("target", ["*", ">", "", "01k9xq3zr7c8m2v5t0w4y6b1d3.>"])
-def test_a_worker_asks_for_calls_by_their_ids_only(url: str, tmp_path: Path, verb: str, target: str) -> None:
+def test_a_worker_refers_to_calls_only_by_their_ids(url: str, tmp_path: Path, verb: str, target: str) -> None:
     """A wildcard gave access to other callers' calls: their results and cancellation."""
 
     async def test(node: Node) -> None:
@@ -453,7 +453,7 @@ def test_a_function_calls_another_one_with_a_large_body_and_gets_one(url: str, t
     on_node(url, tmp_path, test)
 
 
-def test_a_function_submits_a_large_body_which_goes_when_the_call_has_ended(url: str, tmp_path: Path) -> None:
+def test_a_large_body_submitted_by_a_function_is_removed_when_the_call_has_ended(url: str, tmp_path: Path) -> None:
     async def test(node: Node) -> None:
         await large_bodies.ensure_buckets(node.bus)
         asking = await node.worker(await node.deploy("submitting"), "w-1")
@@ -585,7 +585,7 @@ def test_a_call_that_a_function_makes_is_retryable_when_the_bus_stays_away(
     assert bus_is_away[0] < 1_000_000 - 1, "it was tried again"
 
 
-def test_a_worker_gets_no_more_items_by_claims_to_have_read_them() -> None:
+def test_a_worker_gets_no_additional_items_by_false_read_reports() -> None:
     async def scenario() -> None:
         window = _Window()
         window.credit(1000)

@@ -52,7 +52,7 @@ def answer(worker: FakeWorker, run: frames.Run, shared_body: str) -> None:
     worker.send(frames.Result(run.attempt, OutcomeKind.SUCCEEDED, None, "application/octet-stream", 0.0, shared_body))
 
 
-def test_a_shared_body_goes_to_the_worker_and_its_result_comes_back_as_one(url: str, tmp_path: Path) -> None:
+def test_a_shared_body_reaches_the_worker_and_its_result_returns_as_one(url: str, tmp_path: Path) -> None:
     async def test(node: Node) -> None:
         revision = await node.deploy("large")
         worker = await node.worker(revision)
@@ -73,7 +73,7 @@ def test_a_shared_body_goes_to_the_worker_and_its_result_comes_back_as_one(url: 
     on_node(url, tmp_path, test)
 
 
-def test_an_input_that_is_gone_ends_its_call(url: str, tmp_path: Path) -> None:
+def test_a_missing_input_ends_its_call(url: str, tmp_path: Path) -> None:
     async def test(node: Node) -> None:
         revision = await node.deploy("gone")
         await node.worker(revision)
@@ -167,7 +167,7 @@ def test_a_result_for_a_call_that_had_ended_is_dropped(url: str, tmp_path: Path)
     on_node(url, tmp_path, test)
 
 
-def test_what_a_worker_leaves_goes_with_it(url: str, tmp_path: Path) -> None:
+def test_files_of_a_worker_are_removed_with_it(url: str, tmp_path: Path) -> None:
     async def test(node: Node) -> None:
         revision = await node.deploy("left")
         worker = await node.worker(revision)
@@ -180,7 +180,9 @@ def test_what_a_worker_leaves_goes_with_it(url: str, tmp_path: Path) -> None:
     on_node(url, tmp_path, test)
 
 
-def test_what_an_earlier_runner_left_for_a_worker_goes_though_it_was_never_served(url: str, tmp_path: Path) -> None:
+def test_files_of_an_earlier_runner_for_a_worker_are_removed_even_if_it_was_never_served(
+    url: str, tmp_path: Path
+) -> None:
     """Its revision could not be read before the worker died."""
 
     async def test(node: Node) -> None:
@@ -196,7 +198,7 @@ def test_what_an_earlier_runner_left_for_a_worker_goes_though_it_was_never_serve
     on_node(url, tmp_path, test)
 
 
-def test_what_a_worker_left_is_removed_beside_the_loop(
+def test_files_of_a_worker_are_removed_outside_the_event_loop(
     url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With a million files, the removal would block all calls of the node for four seconds."""

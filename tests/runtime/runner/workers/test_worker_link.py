@@ -76,7 +76,7 @@ def test_the_platform_s_own_user_is_not_taken_for_a_worker_in_a_container(tmp_pa
     assert not asyncio.run(connected(tmp_path / "w-1", CONTAINER_UID)).was_ready
 
 
-def test_what_an_earlier_runner_left_running_counts_as_left_over_once_the_queue_has_given_it_out_again(
+def test_attempts_of_an_earlier_runner_count_as_leftover_once_the_queue_has_redelivered_them(
     tmp_path: Path,
 ) -> None:
     link = asyncio.run(connected(tmp_path / "w-1", os.getuid(), running=1))
@@ -84,9 +84,7 @@ def test_what_an_earlier_runner_left_running_counts_as_left_over_once_the_queue_
 
 
 @pytest.mark.parametrize("numbers", [(1, 2), (0,), (-1,), (1 << 53,)])
-def test_a_worker_that_claims_attempts_that_nobody_can_have_given_it_is_ended(
-    tmp_path: Path, numbers: tuple[int, ...]
-) -> None:
+def test_a_worker_that_claims_impossible_attempts_is_ended(tmp_path: Path, numbers: tuple[int, ...]) -> None:
     owner = Mock()
     unfinished = tuple(frames.Unfinished(number, "i", "", 0.0) for number in numbers)
     hello = frames.encode(frames.Hello(PROTOCOL, "w-1", was_ready=True, unfinished=unfinished))
@@ -109,7 +107,7 @@ def test_a_link_that_is_closed_while_it_begins_to_listen_leaves_nothing(tmp_path
     assert not (tmp_path / "w-1").exists()
 
 
-def test_a_folder_that_is_somebody_elses_too_stays_without_the_socket(tmp_path: Path) -> None:
+def test_a_folder_with_another_users_files_stays_without_the_socket(tmp_path: Path) -> None:
     folder = tmp_path / "w-1"
 
     async def ended() -> None:
@@ -143,7 +141,7 @@ def test_repeated_drain_messages_of_a_worker_count_once(tmp_path: Path) -> None:
     owner.on_draining.assert_called_once()
 
 
-def test_a_worker_that_reads_nothing_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_reads_nothing_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The replies that it does not read would fill the runner's memory."""
     monkeypatch.setattr(worker_socket, "_MAX_UNREAD_BYTES", 1 << 20)
     owner = Mock()
@@ -158,7 +156,7 @@ def test_a_worker_that_reads_nothing_is_given_up(tmp_path: Path, monkeypatch: py
     assert asyncio.run(ended_for(link, owner, greeted)).endswith("MiB")
 
 
-def test_nobody_connects_after_the_worker(tmp_path: Path) -> None:
+def test_no_connection_is_accepted_after_the_worker(tmp_path: Path) -> None:
     """Each attempt cost a line in the runner's log and an open file descriptor."""
 
     async def connect_twice() -> None:

@@ -50,7 +50,7 @@ def test_the_error_of_a_dead_worker_has_its_signal_and_last_output(url: str, tmp
     on_node(url, tmp_path, test)
 
 
-def test_a_worker_that_never_came_leaves_no_folder(url: str, tmp_path: Path) -> None:
+def test_a_worker_that_never_connected_leaves_no_folder(url: str, tmp_path: Path) -> None:
     """Its launch failed, and the agent had cleaned up before the runner began to listen."""
 
     async def test(node: Node) -> None:
@@ -87,7 +87,7 @@ def test_a_runner_keeps_a_call_until_the_agent_reports_the_end_of_its_worker(url
     on_node(url, tmp_path, test)
 
 
-def test_a_call_whose_worker_is_gone_ends_when_its_caller_cancels_it(url: str, tmp_path: Path) -> None:
+def test_a_call_whose_worker_has_ended_ends_when_its_caller_cancels_it(url: str, tmp_path: Path) -> None:
     async def test(node: Node) -> None:
         revision = await node.deploy("unwanted")
         worker = await node.worker(revision)
@@ -102,7 +102,7 @@ def test_a_call_whose_worker_is_gone_ends_when_its_caller_cancels_it(url: str, t
     on_node(url, tmp_path, test)
 
 
-def test_a_death_that_nobody_explains_in_time_is_no_timeout(url: str, tmp_path: Path) -> None:
+def test_an_unexplained_death_is_not_a_timeout(url: str, tmp_path: Path) -> None:
     async def test(node: Node) -> None:
         revision = await node.deploy("hasty", timeout_s=3.0)
         worker = await node.worker(revision)
@@ -134,9 +134,7 @@ def test_a_runner_that_is_stopped_leaves_calls_of_workers_that_died_in_the_queue
 
 
 @pytest.mark.parametrize("unassigned", [True, False])
-def test_a_caller_is_answered_when_nobody_tells_how_its_worker_ended(
-    url: str, tmp_path: Path, unassigned: bool
-) -> None:
+def test_a_caller_gets_an_answer_although_no_exit_report_arrives(url: str, tmp_path: Path, unassigned: bool) -> None:
     """A deleted assignment proves nothing: the controller deletes the assignments of a silent node."""
 
     async def test(node: Node) -> None:
@@ -158,7 +156,7 @@ def test_a_caller_is_answered_when_nobody_tells_how_its_worker_ended(
     on_node(url, tmp_path, test)
 
 
-def test_a_call_whose_assignment_goes_runs_again_only_when_its_process_is_dead(url: str, tmp_path: Path) -> None:
+def test_a_call_with_a_deleted_assignment_runs_again_only_when_its_process_is_dead(url: str, tmp_path: Path) -> None:
     """The controller deletes the assignments of a silent node; the worker's process may still run."""
 
     async def test(node: Node) -> None:
@@ -187,7 +185,7 @@ def test_a_call_whose_assignment_goes_runs_again_only_when_its_process_is_dead(u
     on_node(url, tmp_path, test)
 
 
-def test_a_call_whose_assignment_goes_ends_when_its_worker_must_have_ended_itself(url: str, tmp_path: Path) -> None:
+def test_a_call_with_a_deleted_assignment_ends_when_its_worker_must_have_ended(url: str, tmp_path: Path) -> None:
     """Its node has no agent. A worker that finds no runner ends itself."""
 
     async def test(node: Node) -> None:
@@ -229,9 +227,7 @@ def test_a_lost_attempt_is_retried_within_the_policy_and_counted(url: str, tmp_p
     on_node(url, tmp_path, test)
 
 
-def test_a_call_of_a_worker_that_the_runner_hung_up_on_waits_for_the_death_of_its_process(
-    url: str, tmp_path: Path
-) -> None:
+def test_a_call_of_a_disconnected_worker_waits_for_the_death_of_its_process(url: str, tmp_path: Path) -> None:
     """The agent does not answer."""
 
     async def test(node: Node) -> None:
@@ -263,9 +259,7 @@ UNKNOWN_FRAME = b"\0\0\0\x02\0\0\0\0\x91\x63"
     [b"\xff" * 64, frames.encode(frames.Result(99, OutcomeKind.SUCCEEDED, None, "", 0.0)), UNKNOWN_FRAME],
     ids=["noise", "a result of nothing", "an unknown frame"],
 )  # fmt: skip
-def test_garbage_on_the_socket_costs_the_worker_its_life_and_nobody_else(
-    url: str, tmp_path: Path, garbage: bytes
-) -> None:
+def test_garbage_on_the_socket_ends_only_its_worker(url: str, tmp_path: Path, garbage: bytes) -> None:
     async def test(node: Node) -> None:
         revision = await node.deploy("garbage")
         worker = await node.worker(revision)
@@ -282,7 +276,7 @@ def test_garbage_on_the_socket_costs_the_worker_its_life_and_nobody_else(
     on_node(url, tmp_path, test)
 
 
-def test_a_drained_worker_finishes_what_runs_and_takes_nothing_new(url: str, tmp_path: Path) -> None:
+def test_a_drained_worker_finishes_running_calls_and_accepts_no_new_ones(url: str, tmp_path: Path) -> None:
     async def test(node: Node) -> None:
         revision = await node.deploy("drained")
         worker = await node.worker(revision)
@@ -354,7 +348,7 @@ def test_a_worker_that_cannot_start_is_reported_with_the_users_error(url: str, t
 
 
 @pytest.mark.parametrize("inherited", [False, True])
-def test_a_worker_has_its_startup_timeout_and_one_of_an_earlier_runner_time_to_come_back(
+def test_a_worker_has_its_startup_timeout_and_a_worker_of_an_earlier_runner_has_time_to_reconnect(
     url: str, tmp_path: Path, inherited: bool
 ) -> None:
     async def test(node: Node) -> None:
@@ -456,7 +450,7 @@ def test_a_worker_finds_its_runner_again_after_the_runner_died(url: str, tmp_pat
     on_node(url, tmp_path, test)
 
 
-def test_a_worker_that_comes_back_says_what_still_runs_there(url: str, tmp_path: Path) -> None:
+def test_a_returning_worker_reports_its_running_attempts(url: str, tmp_path: Path) -> None:
     async def test(node: Node) -> None:
         revision = await node.deploy("comeback", concurrency=2)
         events: list[str] = []
@@ -494,7 +488,7 @@ def test_a_worker_that_is_to_drain_while_it_starts_ends_at_once(url: str, tmp_pa
     on_node(url, tmp_path, test)
 
 
-def test_one_that_an_earlier_runner_may_have_had_at_work_ends_when_it_is_ready(url: str, tmp_path: Path) -> None:
+def test_a_worker_that_an_earlier_runner_may_have_used_ends_when_it_is_ready(url: str, tmp_path: Path) -> None:
     async def test(node: Node) -> None:
         revision = await node.deploy("undecided")
         await node.stop()
@@ -557,7 +551,7 @@ def test_durations_that_cannot_be_are_not_believed(url: str, tmp_path: Path, cla
     on_node(url, tmp_path, test)
 
 
-def test_a_worker_that_reports_draining_gets_no_more_calls_and_loses_none(url: str, tmp_path: Path) -> None:
+def test_a_worker_that_reports_draining_gets_no_further_calls_and_loses_none(url: str, tmp_path: Path) -> None:
     async def test(node: Node) -> None:
         revision = await node.deploy("told", concurrency=2)
         worker = await node.worker(revision)

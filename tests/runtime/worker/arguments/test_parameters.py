@@ -89,7 +89,7 @@ def arrays(a: np.ndarray, b: npt.NDArray[np.float32] | None = None) -> None: ...
         (b'{"for_type_checkers": [1]}', {"for_type_checkers": [1]}),
     ],
 )
-def test_json_becomes_what_the_hints_say(body: bytes, arguments: dict[str, Any]) -> None:
+def test_json_is_converted_to_the_hints(body: bytes, arguments: dict[str, Any]) -> None:
     assert Parameters(many).bind(JSON, body) == ([], arguments)
 
 
@@ -204,7 +204,7 @@ def test_each_of_many_positional_values_is_checked() -> None:
         {"array": "anything"},
     ],
 )
-def test_the_sdks_values_stay_what_they_are(kwargs: dict[str, Any]) -> None:
+def test_values_of_the_sdk_stay_unchanged(kwargs: dict[str, Any]) -> None:
     args = (kwargs.pop("many"),) if "many" in kwargs else ()
     bound_args, bound = Parameters(plainly).bind(NATIVE, values.encode_call(args, kwargs))
     assert [(type(value), value) for value in (*bound_args, *bound.values())] == [
@@ -217,7 +217,7 @@ def test_a_dict_from_the_sdk_becomes_the_class_that_the_hint_names() -> None:
     assert Parameters(plainly).bind(NATIVE, body) == ([], {"point": Point(1), "boxes": [Box(2), Box(3)]})
 
 
-def test_a_record_of_a_class_not_known_here_becomes_what_the_hint_says() -> None:
+def test_a_record_of_an_unknown_class_becomes_the_type_of_the_hint() -> None:
     ext = msgspec.msgpack.Ext(30, msgspec.msgpack.encode(["script", "Point", {"x": 1, "y": 2}]))
     body = msgspec.msgpack.encode({"args": ["t", ext], "kwargs": {"anything": ext}})
     assert Parameters(many).bind(NATIVE, body) == (["t", Point(1, 2)], {"anything": {"x": 1, "y": 2}})
@@ -244,7 +244,7 @@ def test_arguments_that_do_not_match_the_signature(
     assert caught.value.field == field
 
 
-def test_positional_only_parameters_are_given_by_name_too() -> None:
+def test_positional_only_parameters_are_passed_by_name_too() -> None:
     assert Parameters(_two).bind(JSON, b'{"a": 1, "b": 2}') == ([1], {"b": 2})
 
 
@@ -267,7 +267,7 @@ def _forms(**given: Any) -> Iterator[tuple[str, bytes]]:
         (_points, {"z": {"x": 2}}, "{'a': 1, 'z': Point(x=2, y=0)}"),
     ],
 )
-def test_keywords_of_any_name_are_taken_as_what_their_hint_says(
+def test_keywords_of_any_name_are_converted_to_their_hint(
     call: Callable[..., None], given: dict[str, Any], wanted: str
 ) -> None:
     for kind, body in _forms(a=1, **given):
@@ -289,7 +289,7 @@ def test_whole_numbers_for_keywords_that_are_floats_become_these() -> None:
         (_points, {"a": 1, "z": {"x": "no"}}, "z.x: expected int, got str", "z.x"),
     ],
 )
-def test_keywords_of_any_name_are_refused_where_their_hint_says_otherwise(
+def test_keywords_of_any_name_are_refused_if_they_do_not_match_their_hint(
     call: Callable[..., None], given: dict[str, Any], message: str, field: str
 ) -> None:
     for kind, body in _forms(**given):
@@ -308,13 +308,13 @@ def test_another_content_type_is_for_the_bytes_parameter_only() -> None:
         Parameters(lambda image, top: None, raw_parameter="image").bind("image/png", b"\x89")
 
 
-def test_a_batched_parameter_takes_one_element_of_its_list() -> None:
+def test_a_batched_parameter_accepts_one_element_of_its_list() -> None:
     def embed(texts: list[str], top: list[int] = [5], free=(None,)) -> None: ...  # type: ignore[no-untyped-def]  # noqa: B006
 
     assert Parameters(embed, batched=True).by_name(JSON, b'{"texts": "a"}') == {"texts": "a", "top": 5, "free": None}
 
 
-def test_a_batched_parameter_whose_default_is_none_takes_null() -> None:
+def test_a_batched_parameter_with_the_default_none_accepts_null() -> None:
     def embed(texts: list[str], lang: list[str] = [None]) -> None: ...  # type: ignore[list-item]  # noqa: B006
 
     assert Parameters(embed, batched=True).by_name(JSON, b'{"texts": "a", "lang": null}')["lang"] is None
@@ -428,7 +428,7 @@ class Frame:
 
 
 @pytest.mark.parametrize("is_open", [False, True])
-def test_a_field_that_a_dataclass_works_out_itself_need_not_be_given(is_open: bool) -> None:
+def test_a_field_that_a_dataclass_computes_may_be_missing(is_open: bool) -> None:
     def take(frames: list[Frame]) -> None: ...
 
     def take_more(frames: list[Frame], **others: int) -> None: ...
@@ -495,13 +495,13 @@ def of_stand_ins(
         (b'{"shapes": [{"width": 1}, {"radius": 1}]}', {"shapes": [Box(1), Circle(1.0)]}),
     ],
 )
-def test_json_becomes_what_hints_say_that_msgspec_does_not_read(body: bytes, arguments: dict[str, Any]) -> None:
+def test_json_is_converted_to_hints_that_msgspec_cannot_read(body: bytes, arguments: dict[str, Any]) -> None:
     assert Parameters(of_stand_ins).bind(JSON, body) == ([], arguments)
     assert Parameters(of_stand_ins).bind(MSGPACK, msgspec.msgpack.encode(msgspec.json.decode(body))) == ([], arguments)
 
 
 @pytest.mark.parametrize("encode", [msgspec.json.encode, lambda named: values.encode_call((), named)])
-def test_a_dataclass_gets_what_only_its_constructor_takes(encode: Callable[[Any], bytes]) -> None:
+def test_a_dataclass_gets_the_arguments_of_its_constructor(encode: Callable[[Any], bytes]) -> None:
     kind = JSON if encode is msgspec.json.encode else NATIVE
     _, given = Parameters(of_stand_ins).bind(kind, encode({"scaled": {"width": 3, "scale": 5}}))
     assert (given["scaled"].width, given["scaled"].area) == (3, 15)
@@ -520,7 +520,7 @@ def test_a_dataclass_gets_what_only_its_constructor_takes(encode: Callable[[Any]
         (b'{"shapes": [3]}', "shapes[0]: expected Circle or Box or Scaled, got int"),
     ],
 )  # fmt: skip
-def test_what_does_not_fit_such_a_hint_names_the_field(body: bytes, said: str) -> None:
+def test_a_mismatch_with_such_a_hint_names_the_field(body: bytes, said: str) -> None:
     with pytest.raises(InvalidInput) as raised:
         Parameters(of_stand_ins).bind(JSON, body)
     assert raised.value.message == said
@@ -583,7 +583,7 @@ def test_such_hints_of_fields_are_read_as_well(encode: Callable[[Any], bytes], g
         ({"route": {"legs": [["a"]]}}, "route: legs[0]: expected array of at least length 2, got 1"),
     ],
 )
-def test_what_does_not_fit_a_fields_hint_names_the_field(given: Any, said: str) -> None:
+def test_a_mismatch_with_the_hint_of_a_field_names_the_field(given: Any, said: str) -> None:
     with pytest.raises(InvalidInput) as raised:
         Parameters(field_hints).bind(JSON, msgspec.json.encode(given))
     assert raised.value.message == said
@@ -597,7 +597,7 @@ def test_a_class_that_has_itself_in_a_field_beside_such_a_hint_is_not_read() -> 
     assert adapt_hint(Road) is Road
 
 
-def test_python_values_for_such_hints_stay_what_they_are() -> None:
+def test_python_values_for_such_hints_stay_unchanged() -> None:
     given = {"pace": Pace.FAST, "scaled": Scaled(1), "shape": Square(1.0), "shapes": [Circle(1.0), Box(2)]}
     assert Parameters(of_stand_ins).bind(NATIVE, values.encode_call((), given)) == ([], given)
     _, made = Parameters(of_stand_ins).bind(NATIVE, values.encode_call((), {"shape": {"side": 1.0}}))
@@ -708,7 +708,7 @@ def _sent(name: str, kind: type, fields: Any) -> bytes:
         ("anything", Limits, {"most_items": "x"}, "anything: Limits: most_items: expected int, got str"),
     ],
 )
-def test_the_fields_of_a_record_are_those_that_its_class_takes(name: str, kind: type, fields: Any, said: str) -> None:
+def test_the_fields_of_a_record_are_those_that_its_class_accepts(name: str, kind: type, fields: Any, said: str) -> None:
     with pytest.raises(InvalidInput) as caught:
         Parameters(take).bind(NATIVE, _sent(name, kind, fields))
     assert (caught.value.message[: len(said)], caught.value.field) == (said, name)
@@ -722,7 +722,7 @@ def _rich() -> Rich:
     )  # fmt: skip
 
 
-def test_instances_arrive_as_they_were_with_the_values_that_json_lacks() -> None:
+def test_instances_arrive_unchanged_with_the_values_that_json_lacks() -> None:
     sent = {
         "limits": Limits(2), "spot": Spot(1.5, "a"), "person": Person(Name="n", spot=Spot(3.0)), "pace": Pace.PAIR,
         "people": [Person(Name="m")], "tags": Tags(["a"]), "nodes": [Leaf(1, [Node(2)])], "guarded": Guarded("admin"),
@@ -775,7 +775,7 @@ def test_a_number_that_json_lacks_names_its_argument() -> None:
         assert (caught.value.field, caught.value.message.partition(":")[0]) == (field, field)
 
 
-def test_a_pickle_is_refused_with_what_this_function_takes() -> None:
+def test_a_pickle_is_refused_with_the_accepted_types() -> None:
     ext = msgspec.msgpack.Ext(41, msgspec.msgpack.encode(["T", b"."]))
     body = msgspec.msgpack.encode({"args": [ext]})
     for may_pickle, said in ((True, "of the content type application/vnd.gpufn.pickle"), (False, "pickle=True")):

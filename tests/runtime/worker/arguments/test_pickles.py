@@ -45,7 +45,7 @@ def test_the_option_is_for_the_type_of_pickles_only(start: Start, tmp_path: Path
     assert not made.exists()
 
 
-def test_a_function_that_says_so_takes_and_returns_pickles(start: Start) -> None:
+def test_a_function_with_the_option_accepts_and_returns_pickles(start: Start) -> None:
     worker = start("def f(g): return lambda x: g(x) + 1", pickle=True)
     worker.run(
         values.encode_call((lambda x: 2 * x,), {}, may_pickle=True), content_type=media.PICKLED, accept=media.NATIVE
@@ -58,7 +58,7 @@ def test_a_function_that_says_so_takes_and_returns_pickles(start: Start) -> None
 
 
 @pytest.mark.parametrize("kind", ["sync", "generator"])
-def test_a_result_without_a_form_of_its_own_fails_the_call_and_says_why(start: Start, kind: str) -> None:
+def test_an_unencodable_result_fails_the_call_with_the_reason(start: Start, kind: str) -> None:
     give = "yield" if kind == "generator" else "return"
     worker = start(f"class Thing: ...\ndef f(): {give} {{'here': [Thing()]}}", kind=kind)
     outcome, error = worker.failure(accept=media.NATIVE, credits=8)
@@ -84,6 +84,6 @@ def test_a_caller_chooses_no_class(start: Start) -> None:
     assert start(source).call(body, content_type=media.NATIVE) == b'["Asked","dict"]'
 
 
-def test_a_checkpoint_is_pickled_where_the_function_says_so(start: Start) -> None:
+def test_a_checkpoint_is_pickled_if_the_function_has_the_option(start: Start) -> None:
     worker = start("import gpufn\ndef f(): gpufn.current().checkpoint(lambda: 1)")
     assert worker.failure()[1].error_type == "InvalidInput"

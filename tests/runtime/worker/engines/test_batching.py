@@ -34,7 +34,7 @@ _TEXT_AND_MASK = [tensor("text", "INT64", -1, -1), tensor("mask", "BOOL", -1, -1
         ({"x": _f32(0, 2)}, "x", "x: there are no rows"),
     ],
 )
-def test_what_does_not_fit_is_named(given: Arrays, field: str, message: str) -> None:
+def test_a_mismatch_is_named(given: Arrays, field: str, message: str) -> None:
     with pytest.raises(InvalidInput) as refused:
         Batching(manifest()).fit(given)
     assert (refused.value.field, refused.value.message) == (field, message)
@@ -105,7 +105,7 @@ def test_shapes_that_no_one_profile_accepts_together_are_refused() -> None:
         rules.fit({"a": _f32(1), "b": _f32(2)})
 
 
-def test_a_profile_may_ask_for_a_least_number_of_rows() -> None:
+def test_a_profile_may_require_a_least_number_of_rows() -> None:
     rules = Batching(manifest(profiles=[profile(x=((4, 2), (4, 2), (8, 2)))]))
     with pytest.raises(InvalidInput, match=r"accepts \[4, 2\] to \[8, 2\].*, not \[3, 2\]"):
         rules.fit({"x": _f32(3, 2)})
@@ -170,7 +170,7 @@ def test_rows_that_no_profile_accepts_in_equal_parts_are_refused() -> None:
 
 
 @pytest.mark.parametrize("profiles", [[], [profile(x=((1, 0), (8, 0), (8, 4)))]])
-def test_rows_without_elements_are_no_more_than_a_run_takes(profiles: list[ShapeProfile]) -> None:
+def test_rows_without_elements_stay_within_the_limit_of_a_run(profiles: list[ShapeProfile]) -> None:
     rules = Batching(manifest([tensor("x", "FP32", -1, -1)], profiles=profiles, max_batch=8))
     assert rules.fit({"x": _f32(8, 0)}).rows == 8
     with pytest.raises(InvalidInput) as refused:
@@ -196,7 +196,7 @@ def test_each_call_gets_its_own_rows_back() -> None:
     assert [one["y"][:, 0].tolist() for one in given] == [[-1], [-2, -3], [-4]]
 
 
-def test_an_output_whose_rows_do_not_add_up_is_given_to_nobody() -> None:
+def test_an_output_with_a_wrong_number_of_rows_reaches_no_caller() -> None:
     rules = Batching(manifest())
     calls = [rules.fit({"x": rows(value)}) for value in (1, 2)]
     with pytest.raises(ValueError, match=r"y .*\[3, 2\].* 2 rows"):

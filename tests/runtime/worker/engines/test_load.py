@@ -109,7 +109,7 @@ def _off_by(part: float) -> Any:
         (Precision.FP32, 0.0, np.full(1000, np.nan, np.float32), False),
     ],
 )
-def test_a_golden_sample_may_differ_by_what_is_usual_or_twice_what_was_measured(
+def test_a_golden_sample_may_differ_by_the_preset_or_twice_the_measured_deviation(
     recipe: Precision, measured: float, found: Any, passes: bool
 ) -> None:
     made = manifest(recipe=recipe, accuracy=Accuracy(max_abs=0.0, rel_l2=measured, cosine=1.0))
@@ -131,7 +131,7 @@ def test_a_golden_sample_may_differ_by_what_is_usual_or_twice_what_was_measured(
     ],
 )
 @pytest.mark.filterwarnings("error")
-def test_what_cannot_be_compared_is_no_equal(recorded: list[float], found: list[float]) -> None:
+def test_values_that_cannot_be_compared_are_not_equal(recorded: list[float], found: list[float]) -> None:
     made = manifest([tensor("x", "FP64")], [tensor("y", "FP64")])
     with pytest.raises(golden_check.WrongOutput):
         golden_check.compare({"y": np.array(found)}, {"y": np.array(recorded)}, made)

@@ -53,7 +53,7 @@ def _sample(datatype: str) -> Array:
 
 
 @pytest.mark.parametrize("datatype", DATATYPES)
-def test_every_datatype_goes_and_comes_back_as_bytes(datatype: str) -> None:
+def test_every_datatype_is_sent_and_received_as_bytes(datatype: str) -> None:
     specs = (TensorSpec("t", datatype, (-1, 2)),)
     array = _sample(datatype)
     asked = oip.Request("", {}, {"t": True})
@@ -70,7 +70,7 @@ def test_every_datatype_goes_and_comes_back_as_bytes(datatype: str) -> None:
 
 @pytest.mark.parametrize("datatype", sorted(DATATYPES.keys() - {"BF16"}))
 @pytest.mark.parametrize("flat", [True, False])
-def test_every_datatype_comes_as_json_flat_or_nested(datatype: str, flat: bool) -> None:
+def test_every_datatype_is_read_from_json_flat_or_nested(datatype: str, flat: bool) -> None:
     array = _sample(datatype)
     data = array.reshape(-1).tolist() if flat else array.tolist()
     head = {"inputs": [_input("t", datatype, (2, 2), data=data)]}
@@ -119,12 +119,12 @@ def test_binary_tensors_are_views_of_the_body() -> None:
         ),
     ],
 )
-def test_outputs_are_those_asked_for_and_as_they_were_asked_for(head: dict[str, Any], wanted: dict[str, bool]) -> None:
+def test_outputs_are_the_requested_ones_in_the_requested_form(head: dict[str, Any], wanted: dict[str, bool]) -> None:
     request = _decode({"inputs": [], **head}, outputs=(tensor("y"), tensor("z")))
     assert list(request.outputs.items()) == list(wanted.items())
 
 
-def test_what_may_be_left_out_may_be_null() -> None:
+def test_optional_fields_may_be_null() -> None:
     """Like clients that are based on data classes, which write unset fields."""
     head = {
         "id": None,
@@ -201,7 +201,7 @@ _BINARY: dict[str, Any] = {"parameters": {"binary_data_size": 8}}
         ({"inputs": [{"name": "x"}]}, b"", "this is not an inference request: .*datatype"),
     ],
 )
-def test_what_does_not_fit_is_named(head: dict[str, Any], blob: bytes, message: str) -> None:
+def test_a_mismatch_is_named(head: dict[str, Any], blob: bytes, message: str) -> None:
     with pytest.raises(InvalidInput, match=message):
         _decode(head, *([blob] if blob else []))
 
@@ -220,7 +220,7 @@ _TENSOR = '{"inputs":[{"name":"x","datatype":"FP32","shape":[1,2],"data":%s}]}'
         ("%s", 1_000_000),
     ],
 )
-def test_what_is_nested_too_deep_is_refused(request_: str, depth: int) -> None:
+def test_too_deep_nesting_is_refused(request_: str, depth: int) -> None:
     text = request_ % ("[" * depth + "1" + "]" * depth)
     with pytest.raises(InvalidInput) as refused:
         oip.decode(TENSORS, text.encode(), X, Y)

@@ -23,7 +23,7 @@ def _open(folder: Path) -> OrtSession:
 
 
 @pytest.mark.parametrize("datatype", DATATYPES)
-def test_every_datatype_goes_through(datatype: str, tmp_path: Path) -> None:
+def test_every_datatype_passes(datatype: str, tmp_path: Path) -> None:
     if datatype == "BYTES":
         array = np.array(["a", "é\0b"], np.object_)
     elif datatype == "BF16":

@@ -36,7 +36,7 @@ def test_lists_and_numbers_become_arrays_of_the_models_dtype() -> None:
     assert engine.runs[0]["x"].dtype == np.float32
 
 
-def test_a_session_tells_what_it_is() -> None:
+def test_a_session_describes_itself() -> None:
     session = Session(FakeEngine())
     assert repr(session) == "<session of model.onnx on onnxruntime-cpu: x FP32[-1,2] to y FP32[-1,2]>"
     assert (session.inputs[0].name, session.outputs[0].name, session.manifest.max_batch) == ("x", "y", 8)
@@ -108,7 +108,7 @@ def test_calls_that_wait_share_the_next_run() -> None:
     assert held.run_sizes() == [1, 4, 2]
 
 
-def test_a_call_that_the_engine_fails_on_fails_alone() -> None:
+def test_a_call_with_an_engine_error_fails_alone() -> None:
     held = Held(fail=lambda inputs: 13 in inputs["x"])
     good, bad, other = _call_while_busy(held, rows(1), rows(13), rows(2))
     assert (good.result()[0, 0], other.result()[0, 0]) == (-1, -2)
@@ -124,7 +124,7 @@ def test_where_rows_mean_nothing_calls_run_one_by_one() -> None:
     assert held.run_sizes() == [1, 1, 1]
 
 
-def test_a_call_that_a_signals_handler_breaks_off_while_it_waits_holds_nobody_up(
+def test_a_waiting_call_that_a_signal_handler_interrupts_blocks_no_other(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     class Interrupted(threading.Event):
@@ -171,7 +171,7 @@ def test_tasks_of_an_event_loop_share_runs_too() -> None:
     assert held.run_sizes() == [1, 3]
 
 
-def test_a_task_that_is_cancelled_while_it_waits_holds_nobody_up() -> None:
+def test_a_task_cancelled_while_it_waits_blocks_no_other() -> None:
     held = Held()
 
     async def main() -> Any:
@@ -232,7 +232,7 @@ def test_a_task_leads_though_all_of_its_loops_threads_wait_for_it() -> None:
     assert [answer[0, 0] for answer in asyncio.run(main())] == [-1, -2]
 
 
-def test_a_task_whose_loop_is_closed_holds_nobody_up() -> None:
+def test_a_task_with_a_closed_loop_blocks_no_other() -> None:
     held = Held(max_batch=1)
     pool = ThreadPoolExecutor(2)
     first = pool.submit(held.session, rows(0))
@@ -251,7 +251,7 @@ def test_a_task_whose_loop_is_closed_holds_nobody_up() -> None:
     gone._log_destroy_pending = False  # type: ignore[attr-defined]  # it is meant to be
 
 
-def test_a_leader_that_is_cancelled_before_a_thread_is_free_for_it_holds_nobody_up() -> None:
+def test_a_leader_cancelled_before_it_has_a_thread_blocks_no_other() -> None:
     session = Session(FakeEngine())
 
     async def main() -> Any:

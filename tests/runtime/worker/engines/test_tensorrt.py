@@ -242,7 +242,7 @@ def test_other_shapes_end_the_graph_for_it_is_good_for_one_state_of_its_context(
     assert trt.calls[-5:] == ["shape x [2, 2]", *_ENQUEUE, "synchronize"]
 
 
-def test_an_engine_that_cannot_be_captured_goes_on_without_a_graph() -> None:
+def test_an_engine_that_cannot_be_captured_runs_without_a_graph() -> None:
     trt = FakeTrt()
     trt.cuda.cannot_capture = True
     session = _open(trt)
@@ -314,7 +314,7 @@ def test_warming_up_leaves_every_slot_with_a_graph() -> None:
     assert trt.calls == ["launch", "synchronize"]
 
 
-def test_a_run_that_fails_says_what_tensorrt_said_and_the_slot_is_free_again() -> None:
+def test_a_failed_run_includes_the_error_of_tensorrt_and_frees_the_slot() -> None:
     trt = FakeTrt()
     session = _open(trt)
     trt.cannot_run = True
@@ -334,9 +334,7 @@ def test_a_run_that_fails_says_what_tensorrt_said_and_the_slot_is_free_again() -
         ({"unknown_output": True, "refuses_allocators": True}, "an allocator for y"),
     ],
 )
-def test_what_we_would_not_run_right_is_refused_and_leaves_no_memory_behind(
-    change: dict[str, Any], message: str
-) -> None:
+def test_an_unsupported_engine_is_refused_and_leaves_no_memory(change: dict[str, Any], message: str) -> None:
     trt = FakeTrt()
     vars(trt).update(change)
     with pytest.raises(EngineRefused, match=message):
@@ -373,7 +371,7 @@ def test_an_output_keeps_its_buffer_if_there_is_no_memory_for_a_larger_one() -> 
 
 
 @pytest.mark.parametrize("how", ["raises", "returns False"])
-def test_a_profile_that_cannot_be_selected_is_refused_in_the_words_of_the_log(how: str) -> None:
+def test_a_profile_that_cannot_be_selected_is_refused_with_the_message_of_the_log(how: str) -> None:
     two = (((1, 2), (2, 2), (4, 2)), ((5, 2), (6, 2), (8, 2)))
     trt = FakeTrt(profiles=two)
     session = _open(trt)
@@ -384,7 +382,7 @@ def test_a_profile_that_cannot_be_selected_is_refused_in_the_words_of_the_log(ho
         session.run({"x": np.zeros(shape, np.float32)})
 
 
-def test_closing_gives_everything_back() -> None:
+def test_closing_frees_everything() -> None:
     trt = FakeTrt()
     session = _open(trt, slots=2)
     session.run({"x": rows(1)})
@@ -393,7 +391,7 @@ def test_closing_gives_everything_back() -> None:
     assert (trt.cuda.memory, trt.cuda.streams, trt.cuda.destroyed) == ({}, 0, [1])
 
 
-def test_a_parked_engine_has_nothing_on_the_device_and_comes_back_from_the_plan_in_memory() -> None:
+def test_a_parked_engine_has_nothing_on_the_device_and_resumes_from_the_plan_in_memory() -> None:
     trt = FakeTrt()
     session = _open(trt, slots=2)
     session.run({"x": rows(1)})

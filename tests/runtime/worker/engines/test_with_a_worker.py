@@ -38,7 +38,7 @@ def test_a_function_receives_its_session_with_each_call(start: Start, engine: st
     assert (kind, error.field) == ("rejected", "net"), "it is no parameter of a call"
 
 
-def test_what_does_not_fit_the_model_is_the_functions_exception(start: Start, engine: str) -> None:
+def test_a_mismatch_with_the_model_is_the_exception_of_the_function(start: Start, engine: str) -> None:
     worker = start("def f(net): return net([1.0])", models=("net",), engines={"net": (engine,)})
     kind, error = worker.failure()
     assert (kind, error.error_type) == ("raised", "InvalidInput")
@@ -142,7 +142,7 @@ def _oip(array: Any, datatype: str = "FP32", name: str = "x", **rest: Any) -> tu
     return f"{media.TENSORS};header-bytes={len(head)}", head + array.tobytes()
 
 
-def test_json_msgpack_and_the_sdks_encoding_give_a_map_of_arrays(model: Any) -> None:
+def test_json_msgpack_and_the_sdks_encoding_become_a_map_of_arrays(model: Any) -> None:
     assert model.call(b'{"x": [[1, 2]]}') == b'{"y":[[-1.0,-2.0]]}'
     packed = msgspec.msgpack.encode({"x": [[1, 2]]})
     assert model.call(packed, content_type=media.MSGPACK) == b'{"y":[[-1.0,-2.0]]}'
@@ -299,7 +299,7 @@ def test_calls_that_cannot_share_runs_do_not_wait_for_each_other(start: Start, t
     assert "a batch of" not in str(worker.logs)
 
 
-def test_an_answer_that_is_too_large_says_so(start: Start, tmp_path: Path) -> None:
+def test_an_answer_above_the_limit_is_reported(start: Start, tmp_path: Path) -> None:
     x = np.zeros((1, 1), np.float32)
     engine = write_engine(
         tmp_path / "wide", {"x": x, "n": np.array([2])}, {"y": np.zeros((1, 2), np.float32)},

@@ -71,7 +71,7 @@ def test_each_method_has_its_own_size_and_wait() -> None:
     assert gathering.take(0.001) == ["d"]
 
 
-def test_it_says_when_to_look_again() -> None:
+def test_it_returns_the_time_of_the_next_check() -> None:
     gathering = Gathering[str]({"": Batch(max_size=9, max_wait_ms=5)}, 2)
     assert gathering.due_at() is None
     gathering.add("", "a", 0.0)
@@ -130,7 +130,7 @@ def test_a_call_that_finds_the_worker_idle_runs_at_once(start: Start) -> None:
     assert worker.call(b'{"x": 2}') == b"[2,1]"
 
 
-def test_calls_that_come_while_a_batch_runs_run_together(start: Start) -> None:
+def test_calls_that_arrive_while_a_batch_runs_run_together(start: Start) -> None:
     worker = start(_HELD, batch=Batch(max_size=3))
     found = _gather(worker, *(b'{"x": %d}' % x for x in range(1, 6)))
     assert found == {0: b"[1,3]", 1: b"[2,3]", 2: b"[3,3]", 3: b"[4,2]", 4: b"[5,2]"}
@@ -152,7 +152,7 @@ _MIXED = """
 _KINDS = {"many": "sync", "one": "sync", "soon": "async", "items": "generator", "later": "async_generator"}
 
 
-def test_methods_without_batches_take_turns_with_those_that_have_them(start: Start) -> None:
+def test_methods_without_batches_alternate_with_those_that_have_them(start: Start) -> None:
     worker = start(_MIXED, "C", methods=_KINDS, batches={"many": Batch(3)})
     worker.run(b'{"x": 0, "hold": true}', method="many")
     call, _ = worker.next()
@@ -219,7 +219,7 @@ def test_when_a_batch_raises_its_calls_run_one_by_one(start: Start) -> None:
     ]  # fmt: skip
 
 
-def test_calls_of_a_failed_batch_run_without_what_it_held(start: Start) -> None:
+def test_calls_of_a_failed_batch_run_without_its_objects(start: Start) -> None:
     """Regression: a call that had filled the GPU's memory held it while each call ran alone, so that these failed."""
     worker = start(
         """
@@ -267,7 +267,7 @@ def test_a_result_of_another_length_fails_every_call(start: Start) -> None:
     assert (error.error_type, *re.findall(r"\d+", error.message)) == ("ValueError", "2", "1")
 
 
-def test_a_result_that_is_no_list_says_so(start: Start) -> None:
+def test_a_result_that_is_not_a_list_is_reported(start: Start) -> None:
     worker = start("def f(x): return 'text'", batch=Batch(max_size=8))
     error = worker.failure(b'{"x": 1}')[1]
     assert error.error_type == "TypeError"

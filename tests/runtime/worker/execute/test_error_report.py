@@ -146,7 +146,7 @@ def test_an_input_that_does_not_fit_is_rejected_and_names_the_field(start: Start
     assert worker.logs == []
 
 
-def test_a_result_that_cannot_be_sent_says_where_and_what(start: Start) -> None:
+def test_an_unencodable_result_names_the_place_and_the_value(start: Start) -> None:
     worker = start("class Thing: pass\ndef f(): return {'rows': [1, Thing()]}")
     kind, error = worker.failure()
     assert (kind, error.code) == ("raised", "result_not_encodable")
@@ -154,7 +154,7 @@ def test_a_result_that_cannot_be_sent_says_where_and_what(start: Start) -> None:
         assert fact in error.message
 
 
-def test_a_result_that_is_too_large_says_its_size(start: Start) -> None:
+def test_a_result_above_the_limit_is_reported_with_its_size(start: Start) -> None:
     worker = start("def f(): return bytes(65 << 20)")
     _, error = worker.failure()
     assert "68,157,440 bytes" in error.message
@@ -168,7 +168,7 @@ def test_an_item_that_cannot_be_sent_is_called_an_item(start: Start) -> None:
         assert error.message.startswith(said)
 
 
-def test_a_segfault_hangs_up_and_leaves_its_stack_in_the_output(start: Start) -> None:
+def test_a_segfault_disconnects_and_leaves_its_stack_in_the_output(start: Start) -> None:
     worker = start("import ctypes\ndef f(): ctypes.string_at(0)")
     worker.run()
     with pytest.raises(EOFError):
@@ -177,7 +177,7 @@ def test_a_segfault_hangs_up_and_leaves_its_stack_in_the_output(start: Start) ->
     assert 'app.py", line 2 in f' in worker.printed()
 
 
-def test_os_exit_hangs_up(start: Start) -> None:
+def test_os_exit_disconnects(start: Start) -> None:
     worker = start("import os\ndef f(): os._exit(7)")
     worker.run()
     with pytest.raises(EOFError):
@@ -303,7 +303,7 @@ class C:
     assert worker.call(method="f") == b"0"
 
 
-def test_what_a_child_logs_as_its_parent_set_it_up_is_not_lost(start: Start) -> None:
+def test_logs_of_a_child_with_the_setup_of_its_parent_are_not_lost(start: Start) -> None:
     """A handler holds the stream that replaced stderr when it was created, which no thread of a child reads."""
     worker = start(
         """
@@ -343,7 +343,7 @@ def test_a_child_that_the_code_forks_gets_an_error_for_platform_calls(start: Sta
     assert worker.call().startswith(b'["a process forked by the function cannot send requests to the platform')
 
 
-def test_when_no_thread_can_be_had_the_calls_run_in_those_that_are_there(start: Start) -> None:
+def test_if_no_thread_can_start_the_calls_run_in_existing_ones(start: Start) -> None:
     """Regression: the worker kept running without receiving anything."""
     worker = start(
         """

@@ -15,7 +15,7 @@ def waiting(handoff: SocketHandoff) -> threading.Thread:
     return lender
 
 
-def test_a_loan_is_given_back() -> None:
+def test_a_lent_socket_is_returned() -> None:
     handoff = SocketHandoff()
     number = handoff.hand_off()
     assert handoff.is_mine(number)
@@ -37,7 +37,7 @@ def test_a_call_that_lasts_costs_the_borrower_the_socket() -> None:
     assert not handoff.is_mine(number)
 
 
-def test_a_borrower_that_never_comes_costs_nothing() -> None:
+def test_a_borrower_that_never_starts_costs_nothing() -> None:
     handoff = SocketHandoff()
     number = handoff.hand_off()
     lender = waiting(handoff)

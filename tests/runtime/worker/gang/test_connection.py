@@ -45,7 +45,7 @@ def test_ranks_with_different_secrets_refuse_each_other() -> None:
 
 
 @pytest.mark.parametrize("sent", [b"", b"GET / HTTP/1.1\r\n\r\n", bytes(64)])
-def test_a_stranger_receives_no_more_than_the_handshake(sent: bytes) -> None:
+def test_a_stranger_receives_only_the_handshake(sent: bytes) -> None:
     gang = Gang((Rank("w-0", "a"),), "127.0.0.1", free_port(), "secret")
     with connection.listen(gang) as server, socket.create_connection(("127.0.0.1", gang.port)) as stranger:
         stranger.sendall(sent)

@@ -166,13 +166,13 @@ def test_a_rank_that_has_not_started_in_time_is_named_and_may_be_tried_again(pai
     assert (failure.error.code, "rank 1 on b" in failure.error.message) == ("worker_lost", True)
 
 
-def test_nobody_can_connect_once_all_ranks_have_joined(pair: Any) -> None:
+def test_no_process_can_connect_once_all_ranks_have_joined(pair: Any) -> None:
     both = pair(ENVIRONMENT).ready()
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", both.port))
 
 
-def test_idle_strangers_give_way_to_a_rank(pair: Any) -> None:
+def test_idle_strangers_yield_to_a_rank(pair: Any) -> None:
     both = pair(ENVIRONMENT).launch_zero()
     strangers = [both.connect() for _ in range(5)]
     assert strangers[0].recv(1) == b"", "at most twice as many handshakes as ranks are open"
@@ -254,7 +254,7 @@ def test_a_child_that_user_code_forked_does_not_hide_the_end_of_its_rank(pair: A
         os.killpg(each.process.pid, signal.SIGKILL)
 
 
-def test_a_rank_that_raises_ends_the_call_for_those_that_wait_for_it(pair: Any) -> None:
+def test_a_rank_that_raises_ends_the_call_for_waiting_ranks(pair: Any) -> None:
     source = (
         EXCHANGE
         + """

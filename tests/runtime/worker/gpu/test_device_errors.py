@@ -61,7 +61,7 @@ def _wrapped(error: BaseException) -> BaseException:
         (RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED"), 2),
     ],
 )
-def test_an_error_of_cuda_is_known_by_number_name_or_words(error: BaseException, code: int) -> None:
+def test_an_error_of_cuda_is_recognized_by_number_name_or_message(error: BaseException, code: int) -> None:
     fault = fault_of(error, shares_by_mps=False)
     assert fault is not None
     assert fault.error.code == code
@@ -87,7 +87,7 @@ def test_an_error_whose_text_cannot_be_made_is_the_functions_own() -> None:
     assert fault_of(Odd(), shares_by_mps=True) is None
 
 
-def test_what_follows_from_each_error() -> None:
+def test_the_consequences_of_each_error() -> None:
     follows: dict[ErrorCause, set[tuple[bool, ...]]] = {}
     for error in CUDA_ERRORS:
         alone, shared = (fault_of(RuntimeError(f"CUDA_ERROR_{error.name}"), shares_by_mps=mps) for mps in (False, True))

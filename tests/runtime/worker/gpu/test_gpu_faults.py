@@ -49,7 +49,7 @@ def test_a_worker_whose_device_fails_exits_with_the_code_for_it(start: MakePeer)
     assert worker.wait() == EXIT_GPU_FAULT
 
 
-def test_what_a_kernel_did_is_the_functions_own_on_a_gpu_of_its_own(start: MakePeer) -> None:
+def test_an_error_of_a_kernel_is_the_functions_own_on_an_unshared_gpu(start: MakePeer) -> None:
     worker = start(_FAILS, gpu=("any",))
     worker.run(_ILLEGAL)
     assert worker.next()[0] == Draining()  # its context is unusable, whatever the cause
@@ -65,7 +65,7 @@ def test_too_little_memory_is_the_functions_own_and_the_worker_stays(start: Make
     assert [_failed(worker, _OUT_OF_MEMORY) for _ in range(2)] == [("raised", "function_raised")] * 2
 
 
-def test_without_a_gpu_such_words_mean_nothing(start: MakePeer) -> None:
+def test_without_a_gpu_such_messages_are_ignored(start: MakePeer) -> None:
     worker = start(_FAILS)
     assert [_failed(worker, _TERMINATED) for _ in range(2)] == [("raised", "function_raised")] * 2
 

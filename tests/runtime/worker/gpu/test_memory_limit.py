@@ -30,7 +30,7 @@ assert not any("Torch" in type(finder).__name__ for finder in sys.meta_path)
 
 
 @pytest.mark.parametrize("order", [f"import torch.cuda; {_APPLY}", _APPLY], ids=["from a template", "imported later"])
-def test_torch_takes_no_more_than_the_share(tmp_path: Path, order: str) -> None:
+def test_torch_uses_no_more_than_the_share(tmp_path: Path, order: str) -> None:
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch" / "__init__.py").touch()
     (tmp_path / "torch" / "cuda.py").write_text(_TORCH)

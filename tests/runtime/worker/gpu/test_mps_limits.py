@@ -40,11 +40,11 @@ def test_a_client_within_its_limits_is_let_in(percent: int) -> None:
     assert cuda.allocated == 0
 
 
-def test_one_that_does_not_reach_its_daemon_is_not() -> None:
+def test_a_process_that_does_not_reach_its_daemon_is_not_a_client() -> None:
     assert "not a client" in _error(FakeCuda(CLIENT, reaches=False))
 
 
-def test_an_older_driver_does_not_tell_and_the_share_does() -> None:
+def test_an_older_driver_reports_no_limit_and_the_share_applies() -> None:
     verify(LIMITS, Driver(FakeCuda(CLIENT, knows_mps=False)))
     assert _numbers(_error(FakeCuda(CLIENT, knows_mps=False, reaches=False))) == [108, 108, 27]
     unlimited = MpsLimits(6 << 30, 100, 108)

@@ -77,7 +77,7 @@ def test_it_is_parked_while_its_user_thread_reads_the_socket(worker: Any) -> Non
     assert worker.call(method="call") == b'["weights",1]'
 
 
-def test_a_parked_worker_tells_a_new_runner_that_it_is(worker: Any) -> None:
+def test_a_parked_worker_reports_to_a_new_runner_that_it_is_parked(worker: Any) -> None:
     _parked(worker)
     worker.hang_up()
     worker.listen()
@@ -97,7 +97,7 @@ def test_a_parked_worker_ends_when_it_is_drained(worker: Any) -> None:
     assert worker.wait() == 0
 
 
-def test_a_plain_function_without_anything_on_a_gpu_is_not_parked_and_goes_on(start: Start) -> None:
+def test_a_plain_function_without_anything_on_a_gpu_is_not_parked_and_continues(start: Start) -> None:
     worker = start("def f(): return 1")
     worker.send(Park(ROOM))
     answer, _ = worker.next()
@@ -115,7 +115,7 @@ def test_a_hook_that_raises_is_reported_with_its_traceback(start: Start) -> None
     assert 'File "app.py"' in str(answer.error.traceback)
 
 
-def test_a_worker_that_cannot_be_resumed_says_why_and_ends(start: Start) -> None:
+def test_a_worker_that_cannot_be_resumed_reports_the_reason_and_ends(start: Start) -> None:
     worker = start(SOURCE.replace('self.times += cause == "capacity"', "1 / 0"), "F", methods={"call": "sync"})
     _parked(worker)
     worker.send(Resume())
@@ -158,7 +158,7 @@ def _parking(memory_bytes: int | None = None, **loaded: Any) -> Parking:
     return Parking(SimpleNamespace(**given), call, memory_bytes)  # type: ignore[arg-type]
 
 
-def test_sessions_on_a_gpu_are_moved_beside_what_the_hooks_move_and_come_back_first() -> None:
+def test_gpu_sessions_are_moved_beside_the_objects_of_hooks_and_return_first() -> None:
     told: list[str] = []
     made = _parking(
         park=[lambda cause: told.append(f"parks: {cause}")],
@@ -181,7 +181,7 @@ def test_torch_is_moved_unless_the_class_does_it_itself(monkeypatch: pytest.Monk
     assert made.park(ROOM, "idle").device_bytes == len(weights.content) == 7
 
 
-def test_what_torch_cannot_move_is_not_parked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_objects_that_torch_cannot_move_are_not_parked(monkeypatch: pytest.MonkeyPatch) -> None:
     torch = FakeTorch()
     torch.stray = 1 << 30
     monkeypatch.setitem(sys.modules, "torch", torch)
@@ -196,7 +196,7 @@ def test_what_torch_cannot_move_is_not_parked(monkeypatch: pytest.MonkeyPatch) -
         (ROOM, 12 << 20, 0, r"takes 3 MiB of host memory, but only 2 MiB of its limit remain: increase memory=\.\.\."),
     ],
 )
-def test_what_does_not_fit_the_hosts_memory_is_not_begun(
+def test_parking_above_the_host_memory_is_not_begun(
     host_bytes: int, memory_bytes: int | None, needs_bytes: int, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(parking, "resident_bytes", lambda: 10 << 20)

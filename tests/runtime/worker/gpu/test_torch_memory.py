@@ -12,7 +12,7 @@ from gpufn_runtime.worker.gpu.torch_memory import NotMovable, TorchMemory, torch
 from tests.runtime.worker.fake_torch import FakeTorch, Storage
 
 
-def test_tensors_wherever_they_are_kept_go_to_pinned_memory_and_come_back_as_they_were() -> None:
+def test_tensors_in_any_container_move_to_pinned_memory_and_return_unchanged() -> None:
     torch = FakeTorch()
     weights = torch.Tensor(b"weights")
     kept: dict[str, Any] = {"model": [weights], "tied": weights, "view": weights[2:5], "other": torch.Tensor(b"bias")}
@@ -43,7 +43,7 @@ def test_large_tensors_are_copied_in_the_pieces_that_are_pinned(monkeypatch: pyt
     assert torch.pinned == set()
 
 
-def test_what_cannot_be_pinned_is_moved_all_the_same() -> None:
+def test_memory_that_cannot_be_pinned_is_moved_nevertheless() -> None:
     torch = FakeTorch()
     torch.can_pin = False
     weights = torch.Tensor(b"weights")

@@ -61,7 +61,7 @@ def test_a_trace_has_operators_and_a_range_for_each_call(torch: Any, monkeypatch
     assert call_ranges.opener is None
 
 
-def test_a_worker_without_torch_says_so() -> None:
+def test_a_worker_without_torch_reports_it() -> None:
     assert "torch" not in sys.modules
     link: Any = Link()
     torch_trace.start(link, Trace(4, 0.01, is_gpu=True))

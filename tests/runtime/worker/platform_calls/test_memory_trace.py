@@ -32,7 +32,7 @@ def test_a_stack_has_the_bytes_that_its_line_allocated() -> None:
 
 
 @pytest.mark.parametrize("traces_itself", [False, True])
-def test_a_trace_ends_and_leaves_that_of_user_code_alone(traces_itself: bool) -> None:
+def test_a_trace_ends_without_ending_a_trace_of_user_code(traces_itself: bool) -> None:
     link: Any = Link()
     if traces_itself:
         tracemalloc.start()

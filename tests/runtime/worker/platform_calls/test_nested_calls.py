@@ -91,7 +91,7 @@ def test_a_stream_sends_items_within_its_credits(start: Start) -> None:
     assert (result.kind.value, body) == ("succeeded", b"")
 
 
-def test_a_stream_with_no_more_items_ends_without_another_credit(start: Start) -> None:
+def test_a_stream_without_further_items_ends_without_another_credit(start: Start) -> None:
     worker = start("def f():\n    yield 1", kind="generator")
     worker.run(stream=True, credits=1)
     assert worker.item() == b"1"
@@ -133,12 +133,12 @@ def test_the_previews_of_a_call_are_limited(start: Start) -> None:
     assert worker.result()[0].kind.value == "succeeded"
 
 
-def test_a_generator_that_nobody_streams_answers_with_the_list_of_its_items(start: Start) -> None:
+def test_an_unstreamed_generator_returns_the_list_of_its_items(start: Start) -> None:
     worker = start("def f():\n    yield 1\n    yield 2", kind="generator")
     assert worker.call() == b"[1,2]"
 
 
-def test_an_async_generator_that_nobody_streams_answers_with_the_list_of_its_items(start: Start) -> None:
+def test_an_unstreamed_async_generator_returns_the_list_of_its_items(start: Start) -> None:
     worker = start("async def f():\n    yield 1\n    yield 2", kind="async_generator")
     assert worker.call() == b"[1,2]"
 
@@ -312,7 +312,7 @@ def test_a_large_input_and_result_travel_whole(start: Start) -> None:
     assert worker.result()[1] == data[::-1]
 
 
-def test_a_nested_call_goes_through_the_runner_and_names_its_parent(start: Start) -> None:
+def test_a_nested_call_is_sent_through_the_runner_and_names_its_parent(start: Start) -> None:
     worker = start(
         """
         from gpufn.call import transport as _transport
@@ -334,7 +334,7 @@ def test_a_nested_call_goes_through_the_runner_and_names_its_parent(start: Start
     assert worker.result()[1] == b"42"
 
 
-def test_what_a_nested_call_raised_keeps_its_type_from_worker_to_worker(start: Start) -> None:
+def test_an_exception_of_a_nested_call_keeps_its_type_between_workers(start: Start) -> None:
     worker = start(
         """
         from gpufn import gpu_function

@@ -29,7 +29,7 @@ def test_lines_belong_to_the_attempt_that_printed_them(start: Start) -> None:
     ]  # fmt: skip
 
 
-def test_a_script_may_ask_for_utf8(start: Start) -> None:
+def test_a_script_may_request_utf8(start: Start) -> None:
     worker = start(
         """
         import sys
@@ -81,7 +81,7 @@ def test_log_records_are_one_message_each(start: Start) -> None:
     assert text.splitlines()[-1] == "ZeroDivisionError: division by zero"
 
 
-def test_logging_that_a_call_sets_up_itself_is_set_up_as_it_says(start: Start) -> None:
+def test_logging_that_a_call_configures_is_configured_as_requested(start: Start) -> None:
     worker = start(
         """
         import logging

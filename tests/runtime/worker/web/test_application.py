@@ -287,6 +287,6 @@ def test_a_call_is_no_request() -> None:
         WebRequests("site").bind("application/json", b"{}")
 
 
-def test_what_the_function_returns_must_be_an_application() -> None:
+def test_the_return_value_of_the_function_must_be_an_application() -> None:
     with pytest.raises(TypeError):
         Application("a page", WebKind.ASGI, threads=1)

@@ -84,7 +84,7 @@ def test_a_link_to_a_folder_above_is_not_followed(tmp_path: Path, target: str) -
     assert sizes == {"a.bin": 2, "sub/b.bin": 1, "other/b.bin": 1}
 
 
-def test_what_is_no_file_is_refused_unless_it_is_excluded(tmp_path: Path) -> None:
+def test_a_path_that_is_not_a_file_is_refused_unless_it_is_excluded(tmp_path: Path) -> None:
     folder = _weights(tmp_path, a_bin=b"aa")
     (folder / "broken").symlink_to(folder / "absent")
     os.mkfifo(folder / "pipe")
@@ -175,7 +175,7 @@ def test_a_redirect_of_s3_is_not_followed(origins: Origins, monkeypatch: pytest.
 @pytest.mark.parametrize(
     "source", ["hf://org/other", "hf://org/model@other", "hf://org/model/absent", "s3://bucket/absent"]
 )
-def test_what_the_origin_does_not_have_is_refused(origins: Origins, source: str) -> None:
+def test_a_file_missing_at_the_origin_is_refused(origins: Origins, source: str) -> None:
     with pytest.raises(InvalidSpec):
         prepare(Weights(source))
 

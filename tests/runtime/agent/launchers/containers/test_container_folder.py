@@ -31,7 +31,7 @@ def test_weights_are_links_and_no_copies(tmp_path: Path, monkeypatch: pytest.Mon
         container_folder.add_weights(weights, tmp_path / "c-1" / "weights" / "b")
 
 
-def test_it_takes_what_is_there_and_the_place(tmp_path: Path) -> None:
+def test_it_moves_the_existing_files_and_the_place(tmp_path: Path) -> None:
     mounted, worker = tmp_path / "c-1", tmp_path / "w-1"
     container_folder.make(mounted, UID)
     seen_by_the_container = os.open(mounted, os.O_RDONLY)
@@ -54,7 +54,7 @@ def test_the_worker_s_folder_need_not_be_there(tmp_path: Path) -> None:
     assert (tmp_path / "w-1").is_dir()
 
 
-def test_what_comes_while_it_moves_is_moved_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_that_arrive_during_the_move_are_moved_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mounted, worker = tmp_path / "c-1", tmp_path / "w-1"
     container_folder.make(mounted, UID)
     worker.mkdir()
@@ -70,7 +70,7 @@ def test_what_comes_while_it_moves_is_moved_as_well(tmp_path: Path, monkeypatch:
     assert os.listdir(worker) == ["s"]
 
 
-def test_what_a_container_that_died_was_given_is_given_to_the_next_one(tmp_path: Path) -> None:
+def test_resources_of_a_dead_container_go_to_the_next_one(tmp_path: Path) -> None:
     bundle, worker = tmp_path / "bundle", tmp_path / "w-1"
     bundle.mkdir()
     (bundle / "app.py").write_text("")
@@ -85,7 +85,7 @@ def test_what_a_container_that_died_was_given_is_given_to_the_next_one(tmp_path:
         assert os.listdir(worker / "bundle") == ["app.py"]
 
 
-def test_a_folder_that_is_never_quiet_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_never_settles_is_abandoned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mounted, worker = tmp_path / "c-1", tmp_path / "w-1"
     container_folder.make(mounted, UID)
     worker.mkdir()
@@ -101,7 +101,7 @@ def test_a_folder_that_is_never_quiet_is_given_up(tmp_path: Path, monkeypatch: p
         container_folder.replace_worker_folder(mounted, worker, UID)
 
 
-def test_what_is_shared_is_in_memory_once_and_for_all_to_read(tmp_path: Path) -> None:
+def test_shared_files_are_in_memory_once_and_readable_by_all(tmp_path: Path) -> None:
     bundle, engine = tmp_path / "bundle", tmp_path / "engines" / "k1"
     (bundle / "package").mkdir(parents=True)
     (bundle / "package" / "app.py").write_text("x = 1")

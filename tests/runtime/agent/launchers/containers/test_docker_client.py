@@ -56,7 +56,7 @@ def host() -> Iterator[str]:
         serving.join()
 
 
-def test_a_daemon_that_goes_away_in_the_middle_of_a_build_is_away(host: str) -> None:
+def test_a_daemon_that_disconnects_during_a_build_is_unavailable(host: str) -> None:
     heard: list[str] = []
 
     async def build() -> None:

@@ -50,5 +50,5 @@ def test_no_switch_but_a_containers_own_is_used(tmp_path: Path, theirs: str, our
     assert Freezer.of(7, *_machine(tmp_path, theirs, ours, *switches)) is None
 
 
-def test_a_process_that_is_gone_has_none(tmp_path: Path) -> None:
+def test_an_ended_process_has_no_cgroups(tmp_path: Path) -> None:
     assert Freezer.of(8, *_machine(tmp_path, V2, "0::/\n")) is None

@@ -227,7 +227,7 @@ def _standing(launcher: ContainerLauncher) -> list[str]:
     return [name.partition(" ")[2] for name in launcher.standbys]
 
 
-def test_standbys_are_kept_as_far_as_nobody_has_a_lease_on_their_memory(on_launcher: Any) -> None:
+def test_standbys_are_kept_within_unleased_memory(on_launcher: Any) -> None:
     async def test(daemon: Daemon, launcher: ContainerLauncher) -> None:
         launcher.set_standby_memory(1000 * MIB)
         launcher.set_uses(_uses(300, 200, 100))
@@ -243,7 +243,7 @@ def test_standbys_are_kept_as_far_as_nobody_has_a_lease_on_their_memory(on_launc
     on_launcher(test)
 
 
-def test_a_worker_that_ends_as_soon_as_it_is_asked_for_is_launched_all_the_same(
+def test_a_worker_that_ends_at_once_is_launched_nevertheless(
     on_launcher: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def test(daemon: Daemon, launcher: ContainerLauncher) -> None:
@@ -309,7 +309,7 @@ def test_a_container_that_is_being_made_when_the_agent_ends_is_removed(on_launch
     assert daemons[0].there == set()
 
 
-def test_where_nothing_can_be_held_still_standbys_are_given_up(on_launcher: Any) -> None:
+def test_without_a_freezer_standbys_are_abandoned(on_launcher: Any) -> None:
     async def test(daemon: Daemon, launcher: ContainerLauncher) -> None:
         daemon.cannot_pause = True
         launcher.take_over([])
@@ -337,7 +337,7 @@ def test_a_worker_whose_standby_has_died_starts_from_nothing(on_launcher: Any, t
     on_launcher(test)
 
 
-def test_a_daemon_that_goes_away_while_a_container_is_removed_is_trouble_at_once(on_launcher: Any) -> None:
+def test_a_daemon_that_disconnects_during_a_removal_is_reported_at_once(on_launcher: Any) -> None:
     async def test(daemon: Daemon, launcher: ContainerLauncher) -> None:
         daemon.left, daemon.goes_away = {"old"}, True
         launcher.take_over([])
@@ -347,7 +347,7 @@ def test_a_daemon_that_goes_away_while_a_container_is_removed_is_trouble_at_once
     on_launcher(test)
 
 
-def test_a_daemon_that_does_not_answer_is_trouble_until_it_does(on_launcher: Any) -> None:
+def test_a_daemon_that_does_not_answer_is_reported_until_it_does(on_launcher: Any) -> None:
     async def test(daemon: Daemon, launcher: ContainerLauncher) -> None:
         daemon.is_away = True
         launcher.take_over([])

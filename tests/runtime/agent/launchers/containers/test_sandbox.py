@@ -32,7 +32,7 @@ def made(limits: Limits, modules: tuple[str, ...] = (), *, gpu_driver: GpuDriver
     )
 
 
-def test_a_worker_may_do_nothing_that_it_was_not_given() -> None:
+def test_a_worker_has_only_granted_rights() -> None:
     host = made(Limits(256 << 20, 0.5)).host_config
     assert {
         name: host[name]
@@ -74,7 +74,9 @@ def test_only_its_shared_bodies_are_mounted_to_be_written() -> None:
         (Mounts("/run/p", 7, "/dev/shm/m"), {("/run/p", "/gpufn/mps", False), ("/dev/shm/m", "/dev/shm", False)}),
     ],
 )
-def test_who_shares_a_gpu_has_what_makes_it_a_client(mps: Mounts, mounted: set[tuple[str, str, bool]]) -> None:
+def test_a_worker_that_shares_a_gpu_has_the_mounts_of_a_client(
+    mps: Mounts, mounted: set[tuple[str, str, bool]]
+) -> None:
     without, mounts = (made(Limits(1 << 30, 1.0, mps=each)).host_config["mounts"] for each in (None, mps))
     added = [mount for mount in mounts if mount not in without]
     assert {(mount["Source"], mount["Target"], mount["ReadOnly"]) for mount in added} == mounted
@@ -100,7 +102,7 @@ def test_who_shares_a_gpu_has_what_makes_it_a_client(mps: Mounts, mounted: set[t
         ),
     ],
 )
-def test_what_was_asked_for_is_given(limits: Limits, what: str, value: Any) -> None:
+def test_requested_resources_are_set(limits: Limits, what: str, value: Any) -> None:
     assert made(limits).host_config[what] == value
 
 
@@ -111,7 +113,7 @@ def test_gpus_are_requested_by_their_cdi_names_without_the_hook() -> None:
     assert made(Limits(1 << 30, 1.0), gpu_driver=GpuDriver.CDI).host_config["device_requests"] is None
 
 
-def test_an_image_made_for_gpus_sees_none_that_it_was_not_given() -> None:
+def test_an_image_made_for_gpus_sees_only_its_leased_gpus() -> None:
     assert made(Limits(1 << 30, 1.0)).container_config["environment"]["NVIDIA_VISIBLE_DEVICES"] == "void"
     environment = made(Limits(1 << 30, 1.0, gpus=("GPU-1",))).container_config["environment"]
     assert environment["NVIDIA_VISIBLE_DEVICES"] == "GPU-1"
@@ -127,7 +129,7 @@ def test_imports_stay_away_from_an_mps_daemon_of_the_host() -> None:
     assert pipes == [NO_MPS["CUDA_MPS_PIPE_DIRECTORY"], "/gpufn/mps"]
 
 
-def test_modules_are_imported_with_the_variables_of_its_function_and_find_what_they_always_do() -> None:
+def test_modules_are_imported_with_the_variables_of_the_function_and_find_the_usual_values() -> None:
     env = {"HF_HOME": "/data", "OMP_NUM_THREADS": "1", "HOME": "/data/mine"}
     reserved = {"PATH": "/mine", "PYTHONPATH": "/mine", "PYTHONHOME": "/mine", "NVIDIA_GDS": "enabled"}
     without = made(Limits(1 << 30, 1.0)).container_config["environment"]
@@ -135,7 +137,7 @@ def test_modules_are_imported_with_the_variables_of_its_function_and_find_what_t
     assert environment == without | env
 
 
-def test_it_imports_what_its_worker_will_need() -> None:
+def test_it_imports_the_modules_of_its_worker() -> None:
     config = made(Limits(1 << 30, 1.0), modules=("torch", "numpy")).container_config
     assert config["entrypoint"][-3:] == ["--contained", "numpy", "torch"]
     assert config["user"] == "1900000001:1900000001"
