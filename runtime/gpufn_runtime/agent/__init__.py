@@ -6,6 +6,7 @@ The agent makes the node's workers match the node's Assignments.
     decide/       pure decisions: which workers to start, stop and adopt; which templates to keep
     workers/      worker processes: configuration, start, supervision, output, takeover, cleanup
     launchers/    how a worker process is created: forked from a template, as a fresh interpreter, or in a container
+    bytecode/     byte code of bundles, compiled by the agent
     cache/        bundles, engines and container images on this node's disk; prefetch of deployed revisions
     devices/      this node's devices and their health
     egress/       networks of workers that reach the internet and nothing else

@@ -44,6 +44,8 @@ from gpufn_platform.secrets.master_key import KEY, MasterKey
 from gpufn_platform.signing.local_trust import LocalTrust
 from gpufn_platform.signing.signatures import Signatures
 from gpufn_platform.volume_store.choose import volume_store
+from gpufn_runtime.agent.bytecode.background import BackgroundCompiler
+from gpufn_runtime.agent.bytecode.compiler import Compiler
 from gpufn_runtime.agent.cache.build_log import LogLine
 from gpufn_runtime.agent.cache.bundles import BundleCache
 from gpufn_runtime.agent.cache.engines import EngineCache
@@ -228,6 +230,7 @@ async def _run_agent(
         weights=WeightsCache(home.weights, fetch_weights, settings.weights_bytes),
         volumes=Volumes(KeyValue(bus, subjects.VOLUMES), volume_files.get),
         environments=_environments(settings, sandboxes, groups),
+        bytecode=_bytecode(sandboxes, groups),
         secrets=secrets,
         signatures=Signatures(KeyValue(bus, subjects.SIGNING), LocalTrust.from_env(os.environ)),
         launcher=LauncherByImage(templates, containers),
@@ -303,6 +306,11 @@ def _environments(settings: AgentSettings, sandboxes: Sandboxes | None, groups: 
         limit_bytes=settings.environments_bytes,
         build_limits=Limits(settings.image_build_memory_bytes, settings.image_build_disk_bytes, groups),
     )
+
+
+def _bytecode(sandboxes: Sandboxes | None, groups: MemoryGroups) -> BackgroundCompiler | None:
+    """Return None if workers write byte code themselves, because they have no sandbox."""
+    return None if sandboxes is None else BackgroundCompiler(Compiler(sandboxes, groups, os.environ).compile)
 
 
 def _containers(settings: AgentSettings, log_line: LogLine, *, has_gpus: bool) -> ContainerLauncher | None:

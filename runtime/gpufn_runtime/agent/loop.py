@@ -39,6 +39,7 @@ from gpufn_platform.process.clock import Clock
 from gpufn_platform.process.grace_period import GRACE_S
 from gpufn_platform.secrets.redaction import Patterns
 from gpufn_platform.signing.signatures import Signatures
+from gpufn_runtime.agent.bytecode.background import BackgroundCompiler
 from gpufn_runtime.agent.cache.bundles import BundleCache
 from gpufn_runtime.agent.cache.engines import EngineCache
 from gpufn_runtime.agent.cache.prefetch import Prefetch, Preparer
@@ -106,6 +107,7 @@ class Agent:
         weights: WeightsCache,
         volumes: Volumes | None = None,
         environments: EnvironmentCache | None = None,
+        bytecode: BackgroundCompiler | None = None,
         secrets: Secrets,
         teams: KeyValue | None = None,
         signatures: Signatures,
@@ -137,6 +139,7 @@ class Agent:
         self._weights = weights
         self._volumes = volumes
         self._environments = environments
+        self._bytecode = bytecode
         self._secrets = secrets
         self._signatures = signatures
         self._launcher = launcher
@@ -186,6 +189,7 @@ class Agent:
             limits_of=configs.limits,
             environment_of=configs.environment,
             log_line=image_log(bus, clock, node),
+            compile_later=None if bytecode is None else bytecode.request,
             teams=teams,
         )
         self._cleanup = Cleanup(
@@ -259,6 +263,8 @@ class Agent:
             asyncio.create_task(self._prefetch.run(), name="prepare"),
             asyncio.create_task(self._shares.run(self._end_because_of_gpu), name="shares"),
         ]
+        if self._bytecode is not None:
+            tasks.append(asyncio.create_task(self._bytecode.run(), name="bytecode"))
         devices = ",".join(device.uuid for device in (self._devices.pool, *self._devices.gpus))
         log.info("node %s is ready: devices=%s", self._node, devices)
         try:
@@ -396,12 +402,8 @@ class Agent:
     def _reap_unknown_children(self) -> None:
         """Reap templates that have ended, and orphans of workers. During a launch nothing is reaped: an unknown child
         may be the new worker."""
-        environments = self._environments
-        if self._launches.tasks or any(
-            part.has_child_processes for part in (self._shares, self._egress, self._launcher)
-        ):
-            return
-        if environments is not None and environments.has_child_processes:
+        parts = (self._shares, self._egress, self._launcher, self._environments, self._bytecode)
+        if self._launches.tasks or any(part is not None and part.has_child_processes for part in parts):
             return
         workers = {worker.process.pid for worker in self._running_workers.values()}
         for pid in set(processes.children()) - workers - self._launcher.pids - self._shares.pids:

@@ -3,8 +3,8 @@
 1. `get` fetches an absent bundle's archive, once for all concurrent callers.
 2. It checks every name in the archive again (`gpufn_core.domain.bundle_rules`), because it trusts no archive.
 3. It unpacks into a hidden folder, flushes, and renames.
-4. A doubted bundle (one of its workers failed to start) is compared with its archive. Workers that run as processes
-   can change or remove files in the bundle.
+4. A doubted bundle (one of its workers failed to start) is compared with its archive. Workers without a sandbox can
+   change or remove files in the bundle. Byte code that the agent has not written is removed.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from pathlib import Path, PurePosixPath
 from gpufn_core.domain.bundle_rules import checked_entries, open_bundle
 from gpufn_core.errors import ArtifactUnavailable, InvalidBundle
 from gpufn_core.ids import Digest, digest_of
+from gpufn_runtime.agent.bytecode.added import AddedBytecode
 from gpufn_runtime.agent.cache import folder_cache
 
 log = logging.getLogger(__name__)
@@ -38,6 +39,7 @@ class BundleCache:
         self._root = root
         self._fetch = fetch
         self._contents: dict[Digest, _Contents] = {}  # of the bundles fetched by this process
+        self._bytecode: dict[Digest, AddedBytecode] = {}
         self._unverified: set[Digest] = set()
         self._tasks = folder_cache.SharedTasks("bundle")
 
@@ -56,6 +58,12 @@ class BundleCache:
             await self._tasks.run(digest, self._ensure)
         return self._root / digest
 
+    def bytecode(self, digest: Digest) -> AddedBytecode | None:
+        """Return the byte code of an unpacked bundle that is not in doubt."""
+        if (path := self.find(digest)) is None or digest in self._unverified:
+            return None
+        return self._bytecode.setdefault(digest, AddedBytecode(path))
+
     def recheck(self, digest: Digest) -> None:
         """Compare the bundle with its archive on the next `get`."""
         self._unverified.add(digest)
@@ -63,6 +71,7 @@ class BundleCache:
     async def keep(self, digests: Container[str]) -> None:
         """Remove all other bundles."""
         self._contents = {digest: contents for digest, contents in self._contents.items() if digest in digests}
+        self._bytecode = {digest: bytecode for digest, bytecode in self._bytecode.items() if digest in digests}
         self._unverified = {digest for digest in self._unverified if digest in digests}
         await folder_cache.remove_others(self._root, digests, "bundle")
 
@@ -77,7 +86,16 @@ class BundleCache:
                 reason = f"Its bundle is lost or damaged ({error.message.rstrip('.')}). Deploy the function again."
                 raise ArtifactUnavailable(reason) from error
             self._contents[digest] = await asyncio.to_thread(_restore, data, digest, self._root)
+            self._bytecode.pop(digest, None)
+        await self._check_bytecode(digest, path)
         self._unverified.discard(digest)
+
+    async def _check_bytecode(self, digest: Digest, path: Path) -> None:
+        bytecode, archived = self._bytecode.get(digest) or AddedBytecode(path), self._contents[digest]
+        if not await asyncio.to_thread(bytecode.is_intact, archived):
+            log.warning("bundle %s has byte code of unknown origin, and is compiled again", digest[:12])
+            self._bytecode.pop(digest, None)
+            await asyncio.to_thread(bytecode.remove, archived)
 
 
 def _restore(data: bytes, digest: Digest, root: Path) -> _Contents:

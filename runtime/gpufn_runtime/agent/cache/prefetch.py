@@ -29,6 +29,8 @@ from gpufn_core.spec.function_spec import MAX_MODULES, FunctionSpec, Packaging, 
 from gpufn_core.spec.image_spec import ImageSpec
 from gpufn_platform.bus.storage.key_value import Entry, KeyValue, Watch
 from gpufn_platform.signing.signatures import Signatures
+from gpufn_runtime.agent.bytecode.added import AddedBytecode
+from gpufn_runtime.agent.bytecode.background import OWN_VERSION
 from gpufn_runtime.agent.cache.build_log import BuildLog, LogLine
 from gpufn_runtime.agent.cache.bundles import BundleCache
 from gpufn_runtime.agent.cache.engines import EngineCache
@@ -79,6 +81,7 @@ class Prefetch:
         limits_of: Callable[[FunctionSpec], Limits],
         environment_of: Callable[[FunctionSpec], ImageSpec | None] = lambda spec: None,
         log_line: LogLine = lambda function, revision, text: None,
+        compile_later: Callable[[AddedBytecode, str], None] | None = None,
         teams: KeyValue | None = None,
         volumes: Volumes | None = None,
     ) -> None:
@@ -101,6 +104,7 @@ class Prefetch:
         self._environments = environments
         self._environment_of = environment_of
         self._log_line = log_line
+        self._compile_later = compile_later
         if environments is not None:
             environments.in_use = self._environments_in_use
             environments.on_ready = self._changes_later
@@ -302,6 +306,7 @@ class Prefetch:
             try:
                 was_cached = self._has_bundle(revision)
                 bundle = await self.bundle(revision)
+                self._compile_bundle(revision)
                 if (image := self._environment_of(revision.spec)) is not None and self._environments is not None:
                     self._environments.prefetch(image, bundle, self._on_line(revision))
                 if not was_cached and self._image_of(revision.spec) is not None:
@@ -310,6 +315,15 @@ class Prefetch:
                     await self.engines(revision, kind)
             except Exception as error:  # the launch tries again, and reports the error to its callers
                 log.warning("cannot prefetch %s: %s", revision, error)
+
+    def _compile_bundle(self, revision: Revision) -> None:
+        """Have the bundle compiled for the Python of the revision's workers, if that is known."""
+        if self._compile_later is None:
+            return
+        image = self._environment_of(revision.spec) or self._image_of(revision.spec)
+        version = OWN_VERSION if image is None else image.python
+        if version and (bytecode := self._bundles.bytecode(revision.bundle)) is not None:
+            self._compile_later(bytecode, version)
 
     def _container_use(self, revision: Revision) -> ContainerUse | None:
         """Return None for a function without image, and until the bundle (which may hold image files) is unpacked."""

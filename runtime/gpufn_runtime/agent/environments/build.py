@@ -13,27 +13,21 @@ limits of memory and of disk space together.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
-import signal
-import subprocess
-import sys
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
-import msgspec
-
 from gpufn_core.errors import ArtifactUnavailable, BuildFailed
-from gpufn_core.protocol.launch import LIMITS_VARIABLE, SANDBOX_VARIABLE, BuildLimits, Sandbox
+from gpufn_core.protocol.launch import Sandbox
 from gpufn_core.spec.image_spec import ImageSpec
 from gpufn_core.spec.units import format_bytes
 from gpufn_platform.process.disk_use import total_bytes
 from gpufn_runtime.agent.environments.interpreters import Interpreter
-from gpufn_runtime.agent.workers.cgroups import MemoryGroup, MemoryGroups
+from gpufn_runtime.agent.isolation import confined_command
+from gpufn_runtime.agent.workers.cgroups import MemoryGroups
 from gpufn_runtime.agent.workers.environment import import_roots
 
 OnLine = Callable[[str], None]
@@ -46,7 +40,6 @@ _LONGEST_LINE = 4 << 10
 _PASSED = ("UV_", "SSL_CERT_", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", "LD_LIBRARY_PATH")
 _FOLDERS_OF_PACKAGES = ("UV_FIND_LINKS", "UV_INDEX", "UV_DEFAULT_INDEX", "UV_INDEX_URL", "UV_EXTRA_INDEX_URL")
 _BUILD_MEMORY_BYTES = 1 << 30
-_END_S = 5.0
 _BEYOND_BYTES = 1 << 20  # a file that reaches the limit of files exceeds the limit of the build, which the error names
 _MEASURE_S = 2.0  # between two looks at the disk space of a build
 
@@ -131,24 +124,15 @@ class Build:
         scratch.mkdir(parents=True, exist_ok=True)
         environment = self._environment(scratch, is_online=is_online, is_user=is_user)
         group = self.limits.groups.create(f"build-{self.target.name.strip('.')}", self.limits.memory_bytes)
-        own_limits = BuildLimits(
-            cgroup_procs=os.fspath(group.join_file) if group else "",
-            memory_bytes=self.limits.memory_bytes,
-            file_bytes=self.limits.disk_bytes + _BEYOND_BYTES,
-        )
-        environment[LIMITS_VARIABLE] = msgspec.json.encode(own_limits).decode()
-        if self.confinement is not None:
-            environment[SANDBOX_VARIABLE] = msgspec.json.encode(self._sandbox(network=is_online)).decode()
-        program = [sys.executable, "-P", "-m", "gpufn_platform.sandbox.command", *command]
         try:
-            process = await asyncio.create_subprocess_exec(
-                *program,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                env=environment,
-                cwd=self.target,
-                start_new_session=True,
+            process = await confined_command.start(
+                command,
+                sandbox=None if self.confinement is None else self._sandbox(network=is_online),
+                group=group,
+                memory_bytes=self.limits.memory_bytes,
+                file_bytes=self.limits.disk_bytes + _BEYOND_BYTES,
+                environment=environment,
+                folder=self.target,
             )
         except OSError as error:
             raise ArtifactUnavailable(f"Cannot {what}: {error.strerror}.") from error
@@ -161,7 +145,7 @@ class Build:
         except _TooLarge:
             reason = f"its files exceed {format_bytes(self.limits.disk_bytes)} (GPUFN_IMAGE_BUILD_DISK)"
         finally:
-            await _end(process, group)
+            await confined_command.end(process, group)
             has_no_memory = group is not None and group.has_killed()
             if group is not None:
                 group.remove()
@@ -228,22 +212,6 @@ async def _read(process: asyncio.subprocess.Process, lines: deque[str], on_line:
             lines.append(text)
             on_line(text)
     return await process.wait()
-
-
-async def _end(process: asyncio.subprocess.Process, group: MemoryGroup | None) -> None:
-    """End the process, which ends all that it has started, and wait for it."""
-    for signum in (signal.SIGTERM, signal.SIGKILL):
-        with contextlib.suppress(ProcessLookupError, TimeoutError):
-            if process.returncode is None:
-                process.send_signal(signum)
-            async with asyncio.timeout(_END_S):
-                await process.wait()
-                break
-    if group is not None:
-        group.kill()  # the process may have been killed before it could end the others
-    if process.returncode is None:
-        transport: Any = process
-        transport._transport.close()
 
 
 async def _line(stream: asyncio.StreamReader) -> bytes:

@@ -101,6 +101,18 @@ class Sandboxes:
             is_template=True,
         )
 
+    def compiler(self, bundle: str, interpreter: str) -> Sandbox:
+        """Return the sandbox of a process that compiles a bundle: it reads that, and writes to no file. `interpreter`
+        is the folder of its Python."""
+        return Sandbox(
+            shared=self.python,
+            readable=(interpreter, bundle),
+            hidden=self.hidden,
+            network=not self.namespaces,
+            namespaces=self.namespaces,
+            own_pids=True,
+        )
+
     def _shared(self, python: Environment | None) -> tuple[str, ...]:
         """Return the files that all workers with this Python may read; None: with the agent's."""
         of_python = self.python

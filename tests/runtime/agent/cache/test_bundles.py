@@ -172,3 +172,62 @@ def test_bundles_of_an_earlier_agent_are_compared_with_the_archive_once_in_doubt
 def _overwrite(path: Path, text: str) -> None:
     path.chmod(0o644)
     path.write_text(text)
+
+
+@pytest.mark.parametrize("is_of_earlier_agent", [False, True])
+def test_byte_code_that_the_agent_has_not_written_is_removed_once_its_bundle_is_in_doubt(
+    tmp_path: Path, is_of_earlier_agent: bool
+) -> None:
+    data = archive("app.py", "pkg/mod.py", "pkg/__pycache__/mod.cpython-311.pyc")
+
+    async def fetch(_: Digest) -> bytes:
+        return data
+
+    async def run() -> None:
+        bundles = BundleCache(tmp_path, fetch)
+        digest = digest_of(data)
+        path = await bundles.get(digest)
+        bytecode = bundles.bytecode(digest)
+        assert bytecode is not None
+        bytecode.add("app.py", "3.11", b"code")
+        if is_of_earlier_agent:
+            bundles = BundleCache(tmp_path, fetch)
+        bundles.recheck(digest)
+        assert bundles.bytecode(digest) is None  # nothing is compiled from a bundle in doubt
+        await bundles.get(digest)
+        archived, added = (path / folder / "__pycache__" for folder in ("pkg", ""))
+        assert [each.name for each in added.glob("*")] == [] if is_of_earlier_agent else ["app.cpython-311.pyc"]
+        (added / "app.cpython-311.pyc").unlink(missing_ok=True)
+        (added / "app.cpython-311.pyc").write_bytes(b"other")
+        bundles.recheck(digest)
+        await bundles.get(digest)
+        assert [each.name for each in added.iterdir()] == []
+        assert [each.name for each in archived.iterdir()] == ["mod.cpython-311.pyc"]
+        assert (bundles.bytecode(digest) is bytecode) is False  # so that it is compiled again
+
+    asyncio.run(run())
+
+
+def test_a_bundle_that_is_unpacked_again_has_no_byte_code(tmp_path: Path) -> None:
+    data = archive("app.py")
+
+    async def fetch(_: Digest) -> bytes:
+        return data
+
+    async def run() -> None:
+        bundles = BundleCache(tmp_path, fetch)
+        digest = digest_of(data)
+        await bundles.get(digest)
+        before = bundles.bytecode(digest)
+        assert before is not None
+        before.versions.add("3.11")
+        await bundles.keep(())
+        assert bundles.bytecode(digest) is None
+        with pytest.raises(FileNotFoundError):
+            before.add("app.py", "3.11", b"code")  # the compiler was still at work
+        await bundles.get(digest)
+        after = bundles.bytecode(digest)
+        assert after is not None
+        assert after.versions == set()
+
+    asyncio.run(run())

@@ -1,0 +1,1 @@
+"""Byte code of bundles: compiled by the agent once per version of Python, because workers cannot write it."""

@@ -1,0 +1,203 @@
+"""Byte code of bundles: what the agent adds, with a compiler of its own or a stand-in."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import socket
+import stat
+import subprocess
+import sys
+from collections.abc import AsyncGenerator, Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpufn_core.home import Home
+from gpufn_platform.sandbox.host_paths import own_python_folders
+from gpufn_platform.sandbox.support import probe
+from gpufn_runtime.agent.bytecode import compiler as compiler_module
+from gpufn_runtime.agent.bytecode import program
+from gpufn_runtime.agent.bytecode.added import AddedBytecode
+from gpufn_runtime.agent.bytecode.background import LEAST_SOURCE_BYTES, OWN_VERSION, BackgroundCompiler
+from gpufn_runtime.agent.bytecode.compiler import Compiler
+from gpufn_runtime.agent.isolation.sandboxes import Sandboxes
+from gpufn_runtime.agent.workers.cgroups import MemoryGroups
+from gpufn_runtime.agent.workers.environment import worker_packages
+from tests.conftest import missing
+from tests.waiting import until_async
+
+LARGE = "VALUE = 1\n" + "# text\n" * LEAST_SOURCE_BYTES
+# The import fails if Python compiles the source.
+IMPORT = "import builtins, sys; sys.path.insert(0, '.'); import pkg.mod; print(pkg.mod.VALUE, pkg.mod.__cached__)"
+
+
+@pytest.fixture
+def bundle(tmp_path: Path) -> Path:
+    folder = Home(tmp_path).bundles / "digest"
+    (folder / "pkg").mkdir(parents=True)
+    (folder / "pkg" / "__init__.py").touch()
+    (folder / "pkg" / "mod.py").write_text(LARGE)
+    return folder
+
+
+def compiler(home: Path) -> Compiler:
+    support = probe()
+    sandboxes = Sandboxes(
+        Home(home),
+        own_python_folders(map(os.path.dirname, worker_packages()), os.environ),
+        packages=tuple(worker_packages()),
+        namespaces=not support.namespaces,
+    )
+    return Compiler(sandboxes, MemoryGroups(None), os.environ)
+
+
+def compiled(home: Path, bundle: Path, *names: str) -> dict[str, bytes]:
+    async def run() -> dict[str, bytes]:
+        return {name: data async for name, data in compiler(home).compile(bundle, names, OWN_VERSION)}
+
+    return asyncio.run(run())
+
+
+def test_an_import_uses_the_byte_code_and_not_the_source(tmp_path: Path, bundle: Path) -> None:
+    added = AddedBytecode(bundle)
+    assert set(added.missing(OWN_VERSION)) == {"pkg/__init__.py", "pkg/mod.py"}
+    files = compiled(tmp_path, bundle, *added.missing(OWN_VERSION))
+    for name, data in files.items():
+        added.add(name, OWN_VERSION, data)
+    assert added.missing(OWN_VERSION) == {}
+    (bundle / "pkg" / "mod.py").write_text("VALUE = 'compiled again'\n")  # unchecked: neither time nor content counts
+    command = [sys.executable, "-I", "-B", "-c", IMPORT]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, cwd=bundle)
+    value, cached = done.stdout.split()
+    assert value == "1"
+    assert stat.S_IMODE((bundle / cached).stat().st_mode) == 0o444
+
+
+def test_files_that_cannot_be_compiled_are_left_out(tmp_path: Path, bundle: Path) -> None:
+    (bundle / "bad.py").write_text("def")
+    (bundle / "null.py").write_bytes(b"a\0b")
+    (bundle / "deep.py").write_text("(" * 5000 + ")" * 5000)
+    assert set(compiled(tmp_path, bundle, "bad.py", "null.py", "absent.py", "deep.py", "pkg/mod.py")) == {"pkg/mod.py"}
+
+
+HOSTILE = {
+    "ends": "import os; os._exit(1)",
+    "crashes": "import os, signal; os.kill(os.getpid(), signal.SIGKILL)",
+    "hangs": "import time; time.sleep(600)",
+    "claims too much": "import sys; sys.stdout.buffer.write(b'\\xff' * 100)",
+    "writes without end": "while True: print('x' * 65536)",
+    "writes half": "import sys; sys.stdout.buffer.write(b'\\0\\0\\0\\x09abc')",
+}
+
+
+@pytest.mark.parametrize("code", HOSTILE.values(), ids=HOSTILE)
+def test_a_compiler_that_a_source_has_taken_over_leaves_no_file(
+    tmp_path: Path, bundle: Path, code: str, monkeypatch: Any
+) -> None:
+    script = tmp_path / "hostile.py"
+    script.write_text(code)
+    monkeypatch.setattr(program, "__file__", os.fspath(script))
+    monkeypatch.setattr(compiler_module, "_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(Sandboxes, "compiler", lambda *_: None)
+    assert compiled(tmp_path, bundle, "pkg/mod.py") == {}
+
+
+# Reports what it can do, in place of byte code.
+REPORT = """
+import os, socket, sys
+
+def can(action, *arguments):
+    try:
+        action(*arguments)
+    except OSError:
+        return 0
+    return 1
+
+for path in sys.stdin.buffer.read().split(b"\\0"):
+    can_connect = can(socket.create_connection, ("127.0.0.1", PORT), 5)
+    data = bytes((can(open, path), can(open, path, "ab"), can(os.mkdir, path + b".d"), can_connect))
+    sys.stdout.buffer.write(b"\\0\\0\\0\\4" + data)
+"""
+
+
+def test_a_compiler_that_a_source_has_taken_over_reads_the_bundle_and_no_more(
+    tmp_path: Path, bundle: Path, monkeypatch: Any
+) -> None:
+    if reason := probe().namespaces:
+        missing(reason)
+    (tmp_path / "secret").touch()
+    other = bundle.parent / "other" / "app.py"
+    other.parent.mkdir()
+    other.touch()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        script = bundle / "report.py"
+        script.write_text(REPORT.replace("PORT", str(server.getsockname()[1])))
+        monkeypatch.setattr(program, "__file__", os.fspath(script))
+        before = sorted(tmp_path.rglob("*"))
+        can = compiled(tmp_path, bundle, "pkg/mod.py", "new.py", "../other/app.py", "../../../secret")
+    assert can.pop("../../../secret")[0] == 0  # it has a /tmp of its own, so it may write
+    assert can == {"pkg/mod.py": bytes((1, 0, 0, 0)), "new.py": bytes(4), "../other/app.py": bytes(4)}
+    assert sorted(tmp_path.rglob("*")) == before
+    assert (tmp_path / "secret").read_bytes() == b""
+
+
+def run_background(compile_files: Any, *bundles: AddedBytecode, until_done: Callable[[], bool]) -> None:
+    async def run() -> None:
+        background = BackgroundCompiler(compile_files)
+        for added in bundles:
+            background.request(added, OWN_VERSION)
+            background.request(added, OWN_VERSION)
+        task = asyncio.create_task(background.run())
+        try:
+            await until_async(until_done)
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        assert not background.has_child_processes
+
+    asyncio.run(run())
+
+
+def test_a_small_bundle_is_not_compiled_and_a_failure_does_not_end_the_others(tmp_path: Path, bundle: Path) -> None:
+    small, gone, last = (AddedBytecode(tmp_path / name) for name in ("small", "gone", "last"))
+    for added in (small, gone, last):
+        added.bundle.mkdir()
+        (added.bundle / "app.py").write_text("VALUE = 1\n" if added is small else LARGE)
+    calls: list[str] = []
+
+    async def compile_files(
+        folder: Path, sources: Iterable[str], version: str
+    ) -> AsyncGenerator[tuple[str, bytes], None]:
+        calls.append(folder.name)
+        if folder.name == "gone":
+            shutil.rmtree(folder)
+        for name in sources:
+            yield name, b"code"
+
+    cached = last.bundle / "__pycache__" / f"app.{sys.implementation.cache_tag}.pyc"
+    run_background(compile_files, small, gone, last, until_done=cached.exists)
+    assert calls == ["gone", "last"]
+    assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir()) == ["cache", "last", "small"]
+    assert cached.read_bytes() == b"code"
+
+
+def test_byte_code_of_unknown_origin_is_detected_and_removed(bundle: Path) -> None:
+    added = AddedBytecode(bundle)
+    added.add("pkg/mod.py", OWN_VERSION, b"code")
+    added.add("pkg/__init__.py", OWN_VERSION, b"code")
+    assert added.is_intact(())
+    assert not AddedBytecode(bundle).is_intact(())  # of an earlier agent
+    archived = [f"pkg/__pycache__/{name}.{sys.implementation.cache_tag}.pyc" for name in ("mod", "__init__")]
+    assert AddedBytecode(bundle).is_intact(archived)
+    (bundle / archived[0]).unlink()
+    assert added.is_intact(())
+    (bundle / archived[1]).chmod(0o644)
+    (bundle / archived[1]).write_bytes(b"other")
+    assert not added.is_intact(())
+    added.remove(archived[1:])
+    assert list(bundle.rglob("*.pyc")) == [bundle / archived[1]]
+    added.remove(())
+    assert list(bundle.rglob("*.pyc")) == []
