@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from gpufn_core.home import Home
+from gpufn_runtime.agent.bytecode.background import LEAST_SOURCE_BYTES
 from tests.conftest import Platform, missing, running_platform
 from tests.e2e.apps.attacks import LIBC
 from tests.waiting import until
@@ -28,6 +29,18 @@ APP = Path(__file__).parent / "apps" / "attacks.py"
 ISOLATED, VICTIM = APP.with_name("isolated.py"), APP.with_name("neighbour.py")
 REFUSE_NAMESPACES = (sys.executable, os.fspath(Path(__file__).with_name("refuse_namespaces.py")))
 DENIED = ("PermissionError", "FileNotFoundError")
+COMPILED = """
+import os
+from gpufn import gpu_function
+
+@gpu_function
+def compiled(code: str) -> object:
+    try:
+        return eval(code)
+    except OSError as error:
+        name = type(error).__name__
+        return name if name != "OSError" else f"OSError {error.errno}"
+"""
 OWN_FOLDERS = {"GPUFN_SANDBOX_FOLDERS": ""}
 
 
@@ -222,6 +235,20 @@ def test_a_worker_changes_no_file_that_the_platform_uses(platform_: Platform) ->
         assert attack(platform_, code.format(folder)) in (*DENIED, "OSError 30", "OSError 18", "OSError 16"), code
 
 
+def test_workers_load_byte_code_that_no_worker_can_write(platform_: Platform, tmp_path: Path) -> None:
+    (tmp_path / "compiled.py").write_text(COMPILED + "# text\n" * LEAST_SOURCE_BYTES)
+    platform_.gpufn("deploy", tmp_path / "compiled.py")
+    digest = platform_.client.get("/v1/functions/compiled/revisions/1").json()["bundle"]
+    name = f"compiled.{sys.implementation.cache_tag}.pyc"
+    cached = Home(platform_.home).bundles / digest / "__pycache__" / name
+    until(cached.exists)
+    before = cached.read_bytes()
+    for code in ("open(__cached__, 'r+')", "open(__cached__ + '.pyc', 'w')", "os.unlink(__cached__)"):
+        assert attack(platform_, code, "compiled") in (*DENIED, "OSError 30"), code
+    assert attack(platform_, "__cached__", "compiled") == os.fspath(cached)
+    assert (cached.read_bytes(), os.listdir(cached.parent)) == (before, [name])
+
+
 def test_a_link_that_a_worker_leaves_is_not_followed(platform_: Platform, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("kept")
     assert attack(platform_, "None") is None
@@ -286,6 +313,7 @@ IN_PROCESS = {
     "namespaces": "outcome_of('unshare', '--user', 'true') == 0",
     "key ring": "read_keyring() > 0",
     "terminal": "os.close(os.open('{terminal}', os.O_RDWR | os.O_NOCTTY)) is None",
+    "bundle": "open(os.path.dirname(__file__) + '/written', 'w').close() is None",
     "links": "os.symlink('/etc', '{folder}/link') is None",
     "tmp": "os.path.exists('{home}/up.log')",
 }

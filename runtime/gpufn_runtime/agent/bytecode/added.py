@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import zlib
 from collections.abc import Container, Iterator
 from pathlib import Path
@@ -41,14 +42,25 @@ class AddedBytecode:
         path.parent.mkdir(exist_ok=True)
         # Recorded first: `is_intact` must not doubt a file that it finds meanwhile.
         self._checksums[os.path.relpath(path, self.bundle)] = zlib.crc32(data)
-        staging = path.with_name(f".{path.name}.{os.getpid()}")
-        staging.unlink(missing_ok=True)
-        with open(staging, "xb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())  # Python does not recover from half of a file
-        staging.chmod(0o444)
-        staging.rename(path)
+        with self._staging(path.name) as staging:
+            with open(staging, "xb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())  # Python does not recover from half of a file
+            staging.chmod(0o444)
+            staging.rename(path)
+
+    @contextlib.contextmanager
+    def _staging(self, name: str) -> Iterator[Path]:
+        """Yield the path of a file that becomes one of the bundle. It is outside, because a container may be about to
+        link each file that is inside."""
+        folder = self.bundle.with_name(f".{self.bundle.name}.bytecode")
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        try:
+            yield folder / name
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
 
     def is_intact(self, archived: Container[str]) -> bool:
         """Return whether each file of byte code is in the archive, or as the agent has written it. Blocks."""

@@ -93,7 +93,7 @@ class BundleCache:
     async def _check_bytecode(self, digest: Digest, path: Path) -> None:
         bytecode, archived = self._bytecode.get(digest) or AddedBytecode(path), self._contents[digest]
         if not await asyncio.to_thread(bytecode.is_intact, archived):
-            log.warning("bundle %s has byte code of unknown origin, and is compiled again", digest[:12])
+            log.info("bundle %s has byte code of unknown origin, and is compiled again", digest[:12])
             self._bytecode.pop(digest, None)
             await asyncio.to_thread(bytecode.remove, archived)
 

@@ -318,7 +318,7 @@ class Prefetch:
 
     def _compile_bundle(self, revision: Revision) -> None:
         """Have the bundle compiled for the Python of the revision's workers, if that is known."""
-        if self._compile_later is None:
+        if self._compile_later is None or not self._has_gpu_for(revision.spec):
             return
         image = self._environment_of(revision.spec) or self._image_of(revision.spec)
         version = OWN_VERSION if image is None else image.python

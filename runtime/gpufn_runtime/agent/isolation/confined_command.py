@@ -54,6 +54,8 @@ async def start(
     if has_low_priority:
         with contextlib.suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, process.pid, _LOWEST_PRIORITY)
+            # Some kernels compare priorities of sessions, and this is a new one.
+            Path(f"/proc/{process.pid}/autogroup").write_text(str(_LOWEST_PRIORITY))
     return process
 
 

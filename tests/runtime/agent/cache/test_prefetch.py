@@ -12,15 +12,19 @@ import pytest
 
 from gpufn_core.domain.devices.device import Device, DeviceType
 from gpufn_core.domain.revision import Function, Revision
-from gpufn_core.ids import digest_of
+from gpufn_core.ids import Digest, digest_of
 from gpufn_core.protocol.codec import encode
 from gpufn_core.spec.function_spec import EntryPoint, FunctionSpec, MethodSpec
+from gpufn_core.spec.image_spec import ImageSpec
 from gpufn_core.spec.resources import Resources
 from gpufn_core.spec.weights_spec import WeightsFile, WeightsSpec
 from gpufn_platform.bus.storage.key_value import Entry
+from gpufn_runtime.agent.bytecode.background import OWN_VERSION
+from gpufn_runtime.agent.cache.bundles import BundleCache, unpack
 from gpufn_runtime.agent.cache.prefetch import Prefetch
 from tests.waiting import until_async
 
+NO_FILES = b"PK\x05\x06" + bytes(18)  # an empty zip archive
 _L4 = Device("GPU-1", DeviceType.GPU, "NVIDIA L4", 1 << 30)
 
 
@@ -49,12 +53,12 @@ class Engines:
         self.kept.set_result(keys)
 
 
-def _deploy(functions: Bucket, revisions: Bucket, name: str, **options: Any) -> None:
+def _deploy(functions: Bucket, revisions: Bucket, name: str, *, bundle: str = digest_of(b""), **options: Any) -> None:
     revision = Revision(
         function=name,
         number=1,
         spec=FunctionSpec(name=name, entry=EntryPoint("app", "f"), methods=(MethodSpec(),), **options),
-        bundle=digest_of(b""),
+        bundle=Digest(bundle),
         created_at=1.0,
         engines={"model": {"cpu": (f"engine of {name}",)}},
     )
@@ -162,3 +166,37 @@ def test_weights_are_prefetched_where_the_function_could_run(
             assert prefetch._weights_deployed() == {_weights(name).digest for name in ("cpu", "l4", "h100")}
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("image", "version"),
+    [(None, OWN_VERSION), (ImageSpec(python="3.99"), "3.99"), (ImageSpec(base="debian"), None)],
+    ids=["agent's Python", "another Python", "unknown Python"],
+)
+def test_a_bundle_is_compiled_for_the_python_of_its_workers(
+    image: ImageSpec | None, version: str | None, tmp_path: Path
+) -> None:
+    async def run() -> list[tuple[Path, str]]:
+        functions, revisions, engines = Bucket(), Bucket(), Engines()
+        stubs: dict[str, Any] = {
+            "functions": functions, "revisions": revisions, "engines": engines, "weights": Mock(),
+            "signatures": Mock(),
+        }  # fmt: skip
+        requests: list[tuple[Path, str]] = []
+        unpack(NO_FILES, digest_of(NO_FILES), tmp_path)
+        prefetch = Prefetch(
+            **stubs, bundles=BundleCache(tmp_path, Mock()), gpus=(), launcher=Mock(), running=lambda: (),
+            image_of=lambda spec: image, limits_of=Mock(),
+            compile_later=lambda bytecode, version: requests.append((bytecode.bundle, version)),
+        )  # fmt: skip
+        await prefetch.watch()
+        _deploy(functions, revisions, "cpu", bundle=digest_of(NO_FILES))
+        _deploy(functions, revisions, "gpu", bundle=digest_of(NO_FILES), resources=Resources(gpu=("any",)))
+        task = asyncio.create_task(prefetch.run())
+        await engines.kept
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        return requests
+
+    expected = [] if version is None else [(tmp_path / digest_of(NO_FILES), version)]
+    assert asyncio.run(run()) == expected
