@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 _TIMEOUT_S = 60.0
 _MEMORY_BYTES = 512 << 20
 _MAX_BYTES = 64 << 20  # of all byte code of a bundle
-_LARGEST_FILE = 16 << 20
+_LARGEST_FILE_BYTES = 16 << 20
 
 
 class _TooLarge(Exception):
@@ -54,22 +54,25 @@ class Compiler:
         """Yield the byte code of each source that can be compiled. Raises ArtifactUnavailable, OSError."""
         interpreter = await self._interpreter(version)
         group = self._groups.create(f"bytecode-{bundle.name[:12]}", _MEMORY_BYTES)
-        process = await confined_command.start(
-            [interpreter.executable, "-I", "-S", program.__file__],
-            sandbox=self._sandboxes.compiler(os.fspath(bundle), interpreter.prefix),
-            group=group,
-            memory_bytes=_MEMORY_BYTES,
-            environment={**self._libraries(), **import_roots(), "LANG": "C.UTF-8"},
-            folder=bundle,
-            stdin=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            has_low_priority=True,
-        )
         try:
-            async for name, data in _results(process, bundle, list(sources)):
-                yield name, data
+            process = await confined_command.start(
+                [interpreter.executable, "-I", "-S", program.__file__],
+                sandbox=self._sandboxes.compiler(os.fspath(bundle), interpreter.prefix),
+                group=group,
+                memory_bytes=_MEMORY_BYTES,
+                environment={**self._libraries(), **import_roots(), "LANG": "C.UTF-8"},
+                folder=bundle,
+                stdin=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                has_low_priority=True,
+            )
+            try:
+                async with contextlib.aclosing(_results(process, bundle, list(sources))) as results:
+                    async for name, data in results:
+                        yield name, data
+            finally:
+                await confined_command.end(process, group)
         finally:
-            await confined_command.end(process, group)
             if group is not None:
                 group.remove()
 
@@ -98,7 +101,7 @@ async def _results(
         process.stdin.close()
         for name in sources:
             async with asyncio.timeout_at(deadline):
-                data = await _record(process.stdout, min(remaining, _LARGEST_FILE))
+                data = await _record(process.stdout, min(remaining, _LARGEST_FILE_BYTES))
             remaining -= len(data)
             if data:
                 yield name, data
