@@ -103,7 +103,8 @@ def _write(folder: Path, lines: int) -> Path:
     """Write a function that imports modules with about this many lines."""
     project = folder / f"lines{lines}"
     project.mkdir()
-    modules, number = [], 0
+    modules: list[str] = []
+    number = 0
     while number * _CLASS.count("\n") < lines:
         text = _HEAD
         while text.count("\n") < min(lines, _LINES_OF_MODULE) and number * _CLASS.count("\n") < lines:

@@ -11,6 +11,7 @@ its team has put there.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import subprocess

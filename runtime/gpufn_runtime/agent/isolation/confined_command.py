@@ -52,11 +52,15 @@ async def start(
         start_new_session=True,
     )
     if has_low_priority:
-        with contextlib.suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, process.pid, _LOWEST_PRIORITY)
-            # Some kernels compare priorities of sessions, and this is a new one.
-            Path(f"/proc/{process.pid}/autogroup").write_text(str(_LOWEST_PRIORITY))
+        _lower_priority(process.pid)
     return process
+
+
+def _lower_priority(pid: int) -> None:
+    """Give the process, which leads a session, the lowest priority. Some kernels compare the priorities of sessions."""
+    with contextlib.suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, pid, _LOWEST_PRIORITY)
+        Path(f"/proc/{pid}/autogroup").write_text(str(_LOWEST_PRIORITY))
 
 
 async def end(process: asyncio.subprocess.Process, group: MemoryGroup | None) -> None:

@@ -118,8 +118,8 @@ def can(action, *arguments):
 
 for path in sys.stdin.buffer.read().split(b"\\0"):
     can_connect = can(socket.create_connection, ("127.0.0.1", PORT), 5)
-    data = bytes((can(open, path), can(open, path, "ab"), can(os.mkdir, path + b".d"), can_connect))
-    sys.stdout.buffer.write(b"\\0\\0\\0\\4" + data)
+    data = bytes((can(open, path), can(open, path, "ab"), can(os.mkdir, path + b".d"), can_connect, os.nice(0)))
+    sys.stdout.buffer.write(b"\\0\\0\\0\\5" + data)
 """
 
 
@@ -139,7 +139,8 @@ def test_a_compiler_that_a_source_has_taken_over_reads_the_bundle_and_no_more(
         before = sorted(tmp_path.rglob("*"))
         can = compiled(tmp_path, bundle, "pkg/mod.py", "new.py", "../other/app.py", "../../../secret")
     assert can.pop("../../../secret")[0] == 0  # it has a /tmp of its own, so it may write
-    assert can == {"pkg/mod.py": bytes((1, 0, 0, 0)), "new.py": bytes(4), "../other/app.py": bytes(4)}
+    refused = bytes((0, 0, 0, 0, 19))
+    assert can == {"pkg/mod.py": bytes((1, 0, 0, 0, 19)), "new.py": refused, "../other/app.py": refused}
     assert sorted(tmp_path.rglob("*")) == before
     assert (tmp_path / "secret").read_bytes() == b""
 
