@@ -15,7 +15,7 @@ from gpufn_runtime.agent.bytecode.added import AddedBytecode
 log = logging.getLogger(__name__)
 
 OWN_VERSION = "{}.{}".format(*sys.version_info)
-# Less takes under 2 ms of a start. The compilation costs 0.1 s of a core.
+# Less takes at most 2.5 ms of a start. A compilation costs 0.1 s of a core.
 LEAST_SOURCE_BYTES = 4 << 10
 
 Compile = Callable[[Path, Iterable[str], str], AsyncGenerator[tuple[str, bytes], None]]
