@@ -28,6 +28,7 @@ _IMPORT_PICKLES = {
         "sdk/gpufn/deploy/by_value/pickler.py",
         "runtime/gpufn_runtime/worker/arguments/loader.py",
     },
+    "marshal": {"runtime/gpufn_runtime/agent/bytecode/program.py"},  # writes byte code, and reads none
 }
 # Code that may allow pickles: the worker if the function's option allows them, the caller if it trusts the results.
 _ALLOW_PICKLES = {

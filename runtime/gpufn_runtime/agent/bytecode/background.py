@@ -30,7 +30,7 @@ class BackgroundCompiler:
         self.has_child_processes = False
 
     def request(self, bytecode: AddedBytecode, version: str) -> None:
-        """Compile the bundle later for a version of Python, unless that was asked for before."""
+        """Compile the bundle later for a version of Python, once."""
         if version not in bytecode.versions:
             bytecode.versions.add(version)
             self._queue.put_nowait((bytecode, version))

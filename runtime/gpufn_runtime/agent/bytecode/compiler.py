@@ -4,8 +4,8 @@ Sources are untrusted, and the compiler is a large C program. So its process rea
 no network. The agent chooses the names of the files, and reads no more than a limit. A process that ends early, or
 takes too long, leaves the rest of the files without byte code.
 
-The interpreter is the node's own, never that of an environment: teams share bundles, and an environment contains what
-its team has put there.
+The interpreter is one of the node, never an environment's: teams share bundles, and a team can put any code into its
+environment.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ def main() -> None:
         except Exception:
             data = b""  # an import reports it
         sys.stdout.buffer.write(len(data).to_bytes(4, "big") + data)
-        sys.stdout.buffer.flush()  # what is complete counts, even if a later file ends this process
+        sys.stdout.buffer.flush()  # a later file may end this process
 
 
 def byte_code(path: str) -> bytes:
