@@ -402,7 +402,7 @@ class Agent:
     def _reap_unknown_children(self) -> None:
         """Reap templates that have ended, and orphans of workers. During a launch nothing is reaped: an unknown child
         may be the new worker."""
-        parts = (self._shares, self._egress, self._launcher, self._environments, self._bytecode)
+        parts = (self._shares, self._egress, self._launcher, self._environments, self._bytecode, self._profiler)
         if self._launches.tasks or any(part is not None and part.has_child_processes for part in parts):
             return
         workers = {worker.process.pid for worker in self._running_workers.values()}

@@ -49,6 +49,10 @@ class Profiler:
         self._busy: set[str] = set()
         self._tasks = Tasks("profile")
 
+    @property
+    def has_child_processes(self) -> bool:
+        return bool(self._busy)
+
     def start(self) -> Subscription:
         return self._bus.subscribe(subjects.profile(self._node), self._on_message)
 

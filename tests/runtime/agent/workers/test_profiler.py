@@ -45,7 +45,10 @@ def test_a_profile_has_the_stacks_and_one_runs_at_a_time(spinning: subprocess.Po
         await asyncio.sleep(0)
         with pytest.raises(Conflict):
             await profiler.profile(ProfileRequest("w-1", 1.0))
-        return await first
+        assert profiler.has_child_processes, "otherwise the agent would reap py-spy, whose exit code is needed"
+        stacks = await first
+        assert not profiler.has_child_processes
+        return stacks
 
     assert "spin (<string>:" in asyncio.run(scenario())
 
