@@ -52,7 +52,10 @@ def main() -> None:
         before = _gateway_mib(pid)
         filled_s, stored = asyncio.run(_fill(home, options.calls))
         result: dict[str, Any] = {"calls": stored, "filled_s": round(filled_s, 1), "gateway_mib_before": before}
-        result["searches"] = _searches(url)
+        nats = json.loads((home / "up.json").read_bytes())["pids"]["nats"]
+        result["searches"] = _searches(url, (pid, nats))
+        result["index_s"] = _wait_for_index(url)
+        result["searches_with_index"] = _searches(url, (pid, nats))
         result["gateway_mib_after"] = _gateway_mib(pid)
         result["gateway_mib_peak"] = _peak_mib(pid)
     measure.write("console-calls", result, _tables(result), about)
@@ -120,7 +123,16 @@ def _record(number: int) -> CallRecord:
     )
 
 
-def _searches(url: str) -> dict[str, Any]:
+def _wait_for_index(url: str) -> float:
+    """Return how long it took until a search that matches nothing was one page."""
+    since = time.perf_counter()
+    with httpx.Client(base_url=url, timeout=120) as client:
+        while _timed(client, "/v1/calls", {"key": "none"})[1]["next"] is not None:
+            time.sleep(1)
+    return round(time.perf_counter() - since, 1)
+
+
+def _searches(url: str, pids: tuple[int, ...]) -> dict[str, Any]:
     with httpx.Client(base_url=url, timeout=120) as client:
         newest = client.get("/v1/calls", params={"limit": _PAGE}).json()["calls"]
         oldest_s, middle = min(call["submitted_at"] for call in newest), newest[25]
@@ -134,19 +146,20 @@ def _searches(url: str) -> dict[str, Any]:
             "queued (none)": {"state": "queued"},
             "failed, of a function": {"state": "failed", "function": "prod/app-2/fn-7"},
             "expired, of a function (none)": {"state": "expired", "function": "prod/app-2/fn-7"},
-            "until 2 minutes before the newest": {"until": str(oldest_s - 120)},
+            "until 20 s before the newest": {"until": str(oldest_s - 20)},
             "of a key with half": {"key": "k1"},
             "of a key with five": {"key": "rare"},
             "of an unknown key": {"key": "none"},
         }
-        found = {name: _pages(client, parameters) for name, parameters in cases.items()}
+        found = {name: _pages(client, parameters, pids) for name, parameters in cases.items()}
         by_id = [_timed(client, f"/v1/invocations/{middle['id']}", {})[0] for _ in range(_REPEATS)]
         return {**found, "one call by its id": {"first_ms": by_id, "calls": 1, "pages": 1, "slowest_ms": max(by_id)}}
 
 
-def _pages(client: httpx.Client, parameters: dict[str, str]) -> dict[str, Any]:
+def _pages(client: httpx.Client, parameters: dict[str, str], pids: tuple[int, ...]) -> dict[str, Any]:
     """Read the first page several times, then follow `next` until 500 calls or the end."""
     query = parameters | {"limit": str(_PAGE)}
+    used = [measure.usage(pid)[pid].cpu_s for pid in pids]
     first = [_timed(client, "/v1/calls", query)[0] for _ in range(_REPEATS)]
     taken: list[float] = []
     ids: set[str] = set()
@@ -165,6 +178,7 @@ def _pages(client: httpx.Client, parameters: dict[str, str]) -> dict[str, Any]:
         "slowest_ms": max(taken),
         "all_s": round(time.perf_counter() - begun, 2),
         "is_complete": not following,
+        "cpu_s": [round(measure.usage(pid)[pid].cpu_s - was, 2) for pid, was in zip(pids, used, strict=True)],
     }
 
 
@@ -185,7 +199,8 @@ def _peak_mib(pid: int) -> float:
     return round(int(status.split("VmHWM:")[1].split()[0]) / 1024, 1)
 
 
-def _tables(result: dict[str, Any]) -> str:
+def _table(searches: dict[str, Any]) -> str:
+    columns = ("search", "first page, ms", "slowest page, ms", "pages", "calls", "all pages, s", "CPU: gateway, bus, s")
     rows = [
         (
             name,
@@ -194,14 +209,21 @@ def _tables(result: dict[str, Any]) -> str:
             each["pages"],
             each["calls"],
             each.get("all_s", ""),
+            " + ".join(map(str, each.get("cpu_s", ()))),
         )
-        for name, each in result["searches"].items()
+        for name, each in searches.items()
     ]
+    return measure.table(columns, rows)
+
+
+def _tables(result: dict[str, Any]) -> str:
+    without, with_index = (_table(result[name]) for name in ("searches", "searches_with_index"))
     memory = f"{result['gateway_mib_before']} MiB before, {result['gateway_mib_after']} after, at most "
     return (
         f"{result['calls']:,} calls are stored; storing took {result['filled_s']} s of this run. Pages of {_PAGE}; the "
         f"search goes on until {10 * _PAGE} calls were found, or all were looked at.\n\n"
-        + measure.table(("search", "first page, ms", "slowest page, ms", "pages", "calls", "all pages, s"), rows)
+        + f"A gateway that has just started, and fills its index meanwhile:\n\n{without}\n"
+        + f"After further {result['index_s']} s the index had all calls:\n\n{with_index}"
         + f"\nMemory of the gateway: {memory}{result['gateway_mib_peak']} MiB.\n"
     )
 

@@ -223,7 +223,7 @@ class Whole:
             stored_bodies=StoredBodies(bus, shared_bodies),
             check_budget=self.budgets.check,
         )
-        submissions = Submissions(bus, calls, disk, addresses)
+        submissions = self.submissions = Submissions(bus, calls, disk, addresses)
         team_uses = TeamUses(self.registry, self.quotas, storage)
         letters = DeadLetters(bus, calls)
         audit = RequestAudit(self.audit, self.access)

@@ -75,6 +75,7 @@ def background_tasks(parts: Parts, server: Server) -> Iterator[tuple[str, Corout
             team_of=registry.teams.name_of,
         ).run(),
     )
+    yield "index of calls", parts.submissions.indexing.run()
     yield "collection", collection.run()
     parts.recorder.leads = leads
     yield "history", parts.recorder.run()

@@ -33,17 +33,20 @@ from gpufn_gateway.openapi.request_bounds import MAX_IDEMPOTENCY_KEY_LENGTH
 from gpufn_gateway.problems import Headers, KeyLimitExceeded
 from gpufn_gateway.store_sync import StoreSync
 from gpufn_gateway.submitted import call_events, call_views
+from gpufn_gateway.submitted.call_indexing import CallIndexing
 from gpufn_gateway.submitted.call_views import event_number
 from gpufn_gateway.webhooks.address_policy import AddressPolicy, webhook_of
 from gpufn_platform.bus.connection import Bus
 from gpufn_platform.queue import call_records, queue_position
+from gpufn_platform.queue.call_index import Wanted
+from gpufn_platform.queue.call_index_fill import SearchView
 from gpufn_platform.queue.call_records import CallCursor
 from gpufn_platform.queue.wakeups import WakeupSender
 
 WEBHOOK: Final = b"x-gpufn-webhook"
 
 _VIEWS_AT_ONCE: Final = 100
-_SEARCH_S: Final = 0.4  # the search then returns the calls found so far
+_SEARCH_S: Final = 0.3  # the search then returns the calls found so far
 
 
 class Search(msgspec.Struct, frozen=True):
@@ -64,6 +67,15 @@ class Search(msgspec.Struct, frozen=True):
         """Return whether only a small part of all calls matches."""
         return self.function != "*" or any(each is not None for each in (self.state, self.key, self.parent))
 
+    @property
+    def indexed(self) -> Wanted | None:
+        """The filter for an index, or None if most calls match: then an index does not help."""
+        if not self.is_rare and self.until == math.inf:
+            return None
+        function = None if self.function == "*" else self.function
+        until = None if self.until == math.inf else self.until
+        return Wanted(self.state, function, self.key, self.parent, until)
+
     def is_of(self, record: CallRecord) -> bool:
         return self.key in (None, record.owner) and self.parent in (None, record.parent)
 
@@ -75,6 +87,7 @@ class Submissions:
         self._disk = disk
         self._addresses = addresses or AddressPolicy()
         self._wakeup = WakeupSender(bus)
+        self.indexing = CallIndexing(bus, calls.clock)
 
     async def submit(
         self,
@@ -270,36 +283,54 @@ class Submissions:
     async def recent(self, function: str, limit: int, *, principal: Principal = LOCAL) -> list[dict[str, Any]]:
         """List the latest submitted calls of a function (``*``: of all that the principal may read), for clients that
         know no pages: among the last 100,000."""
-        calls, _ = await self._search(Search(function, limit), principal, lambda: lambda: False)
+        calls, _ = await self._search(Search(function, limit), principal, lambda: lambda: False, None)
         return calls
 
     async def search(self, wanted: Search, principal: Principal) -> tuple[list[dict[str, Any]], CallCursor | None]:
         """Return the calls that a search finds, and where it continues. After some tenths of a second it stops, so a
         page may have few calls, or none, and still have a next page."""
-        return await self._search(wanted, principal, self._search_budget)
+        view = None
+        if (indexed := wanted.indexed) is not None:
+            self.indexing.searched()
+            view = SearchView(self.indexing.index, indexed)
+        return await self._search(wanted, principal, self._search_budget, view)
 
     async def _search(
-        self, wanted: Search, principal: Principal, budget: Callable[[], Callable[[], bool]]
+        self,
+        wanted: Search,
+        principal: Principal,
+        budget: Callable[[], Callable[[], bool]],
+        view: SearchView | None,
     ) -> tuple[list[dict[str, Any]], CallCursor | None]:
         ended_only = wanted.state is not None and wanted.state.ended
-        holders = {} if ended_only else await call_records.running_calls(self._bus)
 
-        def matches(record: CallRecord) -> bool:
-            is_in_state = wanted.state in (None, call_views.as_running(record, holders.get(record.id)).state)
-            return is_in_state and wanted.is_of(record) and principal.may_read(record.function)
+        async def found(holders: dict[str, CallLocation]) -> call_records.CallPage:
+            def matches(record: CallRecord) -> bool:
+                is_in_state = wanted.state in (None, call_views.as_running(record, holders.get(record.id)).state)
+                return is_in_state and wanted.is_of(record) and principal.may_read(record.function)
 
-        page = await call_records.search(
-            self._bus,
-            wanted.function,
-            wanted.limit,
-            matches,
-            since=wanted.since,
-            until=wanted.until,
-            ended_only=ended_only,
-            before=wanted.before,
-            budget=budget,
-            is_rare=wanted.is_rare,
-        )
+            return await call_records.search(
+                self._bus,
+                wanted.function,
+                wanted.limit,
+                matches,
+                since=wanted.since,
+                until=wanted.until,
+                ended_only=ended_only,
+                before=wanted.before,
+                budget=budget,
+                is_rare=wanted.is_rare,
+                index=view,
+            )
+
+        holders: dict[str, CallLocation] = {}
+        if ended_only:
+            page = await found(holders)
+        elif wanted.state is None:  # any state matches: the runners answer meanwhile
+            holders, page = await asyncio.gather(call_records.running_calls(self._bus), found({}))
+        else:
+            holders = await call_records.running_calls(self._bus)
+            page = await found(holders)
         views: list[dict[str, Any]] = []
         for start in range(0, len(page.records), _VIEWS_AT_ONCE):
             chunk = page.records[start : start + _VIEWS_AT_ONCE]

@@ -31,7 +31,7 @@ from gpufn_core.protocol.messages import CallLocation, Cancel, InvocationMessage
 from gpufn_core.protocol.records import BodyReference, CallRecord, Webhook, unpack_record
 from gpufn_platform.bus.connection import Bus, Message, NoResponders
 from gpufn_platform.bus.jetstream import Stored
-from gpufn_platform.bus.storage import header_summary, object_store, streams
+from gpufn_platform.bus.storage import header_summary, object_store, stream_scan, streams
 from gpufn_platform.bus.storage.change_wait import ChangeSignal
 from gpufn_platform.bus.storage.header_summary import SCAN_LIMIT, newest, summary, summary_of
 from gpufn_platform.queue import checkpoints, dead_letters, queued_calls, wakeups
@@ -275,6 +275,7 @@ async def search(
     before: CallCursor | None = None,
     budget: Callable[[], Callable[[], bool]] = lambda: lambda: False,
     is_rare: bool = False,
+    index: stream_scan.Index | None = None,
 ) -> CallPage:
     """Return the submitted invocations of a function (``*``: of all) that match and changed last, before `before`;
     errors without traceback.
@@ -282,7 +283,7 @@ async def search(
     Only those submitted at `since` (unix seconds) or later, and that changed last at `until` or earlier. `ended_only`:
     skip the queues, because `matches` accepts only ended calls. A search that finds few stops when the `budget` of
     either stream is over, or after 100,000 records: then its page has fewer than `limit`, and `before` leads on.
-    `is_rare`: few calls match."""
+    `is_rare`: few calls match. `index`: knows which ones may."""
     seen: set[str] = set()
 
     def is_match(record: CallRecord) -> bool:
@@ -312,8 +313,11 @@ async def search(
             is_over=budget(),
             is_rare=is_rare,
             is_common=function == "*",  # in addition to items of maps
+            index=index,
         )
     waiting = [call for call in queued.calls if call.id not in seen]  # a call that has just ended is still in its queue
+    if index is not None:  # not all of these records were read
+        waiting = await _without_ended(bus, waiting)
     both = [(_changed_at(record), True, seq, record) for seq, record in recorded.records]
     both += [(_changed_at(call), False, call.queue_seq, call) for call in waiting]
     both.sort(key=operator.itemgetter(0), reverse=True)
@@ -324,6 +328,14 @@ async def search(
     )
     found = sorted((record for *_, record in shown), key=lambda record: record.submitted_at, reverse=True)
     return CallPage(found, following if any(following) else None)
+
+
+async def _without_ended(bus: Bus, calls: list[CallRecord]) -> list[CallRecord]:
+    places = (subjects.result(call.function, call.id) for call in calls)
+    messages = await asyncio.gather(*(streams.last_message(bus, subjects.RESULTS, place) for place in places))
+    records = [None if message is None else unpack_record(message.payload)[0] for message in messages]
+    pairs = zip(calls, records, strict=True)
+    return [call for call, record in pairs if record is None or not record.state.ended]
 
 
 def _following(left_out: list[int], before_seq: int | None) -> int:

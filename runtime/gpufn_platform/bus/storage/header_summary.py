@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import binascii
 import contextlib
 from collections.abc import Callable
 from typing import Generic, NamedTuple, TypeVar
@@ -22,9 +23,7 @@ SCAN_LIMIT = 100_000
 _MAX_BYTES = 32 << 10  # a server accepts headers of 64 KiB, and base64 turns 32 KiB into 43
 _MAX_CHARS = 1000
 _READ_AT_ONCE = 500
-# A search for rare messages begins with a range of four times as many, and continues with a longer one.
-_RARE = 1000
-_CONTINUED = 2000
+_RARE = 500  # a search for rare messages begins with a range of four times as many
 
 R = TypeVar("R", CallRecord, DeadLetter)
 S = TypeVar("S", bound=msgspec.Struct)
@@ -57,7 +56,7 @@ def summary_of(kind: type[S]) -> Callable[[StoredMessage], S | None]:
 
     def read(message: StoredMessage) -> S | None:
         text = message.headers.get(_SUMMARY)
-        return None if text is None else decode(base64.b64decode(text))
+        return None if text is None else decode(binascii.a2b_base64(text))
 
     return read
 
@@ -97,19 +96,20 @@ async def search(
     is_over: Callable[[], bool] = lambda: False,
     is_rare: bool = False,
     is_common: bool = False,
+    index: stream_scan.Index | None = None,
 ) -> RecordPage[S]:
     """Return the newest `limit` records that `read` decodes from message headers and that satisfy `matches`, from
     before `before_seq`.
 
     Looks at about 100,000 messages at most, and stops after the range at whose end `is_over()`. `is_rare`: few messages
-    match, so the first range is long. `is_common` is as in `scan_ranges`. May skip messages stored before `since` (unix
-    seconds)."""
+    match, so the first range is long. `is_common` and `index` are as in `scan_ranges`. May skip messages stored before
+    `since` (unix seconds)."""
     records: list[tuple[int, S]] = []
     following: int | None = None
     remaining = SCAN_LIMIT
-    about = max(limit, _RARE if before_seq is None else _CONTINUED) if is_rare else limit
+    about = max(limit, _RARE) if is_rare else limit
     scan = stream_scan.scan_ranges(
-        bus, stream, subject, about=about, before_seq=before_seq, headers_only=True, is_common=is_common
+        bus, stream, subject, about=about, before_seq=before_seq, headers_only=True, is_common=is_common, index=index
     )
     async with contextlib.aclosing(scan) as ranges:
         async for since_seq, messages, is_last in ranges:

@@ -54,8 +54,18 @@ _OnMessage = Callable[[StoredMessage, int], None]
 
 
 class Feed:
-    def __init__(self, bus: Bus, stream: str, filter_subject: str, on_message: _OnMessage, *, waits: bool) -> None:
+    def __init__(
+        self,
+        bus: Bus,
+        stream: str,
+        filter_subject: str,
+        on_message: _OnMessage,
+        *,
+        waits: bool,
+        before_seq: int | None = None,
+    ) -> None:
         self.pending = 0
+        self._before_seq = before_seq
         self._waits = waits
         self._bus = bus
         self._stream = stream
@@ -95,14 +105,16 @@ class Feed:
         on_lost: Callable[[str], None],
         *,
         since_seq: int | None = None,
+        before_seq: int | None = None,
         headers_only: bool = False,
         on_exhausted: Callable[[], None] | None = None,
         waits: bool = True,
     ) -> Feed:
         """Read from `since_seq` on; without it, the newest message of each subject and then new messages.
 
-        `headers_only`: without payloads. `waits` False: the reader needs only stored messages, and detects at once that
-        messages were removed meanwhile; a Feed that waits detects it at a heartbeat.
+        `before_seq`: the reader needs no messages from there on, but may receive some. `headers_only`: without
+        payloads. `waits` False: the reader needs only stored messages, and detects at once that messages were removed
+        meanwhile; a Feed that waits detects it at a heartbeat.
 
         After `on_message(message, pending)` the reader must call `take()` once it has processed the message. `pending`:
         how many messages are known to follow, also available on the Feed. If these messages will not arrive, because
@@ -110,7 +122,7 @@ class Feed:
         callback the Feed is lost, since there is no other signal. Raises BusUnavailable, JetStreamError; `on_lost` is
         only called after the Feed was open.
         """
-        feed = cls(bus, stream, filter_subject, on_message, waits=waits)
+        feed = cls(bus, stream, filter_subject, on_message, waits=waits, before_seq=before_seq)
         feed._on_exhausted = on_exhausted
         await feed._open(on_lost, since_seq, headers_only=headers_only)
         return feed
@@ -129,6 +141,7 @@ class Feed:
             config["deliver_policy"] = "last_per_subject"
         else:
             config |= {"deliver_policy": "by_start_sequence", "opt_start_seq": max(1, since_seq)}
+            self._seq = max(1, since_seq) - 1
         if self._bus.server_info.get("cluster"):
             newest_seq = await last_seq(self._bus, self._stream, self._filter)
             self._newest_seq = newest_seq if newest_seq >= (since_seq or 0) else 0
@@ -197,6 +210,8 @@ class Feed:
 
     def _request(self) -> None:
         batch = self._window - self._requested - self._unprocessed
+        if self._before_seq is not None:  # further messages would be sent in vain
+            batch = min(batch, max(self._before_seq - 1 - self._seq, 1) - self._requested)
         if batch <= 0:
             return
         body: dict[str, Any] = {"batch": batch, "no_wait": True}
@@ -332,7 +347,7 @@ async def collect(
         if not is_past:
             messages[message.subject if since_seq is None else message.seq] = message
             feed.take()
-        if is_past or not pending:
+        if is_past or not pending or message.seq + 1 == before_seq:
             on_exhausted()
 
     def on_exhausted() -> None:
@@ -345,7 +360,7 @@ async def collect(
 
     feed = await Feed.open(
         bus, stream, filter_subject, on_message, on_lost,
-        since_seq=since_seq, headers_only=headers_only, on_exhausted=on_exhausted, waits=False,
+        since_seq=since_seq, before_seq=before_seq, headers_only=headers_only, on_exhausted=on_exhausted, waits=False,
     )  # fmt: skip
     try:
         if not feed.pending:
@@ -355,4 +370,6 @@ async def collect(
             await feed.catch_up()
     finally:
         feed.close()
-    return list(messages.values())
+    found = list(messages.values())
+    messages.clear()  # the feed and its handlers refer to each other, so they stay until the next garbage collection
+    return found

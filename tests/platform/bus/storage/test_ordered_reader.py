@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 from typing import Any, cast
 
@@ -304,3 +305,42 @@ async def test_a_collection_whose_node_stays_behind_breaks_off(
     monkeypatch.setattr(bus, "publish", of_another_consumer)
     with pytest.raises(BusUnavailable, match=f"{subjects.LOGS} .* removed"):
         await ordered_reader.collect(bus, subjects.LOGS, subject)
+
+
+@pytest.mark.parametrize("removed", [(), (4,), (3, 4, 5), (2, 3, 4)])
+async def test_a_read_of_a_range_is_sent_hardly_more_than_the_range(
+    nats: Any, connect: Any, monkeypatch: pytest.MonkeyPatch, removed: tuple[int, ...]
+) -> None:
+    bus = await connect(nats)
+    await streams.ensure_streams(bus)
+    subject = subjects.logs("range")
+    stored = [(await bus.publish_stored(subject, b"%d" % number)).seq for number in range(60)]
+    for number in removed:
+        await streams.delete_message(bus, subjects.LOGS, stored[number])
+    sent: list[int] = []
+    on_delivery = Feed._on_delivery
+
+    def counted(feed: Feed, message: Message) -> None:
+        sent.append(message.status)
+        on_delivery(feed, message)
+
+    monkeypatch.setattr(Feed, "_on_delivery", counted)
+    found = await ordered_reader.collect(bus, subjects.LOGS, ">", since_seq=stored[2], before_seq=stored[5])
+    await bus.flush()
+    assert [message.seq for message in found] == [stored[number] for number in (2, 3, 4) if number not in removed]
+    assert len(sent) <= 3
+
+
+async def test_the_messages_of_a_read_are_freed_with_its_result(nats: Any, connect: Any) -> None:
+    """Bug: the gateway held the messages of searches until a full garbage collection, and grew by 84 MiB."""
+    bus = await connect(nats)
+    await streams.ensure_streams(bus)
+    subject = subjects.logs("freed")
+    first = await bus.publish_stored(subject, b"1")
+    gc.collect()
+    gc.disable()
+    try:
+        assert len(await ordered_reader.collect(bus, subjects.LOGS, subject, since_seq=first.seq)) == 1
+        assert not [each for each in gc.get_objects() if isinstance(each, StoredMessage) and each.subject == subject]
+    finally:
+        gc.enable()
