@@ -92,6 +92,7 @@ async def scan_ranges(
     while before is None or before > oldest:
         if index is not None and before is not None and index.low < before <= index.high:
             before, spans = index.spans(before, records)
+            await asyncio.sleep(0)  # let other tasks run: there may be nothing to read
             read = await _read_spans(bus, stream, spans, index, headers_only=headers_only)
             yield before, [each for each in read if is_of(each.subject)], before <= oldest
             start, records = before, min(4 * records, _MAX_RECORDS)
