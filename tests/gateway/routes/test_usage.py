@@ -65,6 +65,14 @@ async def test_usage_is_found_under_either_spelling_and_an_unknown_function_is_a
     assert (problem(unknown), problem(no_name)) == ((404, "function_not_found"), (422, "invalid_input"))
 
 
+async def test_the_usage_of_a_function_includes_that_of_its_variants(nats: Any) -> None:
+    async with gateway_on(nats) as gateway:
+        for name in ("clf", "clf=3f2a9c1b0d", "clf2=3f2a9c1b0d"):
+            await gateway.buckets.usage.put(UsageKey("2026-08-01", name, "platform").record("a"), encode(Usage(1)))
+        answer = await gateway.http.get("/v1/usage?since=2026-08-01&until=2026-08-01&function=clf")
+    assert [row["function"] for row in answer.json()["usage"]] == ["clf", "clf=3f2a9c1b0d"]
+
+
 async def test_unknown_energy_is_null_and_known_energy_is_added_up(nats: Any) -> None:
     usage = {"a": Usage(2, joules=300.0, joules_calls=1), "b": Usage(1), "c": Usage(1, joules=100.0, joules_calls=1)}
     async with gateway_on(nats) as gateway:

@@ -12,6 +12,7 @@ from starlette.routing import Route
 
 from gpufn_core.domain.usage import Usage, UsageKey, day_of, days
 from gpufn_core.errors import InvalidInput
+from gpufn_core.spec.naming.variant_names import function_of
 from gpufn_gateway.auth.scopes import READ
 from gpufn_gateway.functions.registry import Registry
 from gpufn_gateway.routes.requests import json_response, principal_of, route
@@ -44,7 +45,8 @@ class UsageRoutes:
         for day in requested_days(request, self._clock):
             for entry in await self._records.entries(f"{day}."):
                 usage_key = UsageKey.of_record(entry.key)
-                is_requested = function in (None, usage_key.function) and key in (None, usage_key.key)
+                functions = (None, usage_key.function, function_of(usage_key.function))  # a variant is its function's
+                is_requested = function in functions and key in (None, usage_key.key)
                 if is_requested and principal.may_read(usage_key.function):
                     usage_by_key[usage_key] = usage_by_key.get(usage_key, Usage()) + _usage.decode(entry.value)
         if function is not None and not usage_by_key:

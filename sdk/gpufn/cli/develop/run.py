@@ -26,6 +26,7 @@ from gpufn_core.ids import new_ulid
 from gpufn_core.protocol.limits import LONGEST_TIMEOUT_S
 from gpufn_core.spec.function_spec import MethodSpec
 from gpufn_core.spec.naming.names import Home, check_group, function_name, parts_of
+from gpufn_core.spec.naming.temporary_names import run_environment
 
 if TYPE_CHECKING:
     from gpufn.client.client import Client
@@ -91,7 +92,7 @@ def run(
     check_output(output)
     with as_usage_error():
         signer = read_signer(None)
-    home = Home(env or f"run-{new_ulid()[-10:].lower()}")
+    home = Home(env or run_environment(new_ulid()))
     deployables = [development_version(each) for each in read_functions(file, [], list(include), home)]
     called = find_target(deployables, wanted, file)
     words = arguments[1:] if arguments[:1] == ("--",) else arguments

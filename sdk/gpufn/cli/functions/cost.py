@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import datetime
 import decimal
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
+import msgspec
 
 from gpufn.cli.calls.history import parse_span_s
+from gpufn.cli.functions.charged import charged_to
 from gpufn.cli.terminal.command import Command, connect, json_option
 from gpufn.cli.terminal.output import duration, print_json, print_table, say
 
@@ -26,13 +29,17 @@ _UNUSED = "(unused)"
 )
 @click.option("--since", default="6d", help="Age of the first UTC day, such as 3d or 30d.")
 @click.option("--share-unused", is_flag=True, help="Divide the cost of GPUs that no worker held among all.")
+@click.option("--all", "show_all", is_flag=True, help="List terminals, variants and temporary functions by name.")
 @click.option("--csv", "as_csv", is_flag=True, help="Print FOCUS 1.2 rows, by day, team, function and key.")
 @json_option
-def cost(*, by: tuple[str, ...], since: str, share_unused: bool, as_csv: bool, json: bool) -> None:
+def cost(
+    *, by: tuple[str, ...], since: str, share_unused: bool, show_all: bool, as_csv: bool, json: bool
+) -> None:
     """Show what functions cost: used, idle, CPU and unused time, at the prices of GPUFN_PRICES.
 
     Used GPU time is that of calls, as in `gpufn usage`. Idle time is what workers held without a call, which the
-    function pays for. Held time is known for 30 days, used time for 400.
+    function pays for. Held time is known for 30 days, used time for 400. Variants of a function, `gpufn exec` and
+    `gpufn shell` count as the function. The functions of `gpufn run` are one row.
     """
     first = (datetime.datetime.now(datetime.UTC) - datetime.timedelta(seconds=parse_span_s(since))).date()
     columns = tuple(dict.fromkeys(by or ("function",)))
@@ -41,6 +48,8 @@ def cost(*, by: tuple[str, ...], since: str, share_unused: bool, as_csv: bool, j
             say(client.costs_csv(since=first.isoformat(), share_unused=share_unused).rstrip("\n"))
             return
         view = client.costs(by=columns, since=first.isoformat(), share_unused=share_unused)
+    if not show_all:
+        view = msgspec.structs.replace(view, costs=tuple(_grouped(view.costs, columns)))
     if json:
         print_json(view)
         return
@@ -72,6 +81,16 @@ def cost(*, by: tuple[str, ...], since: str, share_unused: bool, as_csv: bool, j
         stops = ", then its calls are refused" if budget.stops else ""
         spent = f"{_money(budget.spent)} of {_money(budget.limit)} {money}"
         say(f"budget of {budget.subject} for {budget.month}: {spent}{stops}")
+
+
+def _grouped(costs: Iterable[CostView], columns: Sequence[str]) -> Iterable[CostView]:
+    """Add up the rows that are charged to the same function or app."""
+    groups: dict[tuple[str, ...], CostView] = {}
+    for each in costs:
+        row = msgspec.structs.replace(each, function=charged_to(each.function), app=charged_to(each.app))
+        group = tuple(getattr(row, column) for column in columns)
+        groups[group] = row if group not in groups else groups[group] + row
+    return groups.values()
 
 
 def _numbers(row: CostView) -> tuple[Any, ...]:

@@ -7,6 +7,7 @@ import datetime
 import click
 
 from gpufn.cli.calls.history import parse_span_s
+from gpufn.cli.functions.charged import charged_to
 from gpufn.cli.terminal.command import Argument, Command, connect, json_option
 from gpufn.cli.terminal.output import duration, print_json, print_table
 
@@ -23,8 +24,9 @@ _COLUMNS = ("day", "function", "key")
     multiple=True,
     help="Column to group by. Repeatable. Default: day, function and key.",
 )
+@click.option("--all", "show_all", is_flag=True, help="List terminals, variants and temporary functions by name.")
 @json_option
-def usage(name: str | None, since: str, key: str | None, by: tuple[str, ...], json: bool) -> None:
+def usage(*, name: str | None, since: str, key: str | None, by: tuple[str, ...], show_all: bool, json: bool) -> None:
     """Show the run time, the GPU seconds and the energy of calls.
 
     A running call is charged one GPU second per second for each GPU of its worker; under MPS, the worker's share of
@@ -33,6 +35,9 @@ def usage(name: str | None, since: str, key: str | None, by: tuple[str, ...], js
 
     The energy that a GPU uses in a second is divided among the calls that ran on it, by their GPU seconds. Calls whose
     energy is unknown count neither in the joules nor in the joules per call.
+
+    Variants of a function, `gpufn exec` and `gpufn shell` count as the function. The functions of `gpufn run` are one
+    row.
     """
     from gpufn_core.domain.usage import STORE_INTERVAL_S, Usage  # noqa: PLC0415
 
@@ -42,7 +47,8 @@ def usage(name: str | None, since: str, key: str | None, by: tuple[str, ...], js
     columns = list(dict.fromkeys(by or _COLUMNS))
     totals: dict[tuple[str, ...], Usage] = {}
     for row in rows:
-        group = tuple(str(getattr(row, column)) for column in columns)
+        function = row.function if show_all else charged_to(row.function)
+        group = tuple(function if column == "function" else str(getattr(row, column)) for column in columns)
         totals[group] = totals.get(group, Usage()) + row.usage
     if json:
         print_json([dict(zip(columns, group, strict=True)) | {"usage": total} for group, total in totals.items()])

@@ -70,6 +70,15 @@ class CostView(msgspec.Struct, frozen=True, kw_only=True):
     joules: float | None = None
     co2_g: float | None = None
 
+    def __add__(self, other: CostView) -> CostView:
+        """Return the sum of the amounts, in the group of `self`. Unknown energy counts as none beside known energy."""
+        sums: dict[str, Any] = {}
+        for name in self.__struct_fields__:
+            mine, theirs = getattr(self, name), getattr(other, name)
+            if not isinstance(mine, str):
+                sums[name] = mine if theirs is None else theirs if mine is None else mine + theirs
+        return msgspec.structs.replace(self, **sums)
+
 
 class BudgetView(msgspec.Struct, frozen=True, kw_only=True):
     """A budget of this UTC month, and the amount spent. If it `stops`, calls are refused once it is used up."""
