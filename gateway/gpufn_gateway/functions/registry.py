@@ -142,8 +142,9 @@ class Registry:
 
     def _update_name(self, name: str) -> None:
         """Callers can mean a function as long as it exists or is being built."""
-        if name in self.functions or self.is_being_built(name):
-            self._names.add(name)
+        function = self.functions.get(name)
+        if function is not None or self.is_being_built(name):
+            self._names.add(name, is_temporary=function is not None and function.lease is not None)
         else:
             self._names.discard(name)
 

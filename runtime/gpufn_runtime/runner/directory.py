@@ -97,8 +97,8 @@ class Directory:
             self._splits.pop(key, None)
             self._names.discard(key)
         else:
-            self._names.add(key)
             function = _function.decode(entry.value)
+            self._names.add(key, is_temporary=function.lease is not None)
             self._serving[key] = function.serving
             if function.traffic is None:
                 self._splits.pop(key, None)

@@ -73,6 +73,19 @@ def test_an_ambiguous_name_lists_the_candidates_that_the_caller_may_see() -> Non
     assert "prod/ads/predict, prod/search/predict" in caught.value.message
 
 
+def test_a_temporary_function_does_not_make_the_name_of_a_permanent_one_ambiguous() -> None:
+    names = Names(["prod/shop/f"])
+    names.add("dev-ada/shop/f", is_temporary=True)
+    assert names.find("f") == names.find("shop/f") == "prod/shop/f"
+    assert names.find("dev-ada/-/f") == "dev-ada/shop/f"
+    names.add("dev-ada/shop/f")  # deployed for good
+    with pytest.raises(AmbiguousFunction):
+        names.find("f")
+    names.add("dev-ada/shop/f", is_temporary=True)
+    names.discard("prod/shop/f")
+    assert names.find("f") == "dev-ada/shop/f"
+
+
 def test_a_removed_function_is_not_found() -> None:
     names = Names(KNOWN)
     for name in KNOWN:

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from gpufn_core.domain.revision import Check, CheckState, Function, RevisionState
+from gpufn_core.domain.revision import Check, CheckState, Function, Lease, RevisionState
 from gpufn_core.domain.traffic import Split
 from gpufn_core.errors import ErrorInfo, FunctionNotFound, PlatformError, RevisionNotFound
 from gpufn_core.protocol.codec import encode
@@ -48,6 +48,15 @@ def test_a_revision_that_never_arrives_is_lost_and_its_callers_receive_the_next_
     assert not caught.value.retryable
     gateway.deploy(make.spec("two"), 2)
     assert gateway.registry.resolve("two").number == 2
+
+
+def test_a_short_name_means_the_deployed_function_beside_a_served_one(gateway: Any, make: Any) -> None:
+    gateway.deploy(make.spec("prod/shop/twice"), 1)
+    gateway.deploy(make.spec("dev-ada/shop/twice"), 1)
+    name = "dev-ada/shop/twice"
+    served = Function(name=name, active=1, serving=1, latest=1, updated_at=0.0, lease=Lease("1", 30.0))
+    gateway.registry.on_function(name, Entry(name, encode(served), 61))
+    assert gateway.registry.resolve("twice").name == "prod/shop/twice"
 
 
 def test_a_deleted_function_disappears_and_is_reported_once(gateway: Any) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gpufn_core.domain.revision import Check, CheckState, Function
+from gpufn_core.domain.revision import Check, CheckState, Function, Lease
 from gpufn_core.domain.team import Team
 from gpufn_core.domain.traffic import Split
 from gpufn_core.errors import FunctionNotFound
@@ -37,6 +37,20 @@ def test_a_function_finds_functions_of_other_teams_that_permit_its_calls(url: st
                 directory.find("prod/ads/bid", caller)
         for name in ("ads", "search"):
             await node.teams.delete(name)
+
+    on_node(url, tmp_path, test)
+
+
+def test_a_nested_call_means_the_deployed_function_beside_a_served_one(url: str, tmp_path: Path) -> None:
+    async def test(node: Node) -> None:
+        await node.deploy("prod/shop/twice")
+        await node.deploy("dev-ada/shop/twice")
+        lease = Lease("1", 30.0)
+        served = Function(name="dev-ada/shop/twice", active=1, serving=1, latest=1, updated_at=0.0, lease=lease)
+        await node.functions.put(served.name, encode(served))
+        directory = Directory(node.functions, node.revisions, node.teams, Variants(node.bus, SystemClock()))
+        await directory.open()
+        assert directory.find("twice", "prod/ads/bid") == "prod/shop/twice"
 
     on_node(url, tmp_path, test)
 

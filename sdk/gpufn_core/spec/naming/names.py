@@ -162,13 +162,20 @@ class Names:
 
     def __init__(self, names: Iterable[str] = ()) -> None:
         self._by_base: dict[str, set[str]] = {}
+        self._temporary: set[str] = set()
         for name in names:
             self.add(name)
 
-    def add(self, full: str) -> None:
+    def add(self, full: str, *, is_temporary: bool = False) -> None:
+        """Add or change a name. A temporary function does not make the short name of a permanent one ambiguous."""
         self._by_base.setdefault(parts_of(full).base, set()).add(full)
+        if is_temporary:
+            self._temporary.add(full)
+        else:
+            self._temporary.discard(full)
 
     def discard(self, full: str) -> None:
+        self._temporary.discard(full)
         base = parts_of(full).base
         others = self._by_base.get(base, set()) - {full}
         if others:
@@ -178,7 +185,7 @@ class Names:
 
     def find(self, name: str, home: Home = HOME, may_see: Callable[[str], bool] = lambda full: True) -> str:
         """Return the full name of the function that `name` means. The function in `home` comes first; otherwise the
-        name must fit one function that the caller may see.
+        name must fit one function that the caller may see, or one that is permanent.
 
         Raises FunctionNotFound, and AmbiguousFunction with the full names that fit.
         """
@@ -189,6 +196,9 @@ class Names:
             return at_home
         fitting = sorted(full for full in known if _fits(parts_of(full), wanted) and may_see(full))
         if len(fitting) > 1:
+            permanent = [full for full in fitting if full not in self._temporary]
+            if len(permanent) == 1:
+                return permanent[0]
             more = f" and {len(fitting) - _MAX_CANDIDATES} others" if len(fitting) > _MAX_CANDIDATES else ""
             raise AmbiguousFunction(
                 f"{shown(name)} can be {', '.join(fitting[:_MAX_CANDIDATES])}{more}: write one of them."
