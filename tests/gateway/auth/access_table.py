@@ -141,6 +141,7 @@ _DLQ: Final = "/v1/dlq/{fn}"
 _QUEUE: Final = "/v1/queues/{queue}"
 _DICT: Final = "/v1/dicts/{dict}"
 _VOLUME: Final = "/v1/volumes/{volume}"
+_VOLUMES: Final = ("GET /v1/auth/me", "GET /v1/volumes")  # to find the full name
 _MODEL: Final = "/v2/models/{model}"
 _VERSION: Final = f"{_MODEL}/versions/{{version}}"
 
@@ -506,18 +507,19 @@ COMMANDS: Final[dict[str, tuple[str, ...]]] = {
     "models ls": ("GET /v1/models",),
     "models describe": ("GET /v1/models/{model}",),
     "queue ls": ("GET /v1/queues",),
-    "queue rm": ("DELETE /v1/queues/{queue}",),
+    "queue rm": ("GET /v1/auth/me", "GET /v1/queues", "DELETE /v1/queues/{queue}"),
     "dict ls": ("GET /v1/dicts",),
-    "dict rm": ("DELETE /v1/dicts/{dict}",),
+    "dict rm": ("GET /v1/auth/me", "GET /v1/dicts", "DELETE /v1/dicts/{dict}"),
     "volume put": (
+        *_VOLUMES,
         f"POST {_VOLUME}/missing",
         f"PUT {_VOLUME}/blobs/{{digest}}",
         f"POST {_VOLUME}/commits",
     ),
-    "volume get": (f"GET {_VOLUME}/tree", f"GET {_VOLUME}/blobs/{{digest}}"),
-    "volume ls": ("GET /v1/volumes", f"GET {_VOLUME}/tree"),
-    "volume versions": (f"GET {_VOLUME}",),
-    "volume rm": (f"POST {_VOLUME}/commits", f"DELETE {_VOLUME}"),
+    "volume get": (*_VOLUMES, f"GET {_VOLUME}/tree", f"GET {_VOLUME}/blobs/{{digest}}"),
+    "volume ls": (*_VOLUMES, f"GET {_VOLUME}/tree"),
+    "volume versions": (*_VOLUMES, f"GET {_VOLUME}"),
+    "volume rm": (*_VOLUMES, f"POST {_VOLUME}/commits", f"DELETE {_VOLUME}"),
     "secrets set": ("PUT /v1/secrets/{name}",),
     "secrets ls": ("GET /v1/secrets",),
     "secrets rm": ("DELETE /v1/secrets/{name}",),

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import click
 
+from gpufn.cli.data.short_names import full_name
 from gpufn.cli.terminal.command import Argument, Group, connect, json_option, yes_option
 from gpufn.cli.terminal.output import confirm, print_json, print_table, say_or_json
 
 queue = Group("queue", help="List and delete the queues of gpufn.Queue.")
 dict_ = Group("dict", help="List and delete the dicts of gpufn.Dict.")
 
-_name_argument = click.argument("name", cls=Argument, help="Name, as jobs or prod/search/jobs.")
+_name_argument = click.argument("name", cls=Argument, help="Name, such as prod/search/jobs or jobs.")
 
 
 @queue.command("ls")
@@ -31,9 +32,10 @@ def list_queues(json: bool) -> None:
 @json_option
 def remove_queue(name: str, yes: bool, json: bool) -> None:
     """Delete a queue with its items, also with those that are leased."""
-    if not yes:
-        confirm(f"Delete the queue {name} with all of its items?")
     with connect() as client:
+        name = full_name(client, name, client.queues)
+        if not yes:
+            confirm(f"Delete the queue {name} with all of its items?")
         client.delete_queue(name)
     say_or_json(f"deleted the queue {name}", {"deleted": name}, json=json)
 
@@ -56,8 +58,9 @@ def list_dicts(json: bool) -> None:
 @json_option
 def remove_dict(name: str, yes: bool, json: bool) -> None:
     """Delete a dict with all of its entries."""
-    if not yes:
-        confirm(f"Delete the dict {name} with all of its entries?")
     with connect() as client:
+        name = full_name(client, name, client.dicts)
+        if not yes:
+            confirm(f"Delete the dict {name} with all of its entries?")
         client.delete_dict(name)
     say_or_json(f"deleted the dict {name}", {"deleted": name}, json=json)

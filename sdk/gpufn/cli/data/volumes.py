@@ -9,6 +9,7 @@ from pathlib import Path
 
 import click
 
+from gpufn.cli.data.short_names import full_name, name_for_writing
 from gpufn.cli.terminal.command import PATH, Argument, Group, IntRange, connect, json_option, yes_option
 from gpufn.cli.terminal.output import ago, confirm, print_json, print_table, say_or_json
 from gpufn.volumes.progress import Progress
@@ -17,7 +18,7 @@ from gpufn_core.spec.volume_spec import EXECUTABLE
 
 app = Group("volume", help="Copy files to and from volumes, and list and delete them.")
 
-_name_argument = click.argument("name", cls=Argument, help="Name of the volume, as models or prod/search/models.")
+_name_argument = click.argument("name", cls=Argument, help="Name of the volume, such as prod/search/models or models.")
 _version_option = click.option("--version", type=IntRange(1), help="Number of the version. Default: the newest.")
 
 
@@ -34,6 +35,7 @@ def put(name: str, source: Path, to: str, replace: bool, json: bool) -> None:
     interrupted copy can be repeated. Running workers keep their version; new ones read the new version.
     """
     with connect() as client, _progress("sending") as progress:
+        name = name_for_writing(client, name, client.volumes)
         version = client.put_files(name, source, to, replace=replace, progress=progress)
     sent = f"sent {progress.sent_files} files, {format_bytes(progress.sent_bytes)}"
     done = f"{name} version {version.number}: {version.files} files, {format_bytes(version.bytes)}; {sent}"
@@ -52,6 +54,7 @@ def get(name: str, path: str, to: Path, version: int | None, json: bool) -> None
     Equal files that are there already are not copied again, so an interrupted copy can be repeated.
     """
     with connect() as client, _progress("fetching") as progress:
+        name = full_name(client, name, client.volumes)
         tree = client.get_files(name, to, path, version=version, progress=progress)
     have = "1 file" if len(tree.files) == 1 else f"{len(tree.files)} files"
     fetched = f"fetched {progress.sent_files}, {format_bytes(progress.sent_bytes)}"
@@ -66,6 +69,7 @@ def list_volumes(name: str | None, version: int | None, json: bool) -> None:
     """List the volumes, or the files of a volume."""
     with connect() as client:
         if name is not None:
+            name = full_name(client, name, client.volumes)
             tree = client.volume_tree(name, version)
         else:
             volumes = client.volumes()
@@ -100,7 +104,7 @@ def list_volumes(name: str | None, version: int | None, json: bool) -> None:
 def versions(name: str, json: bool) -> None:
     """List the kept versions of a volume, newest first."""
     with connect() as client:
-        record = client.volume(name)
+        record = client.volume(full_name(client, name, client.volumes))
     if json:
         print_json(record)
         return
@@ -122,6 +126,7 @@ def remove(name: str, paths: tuple[str, ...], yes: bool, json: bool) -> None:
     Earlier versions keep removed files. A deleted volume is gone with all versions; running workers keep their files.
     """
     with connect() as client:
+        name = full_name(client, name, client.volumes)
         if paths:
             version = client.commit_volume(name, remove=paths)
             say_or_json(f"{name} version {version.number}: {version.files} files", version, json=json)
