@@ -1,6 +1,7 @@
 """Deploy of one function, for `gpufn deploy` and `Client.deploy`.
 
-1. read the revision that serves; stop if its code and spec are the same
+1. read the revision that serves; stop if its code and spec are the same. With `traffic`, also the newest revision beside
+   it: that one gets the part of the calls
 2. warn about requirements that no node meets: the function's calls would wait without an error
 3. upload the bundle, the models' files and local weights, sign the deploy, create the revision
 4. wait until the engines of its models are built; it becomes active only then
@@ -26,6 +27,7 @@ from gpufn.deploy.check_wait import is_pending, wait_until_checked
 from gpufn.deploy.signature_changes import signature_changes
 from gpufn_core.domain.package_needs import package_needs
 from gpufn_core.domain.revision import CheckState, Lease, RevisionState, Source
+from gpufn_core.domain.traffic import WHOLE
 from gpufn_core.errors import (
     AmbiguousFunction,
     Conflict,
@@ -104,7 +106,7 @@ class Api(Protocol):
     def function(self, name: str, *, env_values: bool = False) -> FunctionView: ...
     def revisions(self, name: str) -> list[RevisionView]: ...
     def nodes(self) -> list[dict[str, Any]]: ...
-    def revision(self, name: str, number: int) -> RevisionProgress: ...
+    def revision(self, name: str, number: int, *, env_values: bool = False) -> RevisionProgress: ...
     def put_bundle(self, digest: Digest, data: bytes) -> bool: ...
     def put_artifact(self, digest: str, path: Path, *, sent: Callable[[int], None]) -> bool: ...
     def create_revision(
@@ -121,6 +123,7 @@ class Api(Protocol):
         lease: Lease | None,
         traffic: int | None = None,
     ) -> FunctionView | BuildingRevision: ...
+    def set_traffic(self, name: str, weights: Mapping[int, int]) -> Any: ...
 
 
 def deployables(
@@ -238,12 +241,14 @@ def deploy(
     spec, digest = deployable.spec, deployable.bundle
     name, timeout_s = spec.name, spec.startup_timeout_s
     before = _current_view(api, name)
-    is_same_kind = before is not None and _is_serving(before) and _lease_id(before.lease) == _lease_id(lease)
-    same = None if before is None or force or not is_same_kind else _unchanged_revision(api, before, deployable)
-    if before is not None and same is not None and (signer is None or same.signed_by == signer.id):
-        if same.bundle == digest:
-            api.put_bundle(digest, deployable.data)  # the store may have lost it; its workers would not start
-        return Deployment(name, before.active, before, is_new=False, startup_timeout_s=timeout_s)
+    if before is not None and not force and _is_serving(before) and _lease_id(before.lease) == _lease_id(lease):
+        same = _unchanged_revision(api, before, deployable) or (traffic and _unchanged_canary(api, before, deployable))
+        if same and (signer is None or same.signed_by == signer.id):
+            if same.bundle == digest:
+                api.put_bundle(digest, deployable.data)  # the store may have lost it; its workers would not start
+            if traffic and same.number != before.active:
+                before = _with_canary(api, before, same.number, traffic)
+            return Deployment(name, same.number, before, is_new=False, startup_timeout_s=timeout_s)
     lacking = ""
     with contextlib.suppress(Forbidden):  # a key that may only deploy
         lacking = unmet_requirement(
@@ -441,19 +446,47 @@ def _changed_arguments(before: FunctionView | None, spec: FunctionSpec) -> tuple
 
 
 def _unchanged_revision(api: Api, view: FunctionView, deployable: Deployable) -> RevisionView | None:
-    """Return the active revision if it has the same bundle, or the same code of the function in another bundle.
+    """Return the active revision if it is unchanged."""
+    active = next((each for each in api.revisions(view.name) if each.number == view.active), None)
+    return active if active is not None and _is_unchanged(active, view.spec, deployable) else None
+
+
+def _unchanged_canary(api: Api, view: FunctionView, deployable: Deployable) -> RevisionProgress | None:
+    """Return the newest revision that gets a part of the calls beside the serving one, if it is unchanged and can serve."""
+    weights = {} if view.traffic is None else view.traffic.weights
+    numbers = [number for number, weight in weights.items() if weight and number != view.serving]
+    if not numbers:
+        return None
+    canary = api.revision(view.name, max(numbers), env_values=True)
+    if canary.state is not RevisionState.READY:
+        return None
+    return canary if _is_unchanged(canary, canary.spec, deployable) else None
+
+
+def _with_canary(api: Api, view: FunctionView, number: int, percent: int) -> FunctionView:
+    """Give a revision its part of the calls, and the serving one the rest, unless they have them."""
+    weights = {view.serving: WHOLE - percent, number: percent}
+    if view.traffic is None or view.traffic.weights != weights:
+        api.set_traffic(view.name, weights)
+    return msgspec.structs.replace(view, canary=number)
+
+
+def _is_unchanged(
+    revision: RevisionView | RevisionProgress, spec_json: Mapping[str, Any], deployable: Deployable
+) -> bool:
+    """Return whether a revision has the same spec, and the same bundle, or the same code of the function in another
+    bundle.
 
     With another bundle, its third-party modules do not count: they belong to all functions of the bundle.
     """
-    active = next((each for each in api.revisions(view.name) if each.number == view.active), None)
-    if active is None or not view.spec:
-        return None
-    before, after = spec_from_json(view.spec), spec_from_json(msgspec.json.encode(deployable.spec))
-    if active.bundle == deployable.bundle:
-        return active if before == after else None
-    if not deployable.code or active.code != deployable.code:
-        return None
-    return active if _without_modules(before) == _without_modules(after) else None
+    if not spec_json:
+        return False
+    before, after = spec_from_json(spec_json), spec_from_json(msgspec.json.encode(deployable.spec))
+    if revision.bundle == deployable.bundle:
+        return before == after
+    if not deployable.code or revision.code != deployable.code:
+        return False
+    return _without_modules(before) == _without_modules(after)
 
 
 def _without_modules(spec: FunctionSpec) -> FunctionSpec:

@@ -60,13 +60,18 @@ async def test_the_values_of_env_need_the_scope_deploy(gateway: Any, make: Any, 
     assert spec_from_json(view["spec"]).name == "embed", "clients read it as a spec"
     asked = "/v1/functions/embed?env=values"
     assert problem(await gateway.get(asked, authorization=keys["read"])) == (403, "forbidden")
-    assert problem(await gateway.get("/v1/functions?env=values", authorization=keys["read"])) == (403, "forbidden")
+    for path in ("/v1/functions", "/v1/functions/embed/revisions/1"):
+        assert problem(await gateway.get(f"{path}?env=values", authorization=keys["read"])) == (403, "forbidden")
     assert problem(await gateway.get("/v1/functions?env=x", authorization=keys["admin"])) == (422, "invalid_input")
     for scope in ("deploy", "admin"):
         view = (await gateway.get(asked, authorization=keys[scope])).json()
         assert view["spec"]["env"] == {"TOKEN": "hunter2"}
         listed = (await gateway.get("/v1/functions?env=values", authorization=keys[scope])).json()
         assert listed["functions"][0]["spec"]["env"] == {"TOKEN": "hunter2"}
+        path = "/v1/functions/embed/revisions/1"
+        assert "env" not in (await gateway.get(path, authorization=keys[scope])).json()["spec"]
+        revision = (await gateway.get(f"{path}?env=values", authorization=keys[scope])).json()
+        assert revision["spec"]["env"] == {"TOKEN": "hunter2"}
 
 
 async def test_unknown_values_are_null(gateway: Any) -> None:

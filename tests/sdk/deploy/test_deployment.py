@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
-from gpufn.client.views.functions import BuildingRevision, FunctionView, RevisionProgress, RevisionView
+from gpufn.client.views.functions import BuildingRevision, FunctionView, RevisionProgress, RevisionView, SplitView
 from gpufn.client.views.models import BuildView
 from gpufn.deploy.capacity_warnings import unmet_requirement
 from gpufn.deploy.deployment import Deployable, deploy, wait_until_built, wait_until_serving
@@ -68,8 +69,11 @@ class _Api:
         self.requests.append(f"put {digest}")
         return True
 
-    def revision(self, name: str, number: int) -> RevisionProgress:
+    def revision(self, name: str, number: int, *, env_values: bool = False) -> RevisionProgress:
         raise AssertionError("none is built")
+
+    def set_traffic(self, name: str, weights: Mapping[int, int]) -> None:
+        self.requests.append(f"split {dict(weights)}")
 
     def put_artifact(self, digest: str, path: Path, *, sent: Callable[[int], None]) -> bool:
         self.requests.append(f"put {digest}")
@@ -83,8 +87,6 @@ class _Api:
 
 
 def _as_json(spec: FunctionSpec) -> dict[str, Any]:
-    import msgspec
-
     spec_json: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(spec))
     return spec_json
 
@@ -118,9 +120,40 @@ def test_a_change_of_the_lease_makes_a_revision(before: str, now: str, is_new: b
     assert deploy(api, _WANTED, lease=leases[1]).is_new is is_new
 
 
-def test_a_deploy_is_signed_as_the_gateway_stores_it() -> None:
-    import msgspec
+_CANARY = RevisionProgress(number=2, state=RevisionState.READY, bundle="a", spec=_as_json(_SPEC), signed_by="k")
 
+
+@pytest.mark.parametrize(
+    ("canary", "percent", "options", "made"),
+    [
+        (_CANARY, 10, {}, []),
+        (_CANARY, 20, {}, ["split {1: 80, 2: 20}"]),
+        (_CANARY, 10, {"force": True}, ["create f"]),
+        (_CANARY, 10, {"signer": Signer.new()}, ["create f"]),
+        (_CANARY, 10, {"lease": Lease("a", 30.0)}, ["create f"]),
+        (msgspec.structs.replace(_CANARY, spec=_as_json(_SPEC) | {"concurrency": 2}), 10, {}, ["create f"]),
+        (msgspec.structs.replace(_CANARY, bundle="b"), 10, {}, ["create f"]),
+        (msgspec.structs.replace(_CANARY, state=RevisionState.FAILED), 10, {}, ["create f"]),
+    ],
+)
+def test_a_canary_is_deployed_once(
+    canary: RevisionProgress, percent: int, options: dict[str, Any], made: list[str]
+) -> None:
+    split = SplitView(weights={1: 90, 2: 10})
+    api = _BuildingApi([canary], _view(1, 1, spec=_as_json(_SPEC) | {"timeout_s": 9.0}, traffic=split))
+    deployment = deploy(api, _WANTED, traffic=percent, **options)
+    assert api.requests == ["put a", *made]
+    if not deployment.is_new:
+        assert (deployment.revision, deployment.view and deployment.view.canary) == (2, 2)
+
+
+def test_the_code_of_a_canary_is_another_revision_without_a_split() -> None:
+    split = SplitView(weights={1: 90, 2: 10})
+    api = _BuildingApi([_CANARY], _view(1, 1, spec=_as_json(_SPEC) | {"timeout_s": 9.0}, traffic=split))
+    assert deploy(api, _WANTED).is_new
+
+
+def test_a_deploy_is_signed_as_the_gateway_stores_it() -> None:
     signer, api = Signer.new(), _Api(None)
     spec = msgspec.structs.replace(_SPEC, timeout_s=3, queue_timeout_s=2)  # floats once they are stored
     deploy(api, _WANTED._replace(spec=spec), signer=signer)
@@ -168,7 +201,7 @@ class _BuildingApi(_Api):
         super().__init__(*views)
         self._revisions = revisions
 
-    def revision(self, name: str, number: int) -> RevisionProgress:
+    def revision(self, name: str, number: int, *, env_values: bool = False) -> RevisionProgress:
         return self._revisions.pop(0) if len(self._revisions) > 1 else self._revisions[0]
 
 

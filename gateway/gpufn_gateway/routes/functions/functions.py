@@ -182,7 +182,10 @@ class FunctionRoutes:
 
     async def revision(self, request: Request) -> Response:
         """Show a revision, even if its Function does not exist yet."""
+        include_env = _wants_env_values(request)
         revision, principal = self._revision(request, READ), principal_of(request)
+        if include_env:
+            principal.require_on(DEPLOY, revision.function)
         known = self.builds.known
         function = self.registry.functions.get(revision.function)
         return json_response(
@@ -196,7 +199,7 @@ class FunctionRoutes:
                 "error": revision.error,
                 "check": revision.check,
                 "source": revision.source,
-                "spec": _spec_view(revision.spec, include_env=False),
+                "spec": _spec_view(revision.spec, include_env),
                 "env": list(revision.spec.env),
             }
         )

@@ -392,7 +392,7 @@ def _print_addresses(spec: FunctionSpec, view: FunctionView, url: str, *, is_new
         notes += f"  {spec.name}@{view.serving} serves until it is ready"
     number = view.active
     if view.canary is not None:
-        number, notes = view.canary, f"  gets a part of the calls: `gpufn traffic {spec.name}`"
+        number, notes = view.canary, f"{notes}  gets a part of the calls: `gpufn traffic {spec.name}`"
     for path in call_paths(spec):
         say(f"{spec.name}@{number}  {url}{path}{notes}")
 

@@ -101,9 +101,11 @@ class FunctionRequests(Requests):
         """List a function's revisions, oldest first."""
         return self._member(list[RevisionView], "revisions", "GET", f"{self._function_url(name)}/revisions")
 
-    def revision(self, name: str, number: int) -> RevisionProgress:
-        """Return one revision and the progress of its builds."""
-        return self._json(RevisionProgress, "GET", f"{self._function_url(name)}/revisions/{number}")
+    def revision(self, name: str, number: int, *, env_values: bool = False) -> RevisionProgress:
+        """Return one revision and the progress of its builds. `env_values` also requests the values of its environment
+        variables, in `spec["env"]`; that needs the scope deploy."""
+        query = "?env=values" if env_values else ""
+        return self._json(RevisionProgress, "GET", f"{self._function_url(name)}/revisions/{number}{query}")
 
     def bundle(self, name: str, number: int) -> bytes:
         """Return the code of a revision, a zip archive. Needs the scope deploy."""

@@ -148,10 +148,15 @@ class BuildingRevision(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RevisionProgress(msgspec.Struct, frozen=True, kw_only=True):
-    """One revision and its builds. `error` is set if the revision failed."""
+    """One revision and its builds. `error` is set if the revision failed. `spec["env"]` is there only if the request
+    included its values."""
 
     number: int
     state: RevisionState
+    bundle: str = ""
+    code: str = ""
+    signed_by: str = ""
+    spec: dict[str, Any] = {}
     active: bool = False
     check: Check | None = None
     builds: tuple[BuildView, ...] = ()
