@@ -702,3 +702,13 @@ async def test_openapi_describes_every_route(nats: Any) -> None:
             if method != "HEAD" or "GET" not in (route.methods or ())
         }
         assert registered - documented == set()
+
+
+async def test_a_revision_has_the_values_of_its_env_only_on_request(nats: Any, make: Any) -> None:
+    async with gateway_on(nats) as gateway:
+        await gateway.deploys.deploy(make.spec("with-env", env={"TOKEN": "hunter2"}), DIGEST)
+        path = "/v1/functions/with-env/revisions/1"
+        await until_async(lambda: 1 in gateway.registry.revisions.get("with-env", {}))
+        revision = (await gateway.http.get(path)).json()
+        assert (revision["env"], "env" in revision["spec"]) == (["TOKEN"], False)
+        assert (await gateway.http.get(f"{path}?env=values")).json()["spec"]["env"] == {"TOKEN": "hunter2"}

@@ -68,10 +68,6 @@ async def test_the_values_of_env_need_the_scope_deploy(gateway: Any, make: Any, 
         assert view["spec"]["env"] == {"TOKEN": "hunter2"}
         listed = (await gateway.get("/v1/functions?env=values", authorization=keys[scope])).json()
         assert listed["functions"][0]["spec"]["env"] == {"TOKEN": "hunter2"}
-        path = "/v1/functions/embed/revisions/1"
-        assert "env" not in (await gateway.get(path, authorization=keys[scope])).json()["spec"]
-        revision = (await gateway.get(f"{path}?env=values", authorization=keys[scope])).json()
-        assert revision["spec"]["env"] == {"TOKEN": "hunter2"}
 
 
 async def test_unknown_values_are_null(gateway: Any) -> None:
