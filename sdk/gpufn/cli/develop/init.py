@@ -12,7 +12,7 @@ import click
 from gpufn.cli.terminal.command import PATH, Argument, Command
 from gpufn.cli.terminal.output import WrongUsage, say
 
-TEMPLATES: Final = ("function", "model", "map")
+TEMPLATES: Final = ("function", "model", "map", "web")
 
 
 @click.command(cls=Command)
@@ -21,7 +21,8 @@ TEMPLATES: Final = ("function", "model", "map")
     cls=Argument,
     type=click.Choice(TEMPLATES),
     default="function",
-    help="function; model, with an ONNX model; or map, over many items. Default: function.",
+    help="function; model, with an ONNX model; map, over many items; or web, a page and an endpoint. "
+    "Default: function.",
 )
 @click.argument("folder", cls=Argument, type=PATH, required=False, help="New folder. Default: my-TEMPLATE.")
 def init(template: str, folder: Path | None) -> None:
