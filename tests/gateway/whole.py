@@ -231,6 +231,7 @@ class Whole:
         self.terminals = Terminals(calls, self.terminal_records, audit)
         self.window = Window(telemetry, self.registry.totals.all)
         tickets = Tickets(self.access, self.token_store, clock)
+        console_files = Site(site) if site else Site()
         pages = Pages(registry=self.registry, window=self.window, why_not_ready=self.registry.why_not_ready)
         regions = shared_memory.allowed_by(settings or GatewaySettings())
         routes = [
@@ -274,7 +275,7 @@ class Whole:
             *AdviceRoutes(self.recorder, self.registry, clock).routes(),
             *TraceRoutes(self.traces, self.registry).routes(),
             *CostRoutes(self.ledger, self.budgets, self.registry, clock).routes(),
-            *ConsoleRoutes(pages, Streams(clock.monotonic), tickets, self.registry).routes(),
+            *ConsoleRoutes(pages, Streams(clock.monotonic), tickets, self.registry, console_files).routes(),
             *UsageRoutes(buckets.usage, self.registry, clock).routes(),
             *NodeRoutes(registry=self.registry, drains=buckets.node_drains, clock=clock).routes(),
             *OperationRoutes(
@@ -305,7 +306,7 @@ class Whole:
         sessions = Sessions(self.access, self.login, self.token_store)
         browser_login = BrowserLogin(self.login, self.access, self.token_store, clock, Fetcher().post)
         sign_ins = SignIns(self.access, sessions, tickets, bodies, audit=audit, browser_login=browser_login)
-        console = Console(self.access, sessions, sign_ins, Site(site) if site else Site())
+        console = Console(self.access, sessions, sign_ins, console_files)
         self.app = App(
             invoke,
             inference,

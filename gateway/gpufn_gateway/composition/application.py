@@ -14,7 +14,6 @@ from gpufn_gateway.console.browser_login import BrowserLogin
 from gpufn_gateway.console.handler import Console
 from gpufn_gateway.console.sessions import Sessions
 from gpufn_gateway.console.sign_ins import SignIns
-from gpufn_gateway.console.site import Site
 from gpufn_gateway.http.connection.address_rate import AddressRate
 from gpufn_gateway.http.connection.http2_tunnel import Http2, Http2Server
 from gpufn_gateway.oip.inference import Inference
@@ -47,7 +46,7 @@ def _console(parts: Parts) -> Console:
     sign_ins = SignIns(
         access, sessions, parts.tickets, parts.readers.for_management, audit=parts.request_audit, browser_login=login
     )
-    return Console(access, sessions, sign_ins, Site())
+    return Console(access, sessions, sign_ins, parts.site)
 
 
 def http2_tunnel(app: App, services: Services) -> Http2 | None:

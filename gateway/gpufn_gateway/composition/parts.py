@@ -15,6 +15,7 @@ from gpufn_gateway.calls.prepare import Calls
 from gpufn_gateway.calls.stored_bodies import StoredBodies
 from gpufn_gateway.composition.services import Services
 from gpufn_gateway.console.live.window import Window
+from gpufn_gateway.console.site import Site
 from gpufn_gateway.console.tickets import Tickets
 from gpufn_gateway.controller.limits import Limits
 from gpufn_gateway.controller.loop import Controller
@@ -137,6 +138,7 @@ class Parts:
             self.calls, TerminalRecords(registry, self.deploys, services.clock), self.request_audit
         )
         self.window = Window(self.telemetry, registry.totals.all)
+        self.site = Site()
         self.tickets = Tickets(services.access, services.token_store, services.clock)
         self.key_use = KeyUse(services.buckets.key_use, services.access, services.clock)
         sampler = Sampler(bus, registry, self.telemetry, services.clock, services.name)

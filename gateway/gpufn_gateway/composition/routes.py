@@ -95,6 +95,7 @@ def all_routes(parts: Parts) -> list[Route]:
             Streams(clock.monotonic),
             parts.tickets,
             registry,
+            parts.site,
         ).routes(),
         *UsageRoutes(buckets.usage, registry, clock).routes(),
         *NodeRoutes(registry=registry, drains=buckets.node_drains, clock=clock).routes(),

@@ -15,6 +15,7 @@ from gpufn_gateway.auth.scopes import READ
 from gpufn_gateway.console.live.function_order import Query, Show, Sort
 from gpufn_gateway.console.live.pages import Pages
 from gpufn_gateway.console.live.stream import Streams
+from gpufn_gateway.console.site import Site
 from gpufn_gateway.console.tickets import TICKET_S, Tickets
 from gpufn_gateway.functions.registry import Registry
 from gpufn_gateway.http.sse import EVENT_HEADERS, Events
@@ -33,8 +34,9 @@ E = TypeVar("E", Show, Sort)
 
 
 class ConsoleRoutes:
-    def __init__(self, pages: Pages, streams: Streams, tickets: Tickets, registry: Registry) -> None:
+    def __init__(self, pages: Pages, streams: Streams, tickets: Tickets, registry: Registry, site: Site) -> None:
         self._pages = pages
+        self._site = site
         self._streams = streams
         self._tickets = tickets
         self._registry = registry
@@ -66,7 +68,8 @@ class ConsoleRoutes:
         return self._respond(request, self._pages.nodes)
 
     async def ticket(self, request: Request) -> Response:
-        """Return a ticket, with which `gpufn console` signs in the browser."""
+        """Return a ticket, with which `gpufn console` signs in the browser. Raises RouteError if there is no console."""
+        self._site.check_built()
         authorization = headers_of(request).get(b"authorization", b"")
         ticket = await self._tickets.issue(principal_of(request), authorization)
         return json_response({"ticket": ticket, "expires_in_s": TICKET_S}, 201)

@@ -92,6 +92,16 @@ class Site:
         self._document = b""
         self._static: dict[str, File] = {}
 
+    def check_built(self) -> None:
+        """Raises RouteError unless the console is built."""
+        self._refresh()
+        if not self._document:
+            raise RouteError(
+                404,
+                "This gateway runs from a source tree whose console is not built: run scripts/console there, which "
+                "needs Node.js 20 or newer. The wheel and the images contain the console.",
+            )
+
     def document(self, page_token: str) -> bytes:
         """Return the document with a page token in it; a page with instructions if the console is not built."""
         self._refresh()

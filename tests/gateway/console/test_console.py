@@ -191,6 +191,13 @@ async def test_a_followed_link_of_another_site_is_loaded_again_with_the_cookie(n
         assert "gpufn-page-token" in (await gateway.http.get("/console/functions", headers=headers)).text
 
 
+async def test_there_is_no_ticket_for_a_console_that_is_not_built(nats: Any, tmp_path: Path) -> None:
+    async with gateway_on(nats, site=tmp_path) as gateway:
+        refused = await gateway.http.post("/v1/console/ticket")
+        assert refused.status_code == 404
+        assert "scripts/console" in refused.json()["detail"]
+
+
 async def test_a_ticket_signs_in_and_is_no_token(nats: Any, tmp_path: Path) -> None:
     async with console_on(nats, tmp_path) as gateway:
         key, secret = await add_key(gateway, "admin")
