@@ -53,7 +53,10 @@ async def test_every_route_for_every_kind_of_key(nats: Any, tmp_path: Path) -> N
     master_key.create_file()
     settings = GatewaySettings(shared_memory_prefix="access-matrix-")
     history = tmp_path / "history"
-    async with gateway_on(nats, master_key=master_key, history=history, settings=settings) as gateway:
+    site = tmp_path / "site"
+    (site / "static").mkdir(parents=True)
+    (site / "index.html").write_text("<!doctype html>")
+    async with gateway_on(nats, master_key=master_key, history=history, settings=settings, site=site) as gateway:
         matrix = Matrix(gateway, own, foreign)
         await matrix.prepare()
         differences: list[str] = []
