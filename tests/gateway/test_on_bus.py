@@ -712,3 +712,20 @@ async def test_a_revision_has_the_values_of_its_env_only_on_request(nats: Any, m
         revision = (await gateway.http.get(path)).json()
         assert (revision["env"], "env" in revision["spec"]) == (["TOKEN"], False)
         assert (await gateway.http.get(f"{path}?env=values")).json()["spec"]["env"] == {"TOKEN": "hunter2"}
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "next_step"),
+    [
+        ("GET", "/v1/builds/nope", "gpufn builds"),
+        ("DELETE", "/v1/builds/nope", "gpufn builds"),
+        ("DELETE", "/v1/nodes/nope/drain", "gpufn nodes"),
+        ("POST", "/v1/apps/default/nope/rollback", "gpufn apps"),
+        ("GET", "/v1/volumes/nope", "gpufn volume ls"),
+    ],
+)
+async def test_what_is_not_there_is_named_with_the_next_step(nats: Any, method: str, path: str, next_step: str) -> None:
+    async with gateway_on(nats) as gateway:
+        answer = await gateway.http.request(method, path)
+    detail = answer.json()["detail"]
+    assert (answer.status_code, "nope" in detail, next_step in detail) == (404, True, True)

@@ -63,7 +63,7 @@ class Builds:
         """Raises BuildNotFound."""
         build = self.known.get(build_id)
         if build is None:
-            raise BuildNotFound
+            raise no_such_build(build_id)
         return build
 
     def newest_first(self) -> list[Build]:
@@ -145,11 +145,11 @@ class Builds:
     async def cancel(self, build_id: str) -> Build:
         """Cancel a build and return it. A build that has ended does not change. Raises BuildNotFound."""
         if not is_invocation_id(build_id):
-            raise BuildNotFound
+            raise no_such_build(build_id)
 
         def change(entry: Entry | None) -> bytes:
             if entry is None:
-                raise BuildNotFound
+                raise no_such_build(build_id)
             build = decode_build(entry.value)
             if build.state.ended or build.cancel:
                 return entry.value
@@ -162,3 +162,7 @@ class Builds:
 
         stored = await self._builds.change(build_id, change)
         return decode_build(stored.value)
+
+
+def no_such_build(build_id: str) -> BuildNotFound:
+    return BuildNotFound(f"There is no build {build_id[:100]!r}: see `gpufn builds`.")

@@ -141,8 +141,13 @@ class Parts:
         self.site = Site()
         self.tickets = Tickets(services.access, services.token_store, services.clock)
         self.key_use = KeyUse(services.buckets.key_use, services.access, services.clock)
-        sampler = Sampler(bus, registry, self.telemetry, services.clock, services.name)
-        self.recorder = Recorder(bus, sampler, services.clock, name=services.name, folder=Home.from_env().history)
+        self.recorder = Recorder(
+            bus,
+            Sampler(bus, registry, self.telemetry, services.clock, services.name),
+            services.clock,
+            name=services.name,
+            folder=Home.from_env().history,
+        )
         prices = PriceFile(Path(services.settings.prices) if services.settings.prices else None)
         self.ledger = Ledger(services.buckets.usage, self.recorder, registry, prices, services.clock)
         self.budgets = Budgets(self.ledger, registry, self.recorder, services.clock)

@@ -68,7 +68,7 @@ class ConsoleRoutes:
         return self._respond(request, self._pages.nodes)
 
     async def ticket(self, request: Request) -> Response:
-        """Return a ticket, with which `gpufn console` signs in the browser. Raises RouteError if there is no console."""
+        """Return a ticket, with which `gpufn console` signs in the browser. Raises RouteError without a console."""
         self._site.check_built()
         authorization = headers_of(request).get(b"authorization", b"")
         ticket = await self._tickets.issue(principal_of(request), authorization)

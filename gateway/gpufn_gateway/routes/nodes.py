@@ -91,5 +91,5 @@ class NodeRoutes:
         """Return the node in the path."""
         node: str = request.path_params["node"]
         if node not in self.registry.drains and all(report.node != node for report in self.registry.live_nodes()):
-            raise RouteError(404, "No node of this name reports: see `gpufn nodes`.")
+            raise RouteError(404, f"No node {node[:100]!r} reports: see `gpufn nodes`.")
         return node

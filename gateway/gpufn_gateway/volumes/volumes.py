@@ -253,4 +253,4 @@ class VolumeFileCollection:
 
 
 def no_such_volume(name: str) -> DataNotFound:
-    return DataNotFound(f"There is no volume {name}.")
+    return DataNotFound(f"There is no volume {name}: see `gpufn volume ls`.")

@@ -1,7 +1,7 @@
 """Deploy of one function, for `gpufn deploy` and `Client.deploy`.
 
-1. read the revision that serves; stop if its code and spec are the same. With `traffic`, also the newest revision beside
-   it: that one gets the part of the calls
+1. read the revision that serves; stop if its code and spec are the same. With `traffic`, also the newest one beside it,
+   which then gets the part of the calls
 2. warn about requirements that no node meets: the function's calls would wait without an error
 3. upload the bundle, the models' files and local weights, sign the deploy, create the revision
 4. wait until the engines of its models are built; it becomes active only then
@@ -452,7 +452,7 @@ def _unchanged_revision(api: Api, view: FunctionView, deployable: Deployable) ->
 
 
 def _unchanged_canary(api: Api, view: FunctionView, deployable: Deployable) -> RevisionProgress | None:
-    """Return the newest revision that gets a part of the calls beside the serving one, if it is unchanged and can serve."""
+    """Return the newest revision with a part of the calls beside the serving one, if it is unchanged and can serve."""
     weights = {} if view.traffic is None else view.traffic.weights
     numbers = [number for number, weight in weights.items() if weight and number != view.serving]
     if not numbers:

@@ -236,6 +236,21 @@ def test_an_interrupt_is_exit_code_130_without_a_message(monkeypatch: pytest.Mon
     assert (result.exit_code, result.output) == (130, "")
 
 
+@pytest.mark.parametrize(
+    ("names", "hint"),
+    [
+        (["prod/shop/greet"], "'prod/shop/greet'?"),
+        (["other"], "`gpufn ls`"),
+        ([], "`gpufn deploy --help`"),
+    ],
+)
+def test_an_unknown_function_comes_with_the_next_step(gateway: StubGateway, names: list[str], hint: str) -> None:
+    missing = {"code": "function_not_found", "detail": "There is no function 'gret'."}
+    gateway.on("GET /v1/functions/gret", missing, status=404)
+    gateway.on("GET /v1/functions", {"functions": [VIEW | {"name": name} for name in names]})
+    assert hint in command("describe", "gret").stderr
+
+
 @pytest.mark.parametrize("verb", ["invoke", "describe"])
 def test_a_function_that_is_not_there_brings_up_its_neighbour(gateway: StubGateway, verb: str) -> None:
     missing = {"code": "function_not_found", "detail": "There is no function 'gret'."}
@@ -299,3 +314,9 @@ def test_an_extra_argument_beside_an_option_is_only_refused() -> None:
 
 def test_an_extra_argument_is_not_read_as_json() -> None:
     assert "quotes" not in command("describe", "f", "g").stderr
+
+
+def test_a_terminal_without_a_gateway_names_the_next_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPUFN_URL", "http://127.0.0.1:1")
+    result = command("exec", "f", "--", "ls")
+    assert (result.exit_code, "`gpufn up`" in result.stderr) == (3, True)

@@ -67,3 +67,11 @@ def test_a_short_name_of_a_queue_or_a_dict_is_deleted(gateway: StubGateway, kind
     gateway.on(f"GET /v1/{kind}s", {f"{kind}s": [{"name": "prod/shop/jobs", "items": 1, "entries": 1}]})
     gateway.on(f"DELETE /v1/{kind}s/prod/shop/jobs", status=204)
     assert command(kind, "rm", "jobs", "--yes").exit_code == 0
+
+
+def test_get_copies_to_a_folder_and_knows_what_is_missing(gateway: StubGateway, tmp_path: Path) -> None:
+    _volumes(gateway)
+    (tmp_path / "taken").write_text("mine")
+    result = command("volume", "get", "models", "--to", str(tmp_path / "taken"))
+    assert (result.exit_code, gateway.requests) == (2, [])
+    assert command("volume", "get", "models", "nothing.bin", "--to", str(tmp_path)).exit_code == 4

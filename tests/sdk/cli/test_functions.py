@@ -245,7 +245,9 @@ def test_what_has_ended_is_charged_to_its_function_or_to_one_row(
 
 
 def test_apps_of_runs_are_one_row(gateway: StubGateway) -> None:
-    costs = [{"app": app, "calls": 1, "joules": 2.0} for app in ("run-3c31j5szwv/default", "run-4c31j5szwv/a", "prod/a")]
+    costs = [
+        {"app": app, "calls": 1, "joules": 2.0} for app in ("run-3c31j5szwv/default", "run-4c31j5szwv/a", "prod/a")
+    ]
     gateway.on("GET /v1/costs", {"costs": costs})
     rows = json.loads(command("cost", "--by", "app", "--json").stdout)["costs"]
     assert [(row["app"], row["joules"]) for row in rows] == [("(temporary functions)", 4.0), ("prod/a", 2.0)]

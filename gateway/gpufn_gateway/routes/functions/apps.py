@@ -47,7 +47,7 @@ class AppRoutes:
         principal = principal_of(request)
         functions = [each for each in self._functions() if home_of(each.name) == home and principal.may_see(each.name)]
         if not functions:
-            raise FunctionNotFound(f"There is no app {shown('/'.join(home))}.")
+            raise FunctionNotFound(f"There is no app {shown('/'.join(home))}: see `gpufn apps`.")
         for each in functions:
             principal.require_on(DEPLOY, each.name)
         earlier = apps.earlier_revisions(functions, self._registry.revisions)

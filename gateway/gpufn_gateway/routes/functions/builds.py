@@ -12,12 +12,11 @@ from starlette.routing import Route
 
 from gpufn_core.domain.devices.engine import Build
 from gpufn_core.encoding import media
-from gpufn_core.errors import BuildNotFound
 from gpufn_core.protocol import subjects
 from gpufn_gateway.auth.access import Principal
 from gpufn_gateway.auth.scopes import DEPLOY, READ
 from gpufn_gateway.builds.artifacts import Artifacts
-from gpufn_gateway.builds.builds import Builds
+from gpufn_gateway.builds.builds import Builds, no_such_build
 from gpufn_gateway.http.body_reader import BodyReader
 from gpufn_gateway.openapi.request_bodies import NewBuild
 from gpufn_gateway.openapi.request_bounds import MAX_CHANGE, MAX_LISTED
@@ -109,10 +108,10 @@ def may_read(principal: Principal, build: Build) -> bool:
 def _check(principal: Principal, build: Build, verb: str) -> None:
     """Raise BuildNotFound if the build does not exist for the principal, Forbidden if it lacks the verb."""
     if build.function:
-        principal.require_visible(build.function, BuildNotFound())
+        principal.require_visible(build.function, no_such_build(build.id))
         principal.require_on(verb, build.function)
     elif not may_read(principal, build):
-        raise BuildNotFound
+        raise no_such_build(build.id)
     else:
         principal.require(verb)
 

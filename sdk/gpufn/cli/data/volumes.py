@@ -11,7 +11,7 @@ import click
 
 from gpufn.cli.data.short_names import full_name, name_for_writing
 from gpufn.cli.terminal.command import PATH, Argument, Group, IntRange, connect, json_option, yes_option
-from gpufn.cli.terminal.output import ago, confirm, print_json, print_table, say_or_json
+from gpufn.cli.terminal.output import WrongUsage, ago, confirm, print_json, print_table, say_or_json
 from gpufn.volumes.progress import Progress
 from gpufn_core.spec.units import format_bytes
 from gpufn_core.spec.volume_spec import EXECUTABLE
@@ -53,6 +53,8 @@ def get(name: str, path: str, to: Path, version: int | None, json: bool) -> None
 
     Equal files that are there already are not copied again, so an interrupted copy can be repeated.
     """
+    if to.exists() and not to.is_dir():
+        raise WrongUsage(f"{to} is a file: name a folder to copy to", field="--to")
     with connect() as client, _progress("fetching") as progress:
         name = full_name(client, name, client.volumes)
         tree = client.get_files(name, to, path, version=version, progress=progress)

@@ -32,9 +32,7 @@ _UNUSED = "(unused)"
 @click.option("--all", "show_all", is_flag=True, help="List terminals, variants and temporary functions by name.")
 @click.option("--csv", "as_csv", is_flag=True, help="Print FOCUS 1.2 rows, by day, team, function and key.")
 @json_option
-def cost(
-    *, by: tuple[str, ...], since: str, share_unused: bool, show_all: bool, as_csv: bool, json: bool
-) -> None:
+def cost(*, by: tuple[str, ...], since: str, share_unused: bool, show_all: bool, as_csv: bool, json: bool) -> None:
     """Show what functions cost: used, idle, CPU and unused time, at the prices of GPUFN_PRICES.
 
     Used GPU time is that of calls, as in `gpufn usage`. Idle time is what workers held without a call, which the

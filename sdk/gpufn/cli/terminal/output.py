@@ -28,6 +28,7 @@ from gpufn_core.errors import (
     BuildFailed,
     BuildNotFound,
     CapacityError,
+    DataNotFound,
     DeadLetterNotFound,
     ErrorInfo,
     Forbidden,
@@ -46,6 +47,7 @@ from gpufn_core.errors import (
     Unauthorized,
     UntrustedDeploy,
 )
+from gpufn_core.spec.naming.names import parts_of
 from gpufn_core.spec.units import format_bytes
 
 _MIN_WRAP_COLUMNS = 20
@@ -80,6 +82,7 @@ _EXIT_CODES: tuple[tuple[type[GpufnError] | tuple[type[GpufnError], ...], int], 
             TraceNotFound,
             BuildNotFound,
             ScheduleNotFound,
+            DataNotFound,
             DeadLetterNotFound,
         ),
         4,
@@ -148,7 +151,7 @@ def as_line(message: str) -> str:
 
 
 def _similar_function(message: str) -> str:
-    """Suggest an existing function with a name like the missing one."""
+    """Suggest an existing function with a name like the missing one, or how to find the functions."""
     match = re.search(r"no function '([^']+)'", message)
     if match is None:
         return ""
@@ -157,8 +160,11 @@ def _similar_function(message: str) -> str:
             names = [view.name for view in client.functions()]
     except GpufnError:
         return ""
-    similar = difflib.get_close_matches(match[1], names, n=1)
-    return f"; did you mean {similar[0]!r}?" if similar else ""
+    if not names:
+        return "; none is deployed: see `gpufn deploy --help`"
+    spelled = {parts_of(name).base: name for name in names} | {name: name for name in names}
+    similar = difflib.get_close_matches(match[1], spelled, n=1)
+    return f"; did you mean {spelled[similar[0]]!r}?" if similar else "; see `gpufn ls`"
 
 
 def say(text: str, *, err: bool = False, lead: str = "") -> None:

@@ -125,7 +125,8 @@ class TerminalRequests(Requests):
                 response.status_code, dict(response.headers.raw_items()), bytes(response.body or b"")
             ) from None
         except (OSError, InvalidHandshake) as error:
-            raise GatewayUnavailable(f"no gateway answers at {self.url}: {error}") from None
+            reason = "is `gpufn up` running?" if isinstance(error, ConnectionRefusedError) else error
+            raise GatewayUnavailable(f"no gateway answers at {self.url}: {reason}") from None
         with connection:
             connection.send(msgspec.json.encode(start).decode())
             yield RemoteCommand(connection, self.url)
