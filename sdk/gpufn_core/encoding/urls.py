@@ -68,7 +68,12 @@ def function_path(name: str, environment: str = "") -> str:
     ('resnet.classify', '-/search/predict', 'prod/-/predict')
     """
     name = in_path(name) if isinstance(name, str) else name
-    if not isinstance(name, str) or not all(map(names.is_group_or_any, name.split("/")[:-1])) or name.count("/") > 2:
+    if (
+        not isinstance(name, str)
+        or not all(map(names.is_group_or_any, name.split("/")[:-1]))
+        or name.count("/") > 2
+        or name[-1:] == "/"
+    ):
         return segment(name)  # raises
     wanted = names.in_environment(name, environment) if environment else name
     return "/".join(map(segment, names.url_name(wanted).split("/")))

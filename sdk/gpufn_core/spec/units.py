@@ -15,6 +15,7 @@ _QUANTITY = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(Ki|Mi|Gi|Ti|k|M|G|T)?B?")
 # A worker without further imports uses 22 MiB; a fork of a template process shares a part of them.
 MIN_PROCESS_BYTES = 16 << 20
 _LARGEST_WITHOUT_UNIT = 1 << 20  # a smaller number of bytes was probably meant as MiB
+_UNITS_OF_TIME = {"s": "seconds", "ms": "milliseconds"}
 _UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
 
 
@@ -27,20 +28,24 @@ class Bounds(NamedTuple):
     is_whole: bool = False
     may_be_none: bool = False
 
-    def check(self, value: float | None) -> None:
+    def check(self, value: float | None, unit: str = "") -> None:
         """Raise InvalidSpec if `value` is out of bounds."""
         if value is None and self.may_be_none:
             return
         kinds, what = ((int,), "whole number") if self.is_whole else ((int, float), "number")
         if isinstance(value, bool) or not isinstance(value, kinds) or not self.low <= value <= self.high:
-            raise InvalidSpec(f"{self.option} is a {what} from {self.low:g} to {self.high:.10g}, not {value!r}")
+            of_unit = f" of {unit}" if unit else ""
+            raise InvalidSpec(
+                f"{self.option} is a {what}{of_unit} from {self.low:g} to {self.high:.10g}, not {value!r}"
+            )
 
 
 def check_fields(owner: object, bounds: Mapping[str, Bounds]) -> None:
-    """Check the fields of `owner` that are set; `bounds` is keyed by field. Raises InvalidSpec."""
+    """Check the fields of `owner` that are set; `bounds` is keyed by field, whose name ends in its unit. Raises
+    InvalidSpec."""
     for field, each in bounds.items():
         if (value := getattr(owner, field)) is not msgspec.UNSET:
-            each.check(value)
+            each.check(value, _UNITS_OF_TIME.get(field.rpartition("_")[2], ""))
 
 
 def parse_bytes(quantity: str | int) -> int:

@@ -101,7 +101,7 @@ def test_a_retention_has_bounds(seconds: Any) -> None:
         ({"attempts": 1.5}, "retries.attempts is a whole number from 0 to 100, not 1.5"),
         ({"attempts": 3, "on": IOError}, r"write on=\(OSError,\)"),
         ({"attempts": 3, "on": "OSError"}, r"write on=\(OSError,\)"),
-        ({"attempts": 3, "delay_s": 7200}, "retries.delay_s is a number from 0 to 3600, not 7200"),
+        ({"attempts": 3, "delay_s": 7200}, "retries.delay_s is a number of seconds from 0 to 3600, not 7200"),
     ],
 )
 def test_a_retry_policy_that_contradicts_itself_is_refused(policy: dict[str, Any], message: str) -> None:

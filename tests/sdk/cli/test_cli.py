@@ -300,6 +300,9 @@ def test_the_version_is_an_option_too() -> None:
             "there is no command 'help'; `gpufn --help` lists the commands, and `gpufn COMMAND --help` describes one",
         ),
         (["deploy", "app.py", "f"], "gpufn deploy app.py --name f"),
+        (["deploy", "app.py", "--timeout", "5m"], "; it is in seconds: --timeout 300"),
+        (["keys", "rm", "0" * 10, "-y"], "; this command does not ask"),
+        (["invoke", "shop/", "{}"], "'shop/' is neither a name nor an id"),
     ],
 )
 def test_a_usual_mistake_gets_a_hint(typed: list[str], hint: str) -> None:

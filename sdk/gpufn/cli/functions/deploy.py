@@ -411,7 +411,7 @@ def call_paths(spec: FunctionSpec) -> Iterator[str]:
 
 def _select(functions: list[bundle.AnyFunction], names: list[str], file: Path) -> list[bundle.AnyFunction]:
     if not functions:
-        raise InvalidSpec(f"{file} declares no @gpu_function")
+        raise InvalidSpec(f"{file} declares no @gpu_function: decorate a function, or start from `gpufn init`")
     by_name: dict[str, bundle.AnyFunction] = {}
     for function in functions:
         if by_name.setdefault(function.name, function) is not function:

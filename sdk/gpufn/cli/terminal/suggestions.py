@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 from collections.abc import Iterable
 
 # Names of similar commands in other programs.
@@ -17,6 +18,8 @@ _ALIASES = {
     "start": "up",
     "stop": "down",
 }
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+_SPAN = re.compile(r"Invalid value for '(--[a-z-]+)'.*'(\d+(?:\.\d+)?)([smhd])' is not a valid float")
 _FLAGS = {"--json", "--yes", "-y"}  # options without a value
 _RUN_OPTIONS = ("--env", "--include", "--json", "--output", "--timeout", "-o")
 # Hints for commands with too many arguments. {0}, {1} and {2} are the first, the second and the last argument.
@@ -59,6 +62,10 @@ def usage_hint(message: str, argv: list[str]) -> str:  # noqa: PLR0911
         return _EXTRA_ARGUMENT_HINTS.get(command, "").format(words[0], words[min(1, len(words) - 1)], words[-1])
     if argv[:1] == ["run"] and any(message.startswith(f"No such option '{option}'") for option in _RUN_OPTIONS):
         return "; the options of gpufn run stand before the file"
+    if span := _SPAN.search(message):
+        return f"; it is in seconds: {span[1]} {float(span[2]) * _SECONDS[span[3]]:g}"
+    if message.startswith(("No such option '-y'", "No such option '--yes'")):
+        return "; this command does not ask"
     if message.startswith("No such option") and "--url" in message:
         return f"; put it before the command: gpufn --url URL {argv[0]}"
     return ""
