@@ -1,4 +1,4 @@
-"""Short names of volumes, queues and dicts, as those of functions: `models` means the only .../models there is."""
+"""Short names of volumes, queues and dicts: `models` means the only volume whose name ends in it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a row of `gpufn usage` and `gpufn cost` is charged to. Pure."""
+"""The name that `gpufn usage` and `gpufn cost` charge a record to. Pure."""
 
 from __future__ import annotations
 
