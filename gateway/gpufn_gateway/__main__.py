@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import sys
 
@@ -67,6 +68,7 @@ async def _cancel(task: asyncio.Task[None]) -> None:
 
 
 def run() -> int:
+    gc.freeze()  # neither later collections nor the exit visit the imported modules, which takes 0.05 to 0.1 s
     try:
         settings = GatewaySettings.from_env()
         hide_environment("GPUFN_NATS_URL", KEY, *OF_AWS)

@@ -22,6 +22,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import gc
 import math
 import os
 import resource
@@ -292,6 +293,7 @@ class ChildProcess:
 
 def serve(request_type: type[_Request], work: Callable[[_Request, ReportProgress], msgspec.Struct]) -> int:
     """Run the child's side: `work(request, report_progress)` returns the result. Returns the exit code."""
+    gc.freeze()  # neither later collections nor the exit visit the imported modules, which takes 0.05 s
     path, lines, parent = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if parent not in (_UNKNOWN, os.getppid()):  # the parent died before prctl

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import signal
@@ -32,6 +33,7 @@ S = TypeVar("S", bound=Settings)
 
 def run(name: str, read: Callable[[Mapping[str, str]], S], serve: Callable[[S], Coroutine[Any, Any, None]]) -> int:
     """Run `serve` with the settings that `read` parses from the environment; returns the process's exit code."""
+    gc.freeze()  # neither later collections nor the exit visit the imported modules, which takes 0.05 to 0.1 s
     logging.basicConfig(level=logging.INFO, format=f"%(asctime)s {name} %(levelname)s %(message)s", stream=sys.stderr)
     try:
         settings = read(os.environ)

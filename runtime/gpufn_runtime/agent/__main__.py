@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import gc
 import hashlib
 import importlib.metadata
 import logging
@@ -103,6 +104,7 @@ _WORKER_NEEDS = ("msgspec", "cloudpickle")
 
 
 def main() -> int:
+    gc.freeze()  # neither later collections nor the exit visit the imported modules, which takes 0.05 to 0.1 s
     line = "%(asctime)s %(levelname)s agent %(name)s: %(message)s"
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format=line)
     try:
