@@ -10,13 +10,13 @@ import functools
 import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnxruntime
-from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, compose, helper, numpy_helper
 from onnx.backend.test.loader import load_model_tests
 from onnx.backend.test.runner import Runner
 
@@ -69,6 +69,34 @@ def one_of_each_kind() -> list[Case]:
             seen |= parts
             found.append(case)
     return found
+
+
+def joined(cases: Sequence[Case]) -> Case:
+    """Return one case that computes all of these, which use the same operators' versions and tolerances.
+
+    The names of its values begin with the names of their cases.
+    """
+    first = cases[0]
+    if len(cases) == 1:
+        return first
+    model = ModelProto()
+    model.CopyFrom(first.model)
+    graph = GraphProto()
+    inputs: dict[str, Any] = {}
+    outputs: dict[str, Any] = {}
+    for case in cases:
+        assert (case.rtol, case.atol, _versions(case)) == (first.rtol, first.atol, _versions(first)), case.name
+        prefix = f"{case.name}."
+        graph.MergeFrom(compose.add_prefix_graph(case.model.graph, prefix))
+        inputs |= {prefix + name: value for name, value in case.inputs.items()}
+        outputs |= {prefix + name: value for name, value in case.outputs.items()}
+    graph.name = "joined"
+    model.graph.CopyFrom(graph)
+    return replace(first, model=model, inputs=inputs, outputs=outputs)
+
+
+def _versions(case: Case) -> object:
+    return {(operators.domain, operators.version) for operators in case.model.opset_import}
 
 
 def passes_bare(case: Case) -> bool:
