@@ -75,11 +75,11 @@ def test_the_leader_of_a_stream_dies_and_returns_and_no_call_is_lost(
         node = leads(cluster, stream)
         cluster.kill(node)
         eventually(lambda: leader(cluster, stream) == node, "there is no other leader")
-        load.wait_for_answers(50, WHOLE_AGAIN_S)
+        load.wait_for_answers(25, WHOLE_AGAIN_S)
         submitters.wait_for(20)
         cluster.start(node)
         eventually(lambda: behind(cluster), "a replica is behind")
-        load.wait_for_answers(50, WHOLE_AGAIN_S)
+        load.wait_for_answers(25, WHOLE_AGAIN_S)
         load.stop()
     assert load.wrong + submitters.wrong == []
     for invocation, number in {**load.accepted, **submitters.accepted}.items():

@@ -80,7 +80,7 @@ class Submitters:
                 while not self._put(client, invocation, number):
                     time.sleep(0.02)
                 self.accepted[invocation] = number
-                time.sleep(0.02)  # a limit to the calls, because the test reads each of them at the end
+                time.sleep(0.05)  # a limit to the calls, because the test reads each of them at the end
 
     def _put(self, client: httpx.Client, invocation: str, number: int) -> bool:
         body = {"path": str(self._path), "number": number}
@@ -145,8 +145,7 @@ def test_a_running_call_that_cannot_be_interrupted_is_cancelled_with_its_worker(
     path = tmp_path / "runs"
     body = {"path": str(path), "seconds": 60}
     here = own.client.post("/v1/functions/sleeper/submit", json=body).headers["location"]
-    while own.client.get(here).json()["state"] != "running":
-        pass
+    until(lambda: own.client.get(here).json()["state"] == "running")
     assert [own.client.delete(here).json()["cancelled"] for _ in range(2)] == [True, False]
     assert own.client.get(f"{here}/result").json()["code"] == "invocation_cancelled"
     # The platform replaces the worker within the grace period, so the next call runs at once.
@@ -170,8 +169,8 @@ def test_a_queued_call_that_is_cancelled_never_runs(own: Platform, tmp_path: Pat
 def test_a_failed_call_is_a_dead_letter_that_can_be_replayed(own: Platform) -> None:
     dead = own.client.post("/v1/functions/picky/submit", json={"number": -1}).json()["id"]
     assert wait_for(own, dead).json()["error_type"] == "ValueError"
-    while not (letters := json.loads(own.gpufn("dlq", "ls", "picky", "--json"))):
-        pass
+    until(lambda: own.client.get("/v1/dlq").json()["letters"])
+    letters = json.loads(own.gpufn("dlq", "ls", "picky", "--json"))
     assert [(each["id"], each["error"]["message"]) for each in letters] == [(dead, "-1 is below 0")]
     again = own.gpufn("dlq", "replay", "picky", dead).strip()
     assert wait_for(own, again).json()["error_type"] == "ValueError"

@@ -43,7 +43,9 @@ def place(x: int = 1) -> int:
 def spin(seconds):
     end = time.monotonic() + seconds
     while time.monotonic() < end:
-        sum(range(1000))
+        for _ in range(200):
+            sum(range(1000))
+        time.sleep(0.01)  # a profiler with 100 samples a second sees half of the time too
 
 @gpu_function(cpu=0.25)
 def busy(seconds: float) -> None:
@@ -191,6 +193,7 @@ def test_the_trace_of_a_gpu_has_the_calls_of_a_worker_with_torch(place: Platform
     )
     while profiling.poll() is None:
         calls.append(place.post("tensors", {}).headers["x-gpufn-invocation"])
+        time.sleep(0.02)
     shown = json.loads(profiling.communicate()[0])
     assert (profiling.returncode, shown["kind"]) == (0, "operator")
     assert [each["name"] for each in shown["top"]] == ["aten::mm"]

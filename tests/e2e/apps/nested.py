@@ -9,7 +9,7 @@ from gpufn import gpu_function
 
 @gpu_function(max_workers=2, concurrency=2)
 def inner(number: int) -> int:
-    time.sleep(0.005)
+    time.sleep(0.02)
     return number
 
 

@@ -9,5 +9,5 @@ from gpufn import gpu_function
 
 @gpu_function(max_workers=2, concurrency=2)
 def steady(number: int) -> int:
-    time.sleep(0.005)
+    time.sleep(0.02)
     return number

@@ -22,6 +22,7 @@ from gpufn_core.ids import digest_of, invocation_id_for, new_invocation_id
 from tests.builder.bench import scaled
 from tests.e2e.chaos.client import BALLAST, Call, Client, Stopped
 
+_PAUSE_S = 0.03  # between short calls: ten clients keep calls running and waiting at any time
 _CHUNK = 10  # items of a map
 _LARGE = 0.1  # of the calls
 _ENDS_OF_STREAMS = {"", "end", "worker_lost", "bus_unavailable", "platform_stopping"}
@@ -120,7 +121,7 @@ class Callers:
                 self.wrong.append(f"refused for good: {accepted.text}\n{call}")
                 return
             self._set_id(call, accepted.json()["id"])
-        client.stop.wait(0.01)
+        client.stop.wait(_PAUSE_S)
 
     def _set_id(self, call: Call, id_: str) -> None:
         if call.id not in ("", id_):
@@ -137,6 +138,7 @@ class Callers:
         if answer.status_code == 200:
             if call.result(answer.json()) != call.number:
                 self.wrong.append(f"a wrong answer to {call}")
+            client.stop.wait(_PAUSE_S)
         elif not answer.json().get("retryable"):
             self.wrong.append(f"refused for good: {answer.text}\n{call}")
         else:

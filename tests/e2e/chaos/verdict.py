@@ -30,8 +30,8 @@ FUNCTIONS = ("mark", "series", "nap")
 _MOST_LETTERS = 1000  # limit of a list
 
 
-def eventually(look: Callable[[], object], what: str, within_s: float = WITHIN_S, every_s: float = 0.1) -> None:
-    """Wait until `look()` finds no violation."""
+def eventually(look: Callable[[], object], what: str, within_s: float = WITHIN_S, every_s: float = 0.25) -> None:
+    """Wait until `look()` finds no violation. It may connect to the bus, and ask about each stream."""
     give_up = time.monotonic() + within_s
     while True:
         try:
