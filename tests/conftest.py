@@ -6,6 +6,7 @@ A test whose prerequisite is missing on this machine is skipped, and fails where
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 import signal
@@ -25,6 +26,7 @@ import pytest
 from gpufn_core.errors import BusUnavailable
 from gpufn_core.home import Home
 from gpufn_local.nats_process import EmbeddedServer
+from tests.forked_commands import ForkedCommands
 
 ROOT = Path(__file__).parent.parent
 # Fast folders run first, so that a wrong table of decisions fails before any process starts. Long files run first among
@@ -44,21 +46,31 @@ _ORDER = (
     "e2e",
     "gpu",
 )
-# The e2e files that take half a minute and more: a late start of one would keep the other pytest workers waiting.
+# The e2e files that take half a minute and more, the longest first: a late start of one would keep the other pytest
+# workers waiting.
 _LONG = (
     "test_chaos.py",
     "test_builds.py",
-    "test_survival.py",
     "test_cluster.py",
-    "test_durable.py",
+    "test_survival.py",
     "test_two_gateways.py",
+    "test_long_work.py",
+    "test_secrets.py",
     "test_down.py",
-    "test_rollout.py",
-    "test_maps.py",
+    "test_data.py",
+    "test_durable.py",
+    "test_drain.py",
     "test_console.py",
+    "test_rollout.py",
+    "test_models.py",
+    "test_disk_full.py",
+    "test_power_failure.py",
+    "test_maps.py",
+    "test_exec.py",
 )
 # Engines are measured for milliseconds. A test that fails leaves calls that sleep, and clients leave streams open.
 QUICK: Mapping[str, str] = {"GPUFN_BUILD_MEASURE": "0.03", "GPUFN_GRACE": "2", "GPUFN_SHUTDOWN_TIMEOUT_S": "2"}
+_commands = ForkedCommands()
 _START_TIMEOUT_S = 30.0
 _STOP_TIMEOUT_S = 30.0
 
@@ -83,13 +95,30 @@ def pytest_configure() -> None:
     hypothesis.settings.load_profile("busy")
 
 
+def pytest_collection() -> None:
+    """Collect ten thousand tests without the garbage collector, which would look at all of them again and again."""
+    gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
+
+
+def pytest_unconfigure() -> None:
+    _commands.stop()
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    def rank(item: pytest.Item) -> tuple[bool, int, bool]:
+    def rank(item: pytest.Item) -> tuple[bool, int, int]:
         folder = item.path.relative_to(ROOT / "tests").parts[0]
-        place = _ORDER.index(folder) if folder in _ORDER else len(_ORDER)
-        return item.get_closest_marker("e2e") is not None, place, item.path.name not in _LONG
+        return item.get_closest_marker("e2e") is not None, _place(folder, _ORDER), _place(item.path.name, _LONG)
 
     items.sort(key=rank)
+
+
+def _place(name: str, order: Sequence[str]) -> int:
+    return order.index(name) if name in order else len(order)
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -148,14 +177,8 @@ class Platform:
         return ended.stdout
 
     def try_gpufn(self, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "gpufn", *arguments],
-            env=os.environ | {"GPUFN_URL": self.url, "GPUFN_HOME": str(self.home)},
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
+        environ = os.environ | {"GPUFN_URL": self.url, "GPUFN_HOME": str(self.home)}
+        return _commands.run(arguments, environ, timeout_s=120)
 
     def post(self, function: str, body: Any = None, *, headers: dict[str, str] | None = None) -> httpx.Response:
         """Invoke a function with a JSON object, or with raw bytes."""
@@ -188,7 +211,7 @@ def running_platform(
     with log.open("wb") as output:
         process = subprocess.Popen(
             [*wrapper, sys.executable, "-m", "gpufn", "up", "--port", "0", *options],
-            env=os.environ | {"GPUFN_HOME": str(home), **QUICK, **environ},
+            env=os.environ | {"GPUFN_HOME": str(home), "PATH": _path(), **QUICK, **environ},
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
@@ -206,6 +229,13 @@ def running_platform(
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
             raise
+
+
+def _path() -> str:
+    """Return PATH without pyenv's stand-ins: shell scripts that take an agent 0.2 s to ask for their versions."""
+    return os.pathsep.join(
+        folder for folder in os.environ["PATH"].split(os.pathsep) if not folder.endswith("/.pyenv/shims")
+    )
 
 
 @pytest.fixture(scope="session")

@@ -438,7 +438,7 @@ def test_many_deploys_at_once_all_happen(picky: Platform, tmp_path: Path) -> Non
         ("scale", {"max_workers": 1.5}, 422, "invalid_input", "max_workers: "),
         ("scale", {"workers": 2}, 422, "invalid_input", "it takes min_workers, max_workers"),
         ("scale", {"min_workers": 9}, 422, "invalid_spec", "min_workers=9 is more than max_workers=4"),
-        ("rollback", {"revision": 99}, 404, "revision_not_found", "add has no revision 99; it has 1"),
+        ("rollback", {"revision": 99}, 404, "revision_not_found", "add has no revision 99; it has "),
         ("rollback", {"revision": "1"}, 422, "invalid_input", "revision: "),
     ],
 )
