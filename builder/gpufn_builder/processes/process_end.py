@@ -13,6 +13,7 @@ from typing import Final
 from gpufn_core.spec.units import format_bytes
 
 _LARGEST_RESULT: Final = 64 << 20
+_CRASHES: Final = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS)  # C libraries end so when they get no memory
 _OUT_OF_MEMORY: Final = ("MemoryError", "bad_alloc", "bad allocation", "Failed to allocate memory", "out of memory")
 
 
@@ -27,10 +28,18 @@ def read_result(path: Path) -> bytes:
 
 
 def describe_exit(code: int, output: str, memory_limit_bytes: int | None) -> str:
-    if memory_limit_bytes is not None and any(words in output for words in _OUT_OF_MEMORY):
-        return f"needs more memory than its limit of {format_bytes(memory_limit_bytes)}"
+    limit = None
+    if memory_limit_bytes is not None:
+        limit = f"needs more memory than its limit of {format_bytes(memory_limit_bytes)}"
+    if limit is not None and any(words in output for words in _OUT_OF_MEMORY):
+        return limit
     if code < 0:
         with contextlib.suppress(ValueError):
-            return f"was killed by {signal.Signals(-code).name}"
+            killed = f"was killed by {signal.Signals(-code).name}"
+            if -code in _CRASHES and memory_limit_bytes is not None:
+                return (
+                    f"{killed}: it crashed, or needs more memory than its limit of {format_bytes(memory_limit_bytes)}"
+                )
+            return killed
     last = output.rpartition("\n")[2].strip()
     return f"ended with code {code}" + (f": {last[:300]}" if last else "")
