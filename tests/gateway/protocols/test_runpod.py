@@ -7,10 +7,8 @@ requests that the source of runpod 1.12.0 shows. `test_runpod_works_unmodified` 
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import json
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +25,15 @@ from tests.gateway.protocols.runner import running
 from tests.gateway.whole import DIGEST, gateway_on
 
 CLIENT = Path(__file__).with_name("runpod_client.py")
+PYTHON = os.environ.get("GPUFN_TEST_RUNPOD")
 # As runpod 1.12.0 sends them, with requests 2.34.2.
 HEADERS = {"content-type": "application/json", "accept": "*/*", "user-agent": "python-requests/2.34.2"}
 GOOD = {"input": {"texts": ["a", "b"]}}
 
 
-@pytest.mark.skipif(importlib.util.find_spec("runpod") is None, reason="runpod is not installed")
+@pytest.mark.skipif(PYTHON is None, reason="GPUFN_TEST_RUNPOD names no Python with runpod")
 async def test_runpod_works_unmodified(nats: Any, make: Any) -> None:
+    assert PYTHON is not None
     async with gateway_on(nats) as gateway:
         for name in ("rp-works", "rp-idle"):
             await gateway.deploys.deploy(make.spec(name), DIGEST)
@@ -42,7 +42,7 @@ async def test_runpod_works_unmodified(nats: Any, make: Any) -> None:
             async with running(gateway, "rp-works"), serving(gateway.app) as (_, port):
                 environment = os.environ | {"RUNPOD_ENDPOINT_BASE_URL": f"http://127.0.0.1:{port}/v2"}
                 process = await asyncio.create_subprocess_exec(
-                    sys.executable, CLIENT, key, "rp-works", "rp-idle", env=environment, stdout=asyncio.subprocess.PIPE
+                    PYTHON, CLIENT, key, "rp-works", "rp-idle", env=environment, stdout=asyncio.subprocess.PIPE
                 )
                 printed, _ = await process.communicate()
         finally:
