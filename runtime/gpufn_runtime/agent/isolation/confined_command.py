@@ -74,6 +74,5 @@ async def end(process: asyncio.subprocess.Process, group: MemoryGroup | None) ->
                 break
     if group is not None:
         group.kill()  # the process may have been killed before it could end the others
-    if process.returncode is None:
-        transport: Any = process
-        transport._transport.close()
+    transport: Any = process
+    transport._transport.close()  # output that was not read keeps it open

@@ -195,7 +195,7 @@ def test_the_platform_reports_a_stopped_docker_daemon_and_recovers(contained: Pl
     waiting.join(60)
     # Docker kills its containers when it ends, and may or may not report that in time.
     assert "SIGKILL" in answers[0].text or "does not answer" in answers[0].text
-    assert contained.ready_workers("who") == 1
+    until(lambda: contained.ready_workers("who") == 1)  # a report of the controller, later than the answer
     home = Home(contained.home)
     until(lambda: not any((home.run / "w").iterdir()), "no workers' folders")
     until(lambda: not daemon.containers(status="exited"), "no containers that ended")
