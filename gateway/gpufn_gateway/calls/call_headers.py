@@ -50,7 +50,7 @@ def parse_call_options(headers: Mapping[bytes, bytes], now: float) -> CallOption
     """Parse the options. Raises InvalidInput, DeadlinePassed."""
     timeout, deadline = headers.get(b"x-gpufn-timeout"), headers.get(b"x-gpufn-deadline")
     priority, traceparent = headers.get(b"x-gpufn-priority"), headers.get(b"traceparent")
-    if timeout is deadline is priority is traceparent is None:
+    if timeout is None and deadline is None and priority is None and traceparent is None:
         return _NO_OPTIONS
     return CallOptions(
         _timeout_s(timeout),

@@ -35,7 +35,6 @@ class _Prepared(NamedTuple):
 
 
 _prepared: list[_Prepared] = []
-_filters_of_template: list[bytes] = []  # which this process inherits
 
 
 def prepare(template: Sandbox) -> None:
@@ -96,8 +95,6 @@ def enter(sandbox: Sandbox) -> None:
     ruleset.restrict()
     if program:
         system_calls.set_seccomp_filter(program)
-        if sandbox.is_template:
-            _filters_of_template.append(program)
 
 
 def _join(namespace: NetworkNamespace) -> None:
@@ -119,8 +116,8 @@ def _program(may_set_up: bool) -> bytes:
     machine = os.uname().machine
     if not seccomp.is_supported(machine):
         return b""
-    without_set_up = seccomp.without_set_up(machine)  # cached: a template makes it for its workers
-    return without_set_up if _filters_of_template else seccomp.program(machine, may_set_up=may_set_up)
+    for_workers = seccomp.program(machine, may_set_up=False)  # cached: a template makes it for its workers
+    return seccomp.program(machine, may_set_up=True) if may_set_up else for_workers
 
 
 @functools.cache

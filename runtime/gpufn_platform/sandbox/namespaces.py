@@ -68,8 +68,10 @@ class Root:
 
     def limit_memory(self, memory_bytes: int) -> None:
         """Change the size of each file system in memory. Raises OSError."""
+        if memory_bytes == self._memory_bytes:
+            return
         for path, kind in self.kinds.items():
-            if kind is Kind.MEMORY and memory_bytes != self._memory_bytes:
+            if kind is Kind.MEMORY:
                 flags = calls.MS_REMOUNT | _MEMORY_FLAGS
                 calls.mount("none", self.place + path, None, flags, f"size={memory_bytes}")
 

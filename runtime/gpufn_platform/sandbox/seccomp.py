@@ -67,7 +67,7 @@ def program(machine: str, *, may_set_up: bool) -> bytes:
     numbers = set(allowed_calls(machine).values())
     newest = max(numbers)
     if may_set_up:
-        numbers |= _set_up_calls(machine)
+        numbers |= {*SETUP_CALLS[machine].values(), *_SETUP_CALLS_OF_BOTH}
     steps: list[_Step] = [
         (_LOAD, 0, 0, _ARCHITECTURE),
         (_JUMP_EQUAL, 1, 0, architecture),
@@ -107,18 +107,7 @@ def program(machine: str, *, may_set_up: bool) -> bytes:
             (_RETURN, 0, 0, _ALLOW),
         ]
     steps.append(_error(_EPERM))
-    return _packed(steps)
-
-
-@functools.cache
-def without_set_up(machine: str) -> bytes:
-    """Return the program that a process needs in addition to the program that it inherited with `may_set_up`. The
-    kernel runs both, and the strictest result counts. Installing it takes a fifth of the time."""
-    steps: list[_Step] = [(_LOAD, 0, 0, _NUMBER)]
-    for number in _set_up_calls(machine):
-        steps += _if_equal(number, [_error(_EPERM)])
-    steps.append((_RETURN, 0, 0, _ALLOW))
-    return _packed(steps)
+    return b"".join(struct.pack("HBBI", *step) for step in steps)
 
 
 @functools.cache
@@ -128,14 +117,6 @@ def allowed_calls(machine: str) -> dict[str, int]:
     text = resources.files("gpufn_platform.sandbox").joinpath("system_calls.txt").read_text()
     rows = [line.split() for line in text.splitlines() if not line.startswith("#")]
     return {row[0]: int(row[column]) for row in rows if row[column] != "-"}
-
-
-def _set_up_calls(machine: str) -> set[int]:
-    return {*SETUP_CALLS[machine].values(), *_SETUP_CALLS_OF_BOTH}
-
-
-def _packed(steps: Iterable[_Step]) -> bytes:
-    return b"".join(struct.pack("HBBI", *step) for step in steps)
 
 
 def _error(number: int) -> _Step:

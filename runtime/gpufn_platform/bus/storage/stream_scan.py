@@ -132,7 +132,7 @@ async def _read_spans(
 
 
 def matcher(pattern: str) -> Callable[[str], object]:
-    """Return a function that tells whether a subject matches `pattern`, which may have ``*``.
+    """Return a function that reports whether a subject matches `pattern`, which may have ``*``.
 
     >>> [bool(matcher("a.*.b")(subject)) for subject in ("a.x.b", "a.x.c", "a.b", "a.x.b.c")]
     [True, False, False, False]

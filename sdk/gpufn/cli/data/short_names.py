@@ -35,7 +35,7 @@ def full_name(client: Client, name: str, existing: Callable[[], Sequence[_Named]
 
 def name_for_writing(client: Client, name: str, existing: Callable[[], Sequence[_Named]]) -> str:
     """Return the full name of the object that `name` means at the client's home, which may be new. Raises WrongUsage if
-    there is none, and `name` means one elsewhere: it may be meant, or not."""
+    there is none there but `name` is the short name of an object elsewhere: the caller must choose."""
     if (meant := full_name(client, name, existing)) == name:
         return name
     own = canonical(in_environment(name, _home(client).env))
