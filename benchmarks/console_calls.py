@@ -31,7 +31,7 @@ from gpufn_core.protocol import subjects
 from gpufn_core.protocol.records import AttemptRecord, CallRecord
 from gpufn_local import nats_process
 from gpufn_platform.bus.connection import Bus
-from gpufn_platform.queue import call_records
+from gpufn_platform.queue.records import call_records
 
 _FUNCTIONS = 50
 _AT_ONCE = 400

@@ -27,7 +27,8 @@ from gpufn_gateway.functions.deploys import DeployOptions
 from gpufn_local.nats_process import find_binary
 from gpufn_platform.bus.connection import Bus
 from gpufn_platform.bus.storage import object_store, streams
-from gpufn_platform.queue import call_records, queue_position
+from gpufn_platform.queue import queue_position
+from gpufn_platform.queue.records import call_records
 from tests.gateway.whole import BUNDLE, DIGEST, gateway_on
 from tests.taking import take
 from tests.waiting import until_async

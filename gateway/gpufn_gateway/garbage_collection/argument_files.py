@@ -16,7 +16,8 @@ from gpufn_gateway.garbage_collection.rules import YOUNG_S
 from gpufn_platform.bus.connection import Bus
 from gpufn_platform.bus.storage import object_store
 from gpufn_platform.process.clock import Clock
-from gpufn_platform.queue import call_records, dead_letters, large_bodies, map_log
+from gpufn_platform.queue import large_bodies, map_log
+from gpufn_platform.queue.records import call_records, dead_letters
 
 log = logging.getLogger(__name__)
 

@@ -28,8 +28,8 @@ from gpufn_gateway.http.body_reader import Receive, Send, wait_for_disconnect
 from gpufn_gateway.http.responses import call_headers
 from gpufn_gateway.problems import Headers, Problem
 from gpufn_gateway.submitted.resumable_streams import ResumableStreams, StreamReader
-from gpufn_platform.queue.call_records import request_digest
 from gpufn_platform.queue.pending import PendingCall, PendingStream
+from gpufn_platform.queue.records.call_records import request_digest
 from gpufn_platform.shared_bodies.bodies import SharedBodyReader
 
 _HEARTBEAT_S: Final = 15.0  # proxies close connections that are silent for longer

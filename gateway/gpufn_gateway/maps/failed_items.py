@@ -12,7 +12,7 @@ from gpufn_core.protocol.limits import DEAD_LETTERS_AT_ONCE
 from gpufn_platform.bus.connection import Bus
 from gpufn_platform.bus.storage import streams
 from gpufn_platform.process.clock import Clock
-from gpufn_platform.queue import dead_letters
+from gpufn_platform.queue.records import dead_letters
 
 _FRESH_S: Final = 1.0
 _MAX_FUNCTIONS: Final = 256

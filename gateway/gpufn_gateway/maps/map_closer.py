@@ -11,8 +11,9 @@ from gpufn_core.protocol.records import MapEntry
 from gpufn_platform.bus.connection import Bus
 from gpufn_platform.bus.storage import streams
 from gpufn_platform.bus.storage.header_summary import SCAN_LIMIT
-from gpufn_platform.queue import call_records, map_log
+from gpufn_platform.queue import map_log
 from gpufn_platform.queue.map_log import Logged
+from gpufn_platform.queue.records import call_records
 
 
 class MapCloser:

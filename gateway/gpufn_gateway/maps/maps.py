@@ -36,8 +36,9 @@ from gpufn_gateway.webhooks.address_policy import AddressPolicy, webhook_of
 from gpufn_platform.bus.connection import Bus
 from gpufn_platform.bus.storage import streams
 from gpufn_platform.bus.storage.async_reader import Follower
-from gpufn_platform.queue import call_records, map_log, queue_position, queued_calls
+from gpufn_platform.queue import map_log, queue_position, queued_calls
 from gpufn_platform.queue.map_log import Items, Logged
+from gpufn_platform.queue.records import call_records
 
 _MAX_CACHED: Final = 1024
 _BATCHES_AT_ONCE: Final = 16  # a stream allows 50 batches, from all gateways together

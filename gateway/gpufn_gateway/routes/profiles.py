@@ -26,7 +26,7 @@ from gpufn_gateway.openapi.request_bodies import Profile
 from gpufn_gateway.routes.requests import CHECK_KEY, json_response, principal_of, read_json, route
 from gpufn_platform.bus.connection import Bus
 from gpufn_platform.process.clock import Clock
-from gpufn_platform.queue import call_records
+from gpufn_platform.queue.records import call_records
 
 _REPLY_S: Final = 25.0  # after the seconds of the profile
 WAITS_AT_ONCE: Final = 16  # each looks at all workers

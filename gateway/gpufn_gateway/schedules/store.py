@@ -19,8 +19,8 @@ from gpufn_gateway.traces.tracing import Tracing
 from gpufn_platform.bus.connection import Bus
 from gpufn_platform.bus.storage.key_value import Entry, KeyValue, Watch
 from gpufn_platform.process.clock import Clock
-from gpufn_platform.queue import call_records
 from gpufn_platform.queue.call_request import CallRequest
+from gpufn_platform.queue.records import call_records
 
 _MAX_SCHEDULES: Final = 10_000  # the leader checks all of them each second
 _MAX_OF_TEAM: Final = 2_000

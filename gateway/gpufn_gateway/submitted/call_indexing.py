@@ -14,8 +14,8 @@ from typing import Final
 from gpufn_core.errors import PlatformError
 from gpufn_platform.bus.connection import Bus
 from gpufn_platform.process.clock import Clock
-from gpufn_platform.queue.call_index import CallIndex
-from gpufn_platform.queue.call_index_fill import fill
+from gpufn_platform.queue.records.call_index import CallIndex
+from gpufn_platform.queue.records.call_index_fill import fill
 
 log = logging.getLogger(__name__)
 

@@ -17,8 +17,9 @@ from gpufn_gateway.auth.access import Principal
 from gpufn_gateway.calls.prepare import Calls, check_pickles
 from gpufn_gateway.submitted import call_views
 from gpufn_platform.bus.connection import Bus
-from gpufn_platform.queue import call_records, dead_letters, large_bodies
+from gpufn_platform.queue import large_bodies
 from gpufn_platform.queue.call_request import CallRequest
+from gpufn_platform.queue.records import call_records, dead_letters
 
 
 class Replayed(msgspec.Struct, frozen=True):

@@ -37,10 +37,11 @@ from gpufn_gateway.submitted.call_indexing import CallIndexing
 from gpufn_gateway.submitted.call_views import event_number
 from gpufn_gateway.webhooks.address_policy import AddressPolicy, webhook_of
 from gpufn_platform.bus.connection import Bus
-from gpufn_platform.queue import call_records, queue_position
-from gpufn_platform.queue.call_index import Wanted
-from gpufn_platform.queue.call_index_fill import SearchView
-from gpufn_platform.queue.call_records import CallCursor
+from gpufn_platform.queue import queue_position
+from gpufn_platform.queue.records import call_records
+from gpufn_platform.queue.records.call_index import Wanted
+from gpufn_platform.queue.records.call_index_fill import SearchView
+from gpufn_platform.queue.records.call_records import CallCursor
 from gpufn_platform.queue.wakeups import WakeupSender
 
 WEBHOOK: Final = b"x-gpufn-webhook"

@@ -32,9 +32,9 @@ from gpufn_platform.bus.connection import Bus
 from gpufn_platform.bus.storage import streams
 from gpufn_platform.process.clock import Clock
 from gpufn_platform.process.tasks import Tasks
-from gpufn_platform.queue import call_records
 from gpufn_platform.queue.delivery import Delivery
 from gpufn_platform.queue.puller import Pull
+from gpufn_platform.queue.records import call_records
 
 log = logging.getLogger(__name__)
 

@@ -1,1 +1,1 @@
-"""Queues of calls on the bus: publish, pull, settle, record and find calls."""
+"""Queues of calls on the bus: publish, pull, settle and find calls. `records/` has the stored records of calls."""

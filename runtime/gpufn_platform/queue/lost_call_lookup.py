@@ -23,8 +23,8 @@ from gpufn_platform.bus.storage import streams
 from gpufn_platform.process.clock import Clock
 from gpufn_platform.process.tasks import Tasks
 from gpufn_platform.queue import queue_position
-from gpufn_platform.queue.call_records import locate
 from gpufn_platform.queue.pending import PendingCall
+from gpufn_platform.queue.records.call_records import locate
 
 log = logging.getLogger(__name__)
 

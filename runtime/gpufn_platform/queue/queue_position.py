@@ -16,7 +16,8 @@ from gpufn_core.protocol.records import CallRecord
 from gpufn_core.spec.priority import Priority, QueueKind
 from gpufn_platform.bus.connection import Bus
 from gpufn_platform.bus.storage import streams
-from gpufn_platform.queue import call_records, checkpoints, dead_letters, queued_calls
+from gpufn_platform.queue import queued_calls
+from gpufn_platform.queue.records import call_records, checkpoints, dead_letters
 
 log = logging.getLogger(__name__)
 

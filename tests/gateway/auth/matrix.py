@@ -32,7 +32,7 @@ from gpufn_gateway.auth.tokens import User
 from gpufn_gateway.functions.deploys import DeployOptions
 from gpufn_gateway.history.blocks import Event, EventKind, encode_event
 from gpufn_platform.bus.storage import object_store
-from gpufn_platform.queue import dead_letters
+from gpufn_platform.queue.records import dead_letters
 from tests.gateway.auth.access_table import PRINCIPALS, ROUTES, UNSUPPORTED
 from tests.gateway.whole import BUNDLE, DIGEST, Whole
 from tests.waiting import until_async

@@ -18,7 +18,7 @@ from gpufn_core.protocol.records import KeyLimits
 from gpufn_gateway.auth.access import new_key
 from gpufn_platform.bus.connection import Bus
 from gpufn_platform.bus.storage import streams
-from gpufn_platform.queue import call_records
+from gpufn_platform.queue.records import call_records
 from tests.gateway.submitted.test_submitted_calls import GOOD, die, end, submit
 from tests.gateway.whole import DIGEST, Whole, gateway_on
 from tests.waiting import until_async

@@ -21,7 +21,8 @@ from gpufn_core.protocol.records import BodyReference
 from gpufn_gateway.garbage_collection import argument_files
 from gpufn_gateway.garbage_collection.argument_files import ArgumentFiles
 from gpufn_platform.bus.storage import object_store, streams
-from gpufn_platform.queue import call_records, dead_letters, large_bodies, queued_calls
+from gpufn_platform.queue import large_bodies, queued_calls
+from gpufn_platform.queue.records import call_records, dead_letters
 from tests.gateway.conftest import ManualClock
 from tests.gateway.whole import DIGEST, Whole, gateway_on
 

@@ -13,7 +13,8 @@ from gpufn_core.spec.priority import Priority
 from gpufn_core.spec.schedule import Schedule
 from gpufn_gateway.auth.access import new_key
 from gpufn_platform.bus.storage import streams
-from gpufn_platform.queue import call_records, queue_position
+from gpufn_platform.queue import queue_position
+from gpufn_platform.queue.records import call_records
 from tests.gateway.submitted.test_submitted_calls import GOOD, die, submit
 from tests.gateway.whole import DIGEST, gateway_on
 from tests.waiting import until_async

@@ -25,7 +25,8 @@ from gpufn_gateway.maps.outcomes import Cursor
 from gpufn_local.nats_process import EmbeddedServer
 from gpufn_platform.bus.storage import object_store, streams
 from gpufn_platform.bus.storage.header_summary import summary
-from gpufn_platform.queue import call_records, dead_letters, map_log, queue_position
+from gpufn_platform.queue import map_log, queue_position
+from gpufn_platform.queue.records import call_records, dead_letters
 from tests.gateway.whole import DIGEST, Whole, gateway_on
 from tests.waiting import until_async
 

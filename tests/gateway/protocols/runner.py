@@ -13,7 +13,8 @@ from gpufn_core.domain.invocation import InvocationState
 from gpufn_core.errors import ErrorInfo
 from gpufn_core.protocol.messages import unpack_invocation
 from gpufn_core.spec.priority import Priority
-from gpufn_platform.queue import call_records, queued_calls
+from gpufn_platform.queue import queued_calls
+from gpufn_platform.queue.records import call_records
 from tests.gateway.whole import Whole
 from tests.taking import take
 

@@ -21,7 +21,7 @@ from gpufn_gateway.schedules.runs import ScheduleRuns
 from gpufn_gateway.schedules.store import Schedules
 from gpufn_gateway.store_sync import StoreSync
 from gpufn_platform.bus.storage import streams
-from gpufn_platform.queue import call_records
+from gpufn_platform.queue.records import call_records
 from tests.gateway.whole import DIGEST, Whole, gateway_on
 from tests.waiting import until_async
 

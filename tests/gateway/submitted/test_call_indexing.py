@@ -15,7 +15,7 @@ from gpufn_gateway.auth.access import new_key
 from gpufn_gateway.submitted import call_indexing
 from gpufn_gateway.submitted.call_indexing import CallIndexing
 from gpufn_platform.bus.storage import streams
-from gpufn_platform.queue.call_index import CallIndex
+from gpufn_platform.queue.records.call_index import CallIndex
 from tests.gateway.conftest import ManualClock
 from tests.gateway.submitted.test_submitted_calls import end, record_of, submit
 from tests.gateway.whole import DIGEST, gateway_on

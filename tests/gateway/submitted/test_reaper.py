@@ -17,7 +17,7 @@ from gpufn_gateway.submitted.reaper import Reaper
 from gpufn_platform.bus.storage import streams
 from gpufn_platform.bus.typed_handler import decoded
 from gpufn_platform.process.clock import SystemClock
-from gpufn_platform.queue import call_records, dead_letters
+from gpufn_platform.queue.records import call_records, dead_letters
 from tests.gateway.whole import DIGEST, Whole, gateway_on
 from tests.taking import take
 

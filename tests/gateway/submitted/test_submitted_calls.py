@@ -29,7 +29,8 @@ from gpufn_gateway.submitted import call_events
 from gpufn_gateway.submitted import submit as submissions
 from gpufn_platform.bus.connection import Bus
 from gpufn_platform.bus.storage import object_store, streams
-from gpufn_platform.queue import call_records, checkpoints, dead_letters, queue_position
+from gpufn_platform.queue import queue_position
+from gpufn_platform.queue.records import call_records, checkpoints, dead_letters
 from tests.gateway.whole import DIGEST, Whole, gateway_on
 from tests.taking import take
 from tests.waiting import until_async

@@ -23,7 +23,7 @@ from gpufn_gateway.webhooks.deliveries import Deliveries
 from gpufn_gateway.webhooks.sender import WebhookSender
 from gpufn_platform.bus.connection import Bus
 from gpufn_platform.bus.storage import streams
-from gpufn_platform.queue import call_records
+from gpufn_platform.queue.records import call_records
 from tests.gateway.webhooks.receiver import OK, receiving
 from tests.gateway.whole import DIGEST, Whole, gateway_on
 from tests.waiting import until_async

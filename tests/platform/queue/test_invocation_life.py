@@ -37,8 +37,9 @@ from gpufn_core.spec.function_spec import EntryPoint, FunctionSpec, MethodSpec
 from gpufn_local.nats_process import EmbeddedServer
 from gpufn_platform.bus.connection import Bus
 from gpufn_platform.bus.storage import streams
-from gpufn_platform.queue import call_records, dead_letters, queue_position, queued_calls
+from gpufn_platform.queue import queue_position, queued_calls
 from gpufn_platform.queue.call_request import CallRequest
+from gpufn_platform.queue.records import call_records, dead_letters
 
 FUNCTION = "lives"
 QUEUE = subjects.async_queue(FUNCTION, 1)

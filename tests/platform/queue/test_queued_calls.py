@@ -23,8 +23,9 @@ from gpufn_local.nats_process import EmbeddedServer
 from gpufn_platform.bus.connection import Bus
 from gpufn_platform.bus.storage import streams
 from gpufn_platform.bus.storage.ordered_reader import StoredMessage
-from gpufn_platform.queue import call_records, map_log, queue_position, queued_calls
+from gpufn_platform.queue import map_log, queue_position, queued_calls
 from gpufn_platform.queue.call_request import CallRequest
+from gpufn_platform.queue.records import call_records
 from tests.platform.conftest import Connect, Crash
 from tests.taking import take
 

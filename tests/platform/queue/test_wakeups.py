@@ -15,9 +15,10 @@ from gpufn_core.spec.function_spec import EntryPoint, FunctionSpec, MethodSpec
 from gpufn_core.spec.priority import Priority, QueueKind
 from gpufn_platform.bus.storage import streams
 from gpufn_platform.process.clock import SystemClock
-from gpufn_platform.queue import call_records, map_log, wakeups
+from gpufn_platform.queue import map_log, wakeups
 from gpufn_platform.queue.call_request import CallRequest
 from gpufn_platform.queue.caller import Caller
+from gpufn_platform.queue.records import call_records
 
 NORMAL = QueueKind(Priority.NORMAL, is_sync=False)
 LOW = QueueKind(Priority.LOW, is_sync=False)

@@ -27,9 +27,10 @@ from gpufn_platform.bus.connection import Bus, Message
 from gpufn_platform.bus.storage import object_store, streams
 from gpufn_platform.bus.storage.key_value import KeyValue
 from gpufn_platform.process.clock import SystemClock
-from gpufn_platform.queue import call_records, large_bodies
+from gpufn_platform.queue import large_bodies
 from gpufn_platform.queue.call_request import CallRequest
 from gpufn_platform.queue.caller import Caller
+from gpufn_platform.queue.records import call_records
 from gpufn_platform.volume_store.on_bus import BusStore
 from gpufn_runtime.runner.gpu.gpu_turns import NodeTurns
 from gpufn_runtime.runner.loop import Runner

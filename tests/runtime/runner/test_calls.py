@@ -16,7 +16,7 @@ from gpufn_core.ids import new_invocation_id
 from gpufn_core.protocol import frames, subjects
 from gpufn_core.spec.function_spec import CallKind, Retry
 from gpufn_platform.bus.storage import streams
-from gpufn_platform.queue import call_records
+from gpufn_platform.queue.records import call_records
 from tests.runtime.runner.node import NODE, Node, on_node
 
 

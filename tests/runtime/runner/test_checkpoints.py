@@ -15,7 +15,7 @@ from gpufn_core.protocol.codec import Unpacker
 from gpufn_core.protocol.limits import CHECKPOINT_BYTES
 from gpufn_core.protocol.messages import ItemReply, Progress
 from gpufn_core.spec.function_spec import CallKind
-from gpufn_platform.queue import call_records, checkpoints
+from gpufn_platform.queue.records import call_records, checkpoints
 from tests.runtime.runner.node import RETRY_AT_ONCE, FakeWorker, Node, on_node
 
 STATE = b"\x92\x01\x02"

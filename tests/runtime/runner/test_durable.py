@@ -25,8 +25,8 @@ from gpufn_platform.bus.connection import Bus, Message
 from gpufn_platform.bus.nats_protocol import ack_tokens
 from gpufn_platform.bus.storage import object_store, streams
 from gpufn_platform.process.clock import SystemClock
-from gpufn_platform.queue import call_records, dead_letters
 from gpufn_platform.queue.delivery import Delivery
+from gpufn_platform.queue.records import call_records, dead_letters
 from gpufn_platform.shared_bodies.bodies import SharedBodies
 from gpufn_runtime.runner.core import machine
 from gpufn_runtime.runner.dispatch.pull_credits import PullCredits

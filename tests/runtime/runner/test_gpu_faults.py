@@ -11,7 +11,7 @@ from gpufn_core.protocol import frames, subjects
 from gpufn_core.protocol.codec import encode
 from gpufn_core.protocol.reports import WorkerEvent, WorkerEventKind
 from gpufn_core.spec.function_spec import CallKind
-from gpufn_platform.queue import call_records
+from gpufn_platform.queue.records import call_records
 from tests.runtime.runner.node import NODE, FakeWorker, Node, on_node
 
 

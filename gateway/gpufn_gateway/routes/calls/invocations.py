@@ -27,7 +27,7 @@ from gpufn_gateway.routes.requests import (
     whole_number,
 )
 from gpufn_gateway.submitted.submit import Search, Submissions
-from gpufn_platform.queue.call_records import CallCursor
+from gpufn_platform.queue.records.call_records import CallCursor
 
 
 class InvocationRoutes:

@@ -34,8 +34,9 @@ from gpufn_platform.bus.connection import Bus
 from gpufn_platform.bus.storage import object_store
 from gpufn_platform.process.clock import Clock
 from gpufn_platform.process.tasks import Tasks
-from gpufn_platform.queue import call_records, checkpoints, dead_letters, wakeups
+from gpufn_platform.queue import wakeups
 from gpufn_platform.queue.delivery import Delivery
+from gpufn_platform.queue.records import call_records, checkpoints, dead_letters
 from gpufn_runtime.runner.attempts.start_log import StartLog
 from gpufn_runtime.runner.attempts.unacknowledged_replies import UnacknowledgedReplies
 from gpufn_runtime.runner.core.actions import Settle

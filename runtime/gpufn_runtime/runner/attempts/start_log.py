@@ -16,8 +16,8 @@ from gpufn_core.protocol.records import StartNote
 from gpufn_platform.bus.connection import Bus
 from gpufn_platform.process.clock import Clock
 from gpufn_platform.process.tasks import Tasks
-from gpufn_platform.queue import checkpoints, start_notes
 from gpufn_platform.queue.delivery import Delivery
+from gpufn_platform.queue.records import checkpoints, start_notes
 from gpufn_runtime.runner.core.attempt import Attempt
 
 log = logging.getLogger(__name__)

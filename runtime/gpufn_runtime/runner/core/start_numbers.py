@@ -3,7 +3,7 @@
 A message holds the number of its first start. NATS counts the deliveries of a message, and each start needs its own
 delivery. A number that grows with that count is therefore never used twice. Gaps are possible: a runner that died may
 have received a message without starting it. They are rare: deliveries that this runner returned unused do not count,
-and the count continues from the note of the last start (`gpufn_platform.queue.start_notes`).
+and the count continues from the note of the last start (`gpufn_platform.queue.records.start_notes`).
 """
 
 from __future__ import annotations

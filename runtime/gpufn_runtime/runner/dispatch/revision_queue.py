@@ -31,8 +31,9 @@ from gpufn_core.protocol.reports import RevisionTraffic
 from gpufn_platform.bus.connection import Bus
 from gpufn_platform.process.clock import Clock
 from gpufn_platform.process.tasks import Tasks
-from gpufn_platform.queue import call_records, queued_calls
+from gpufn_platform.queue import queued_calls
 from gpufn_platform.queue.delivery import Delivery
+from gpufn_platform.queue.records import call_records
 from gpufn_runtime.runner.agent_events import AgentEvents
 from gpufn_runtime.runner.attempts.attempt_index import Attempts
 from gpufn_runtime.runner.attempts.metering import Meter

@@ -24,8 +24,9 @@ from gpufn_platform.bus.connection import Bus, Message
 from gpufn_platform.bus.nats_protocol import ack_tokens
 from gpufn_platform.bus.storage import streams
 from gpufn_platform.process.tasks import Tasks
-from gpufn_platform.queue import call_records, queue_position, queued_calls
+from gpufn_platform.queue import queue_position, queued_calls
 from gpufn_platform.queue.delivery import Delivery, Ledger
+from gpufn_platform.queue.records import call_records
 from gpufn_runtime.runner.attempts.start_log import StartLog
 from gpufn_runtime.runner.core import events
 from gpufn_runtime.runner.workers.worker_link import WorkerLink

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from gpufn_core.errors import GpufnError
 from gpufn_platform.bus.connection import Bus
 from gpufn_platform.process.tasks import Tasks
-from gpufn_platform.queue import call_records
+from gpufn_platform.queue.records import call_records
 from gpufn_runtime.runner.core.attempt import Attempt
 
 log = logging.getLogger(__name__)

@@ -46,10 +46,11 @@ from gpufn_core.spec.naming.names import home_of
 from gpufn_core.spec.priority import Priority
 from gpufn_platform.bus.connection import Bus
 from gpufn_platform.process.clock import Clock
-from gpufn_platform.queue import call_records, checkpoints, wakeups
 from gpufn_platform.queue import large_bodies as bodies
+from gpufn_platform.queue import wakeups
 from gpufn_platform.queue.call_request import CallRequest
 from gpufn_platform.queue.caller import Caller
+from gpufn_platform.queue.records import call_records, checkpoints
 from gpufn_runtime.runner.circuits import Circuits
 from gpufn_runtime.runner.core.attempt import Attempt
 from gpufn_runtime.runner.directory import Directory

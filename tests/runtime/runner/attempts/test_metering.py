@@ -22,7 +22,7 @@ from gpufn_core.protocol.reports import DeviceReport
 from gpufn_core.spec.function_spec import Batch, Retry
 from gpufn_platform.bus.connection import Bus
 from gpufn_platform.bus.storage.key_value import KeyValue
-from gpufn_platform.queue import call_records as records
+from gpufn_platform.queue.records import call_records as records
 from gpufn_runtime.runner.attempts import settle
 from gpufn_runtime.runner.attempts.metering import Meter
 from gpufn_runtime.runner.core.busy_time import BusyTime

@@ -13,7 +13,7 @@ from gpufn_core.protocol import frames, subjects
 from gpufn_core.protocol.messages import InvocationMessage
 from gpufn_core.protocol.records import CallRecord, StartNote
 from gpufn_core.spec.function_spec import Retry
-from gpufn_platform.queue import call_records, start_notes
+from gpufn_platform.queue.records import call_records, start_notes
 from gpufn_runtime.runner.core import machine
 from gpufn_runtime.runner.core.start_numbers import adopted, interrupted, next_start
 from tests.runtime.runner.node import NODE, RETRY_AT_ONCE, FakeWorker, Node, on_node

@@ -19,7 +19,7 @@ from gpufn_core.protocol.messages import InvocationMessage, ResultReply, unpack_
 from gpufn_core.spec.function_spec import Retry
 from gpufn_platform.bus.connection import Message
 from gpufn_platform.bus.storage import streams
-from gpufn_platform.queue import call_records
+from gpufn_platform.queue.records import call_records
 from gpufn_runtime.runner.dispatch.fast_path import FastPathServer
 from tests.runtime.runner.node import FakeWorker, Node, on_node
 

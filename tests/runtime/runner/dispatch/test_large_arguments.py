@@ -13,7 +13,8 @@ from gpufn_core.ids import new_invocation_id
 from gpufn_core.protocol import frames, subjects
 from gpufn_core.protocol.records import BodyReference, CallRecord
 from gpufn_platform.bus.storage import streams
-from gpufn_platform.queue import call_records, dead_letters, large_bodies
+from gpufn_platform.queue import large_bodies
+from gpufn_platform.queue.records import call_records, dead_letters
 from gpufn_platform.shared_bodies.bodies import SharedBodies
 from gpufn_runtime.runner.dispatch.large_bodies import NodeBodies
 from tests.runtime.runner.node import RETRY_AT_ONCE, Node, on_node, read

@@ -18,7 +18,8 @@ from gpufn_core.protocol.records import CallRecord
 from gpufn_core.spec.priority import QUEUES, Priority, QueueKind
 from gpufn_platform.bus.connection import JetStreamError
 from gpufn_platform.bus.storage import streams
-from gpufn_platform.queue import call_records, queue_position
+from gpufn_platform.queue import queue_position
+from gpufn_platform.queue.records import call_records
 from gpufn_runtime.runner.dispatch.queue_choice import AGED_AFTER_S
 from tests.runtime.runner.node import RETRY_AT_ONCE, FakeWorker, Node, on_node
 

@@ -12,7 +12,7 @@ from gpufn_core.domain.invocation import InvocationState, OutcomeKind
 from gpufn_core.domain.worker import Exit
 from gpufn_core.errors import ErrorInfo
 from gpufn_core.protocol import frames
-from gpufn_platform.queue import call_records
+from gpufn_platform.queue.records import call_records
 from gpufn_runtime.runner.attempts.settle import Settler
 from gpufn_runtime.runner.core import machine
 from gpufn_runtime.runner.recovery.abandoned_calls import AbandonedCalls

@@ -11,7 +11,7 @@ from gpufn_core.domain.revision import Revision
 from gpufn_core.domain.worker import Desired, WorkerState
 from gpufn_core.protocol import frames
 from gpufn_core.protocol.messages import CallLocation
-from gpufn_platform.queue import call_records
+from gpufn_platform.queue.records import call_records
 from tests.runtime.runner.node import FakeWorker, Node, on_node
 from tests.runtime.runner.workers.test_nested_calls import call_of
 

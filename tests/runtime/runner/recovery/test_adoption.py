@@ -20,7 +20,7 @@ from gpufn_core.protocol.records import CallRecord
 from gpufn_core.spec.function_spec import EntryPoint, FunctionSpec, MethodSpec
 from gpufn_core.spec.priority import Priority, QueueKind
 from gpufn_platform.bus.connection import Bus, Message
-from gpufn_platform.queue import call_records
+from gpufn_platform.queue.records import call_records
 from gpufn_runtime.runner.recovery.adoption import queue_position_of
 from tests.runtime.runner.node import RETRY_AT_ONCE, FakeWorker, Node, on_node
 

@@ -24,10 +24,11 @@ from gpufn_core.protocol.streams.stream_window import STREAM_WINDOW
 from gpufn_core.spec.function_spec import CallKind
 from gpufn_platform.bus.connection import Bus
 from gpufn_platform.bus.storage import object_store, streams
-from gpufn_platform.queue import call_records, large_bodies, queued_calls
+from gpufn_platform.queue import large_bodies, queued_calls
 from gpufn_platform.queue.call_request import CallRequest
 from gpufn_platform.queue.caller import Caller
 from gpufn_platform.queue.pending import PendingCall
+from gpufn_platform.queue.records import call_records
 from gpufn_platform.shared_bodies.bodies import SharedBodies
 from gpufn_runtime.runner.workers.nested_calls import _Window
 from tests.runtime.runner.node import Node, on_node

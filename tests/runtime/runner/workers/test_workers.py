@@ -19,7 +19,7 @@ from gpufn_core.protocol.launch import LAST_CALL_S, RECONNECT_S
 from gpufn_core.protocol.messages import LogLine
 from gpufn_core.protocol.reports import WorkerEvent
 from gpufn_platform.bus.storage import streams
-from gpufn_platform.queue import call_records
+from gpufn_platform.queue.records import call_records
 from gpufn_runtime.runner.directory import Directory
 from tests.runtime.runner.node import RETRY_AT_ONCE, Node, on_node
 

@@ -34,8 +34,9 @@ from gpufn_platform.bus.jetstream import Stored
 from gpufn_platform.bus.storage import header_summary, object_store, stream_scan, streams
 from gpufn_platform.bus.storage.change_wait import ChangeSignal
 from gpufn_platform.bus.storage.header_summary import SCAN_LIMIT, newest, summary, summary_of
-from gpufn_platform.queue import checkpoints, dead_letters, queued_calls, wakeups
+from gpufn_platform.queue import queued_calls, wakeups
 from gpufn_platform.queue.call_request import CallRequest
+from gpufn_platform.queue.records import checkpoints, dead_letters
 
 log = logging.getLogger(__name__)
 

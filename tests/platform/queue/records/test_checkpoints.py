@@ -5,7 +5,7 @@ from typing import Any
 from gpufn_core.protocol.records import Checkpoint
 from gpufn_local.nats_process import EmbeddedServer
 from gpufn_platform.bus.storage import streams
-from gpufn_platform.queue import checkpoints
+from gpufn_platform.queue.records import checkpoints
 
 
 async def test_a_runner_keeps_replaces_and_forgets_the_checkpoint_of_a_call(nats: EmbeddedServer, connect: Any) -> None:

@@ -13,7 +13,7 @@ from gpufn_core.protocol.codec import encode
 from gpufn_core.protocol.records import StartNote
 from gpufn_platform.bus.connection import Bus
 from gpufn_platform.bus.storage import streams
-from gpufn_platform.queue import checkpoints
+from gpufn_platform.queue.records import checkpoints
 
 _note = msgspec.msgpack.Decoder(StartNote)
 

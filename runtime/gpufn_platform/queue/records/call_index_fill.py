@@ -10,7 +10,7 @@ from gpufn_platform.bus.connection import Bus
 from gpufn_platform.bus.storage import ordered_reader, stream_scan
 from gpufn_platform.bus.storage.header_summary import summary_of
 from gpufn_platform.bus.storage.ordered_reader import StoredMessage
-from gpufn_platform.queue.call_index import CallFacts, CallIndex, Wanted
+from gpufn_platform.queue.records.call_index import CallFacts, CallIndex, Wanted
 
 _AT_ONCE = 1000  # sequences: 25 ms of CPU time, shared with the bus
 _DECODE_AT_ONCE = 500

@@ -19,9 +19,9 @@ from gpufn_local.nats_process import EmbeddedServer
 from gpufn_platform.bus.connection import Bus
 from gpufn_platform.bus.storage import ordered_reader, streams
 from gpufn_platform.bus.storage.ordered_reader import StoredMessage
-from gpufn_platform.queue import call_index, call_records
-from gpufn_platform.queue.call_index import CallFacts, CallIndex, Wanted
-from gpufn_platform.queue.call_index_fill import SearchView, fill
+from gpufn_platform.queue.records import call_index, call_records
+from gpufn_platform.queue.records.call_index import CallFacts, CallIndex, Wanted
+from gpufn_platform.queue.records.call_index_fill import SearchView, fill
 from tests.platform.conftest import Connect
 from tests.platform.queue.test_queued_calls import begin, submit
 
