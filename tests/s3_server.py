@@ -22,7 +22,9 @@ def s3_server(folder: Path) -> Iterator[dict[str, str]]:
     program = shutil.which("rclone")
     if program is None:
         missing("rclone is not installed")
-    command = [program, "serve", "s3", "--addr", "127.0.0.1:0", "--auth-key", f"{KEY},{SECRET}", "--vfs-cache-mode=off"]
+    # Without the cache of folders: a list could have other times than the object itself.
+    uncached = ("--vfs-cache-mode=off", "--dir-cache-time=0s")
+    command = [program, "serve", "s3", "--addr", "127.0.0.1:0", "--auth-key", f"{KEY},{SECRET}", *uncached]
     environ = {"HOME": os.fspath(folder.parent), "PATH": os.environ["PATH"]}
     with subprocess.Popen([*command, os.fspath(folder)], stderr=subprocess.PIPE, text=True, env=environ) as server:
         try:

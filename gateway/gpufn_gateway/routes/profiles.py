@@ -33,6 +33,7 @@ WAITS_AT_ONCE: Final = 16  # each looks at all workers
 _LOOK_S: Final = 0.2  # between looks at the reports of runners, which come each second
 FOLDED: Final = "text/plain; charset=utf-8"
 TRACE: Final = "application/gzip"
+_LOCATE_S: Final = 2.0  # the runner of a busy node may respond late, and a profile takes seconds anyway
 
 _reply = msgspec.msgpack.Decoder(ProfileReply)
 
@@ -94,7 +95,7 @@ class ProfileRoutes:
             if process.function == function
         }
         if body.call:
-            location = await call_records.locate(self._bus, body.call.lower())
+            location = await call_records.locate(self._bus, body.call.lower(), within_s=_LOCATE_S)
             if location is None or location.worker not in workers:
                 raise InvocationNotFound(f"No worker of {function} runs the call {shown(body.call)} now.")
             return ProfiledWorker(location.worker, workers[location.worker])
