@@ -68,9 +68,10 @@ def secretive(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
         yield platform
 
 
-@pytest.fixture
-def app(tmp_path: Path) -> Path:
-    path = tmp_path / "app.py"
+@pytest.fixture(scope="module")
+def app(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One file for all tests: a deploy from another folder does not replace a function that is being restarted."""
+    path = tmp_path_factory.mktemp("app") / "app.py"
     path.write_text(APP)
     return path
 
