@@ -20,6 +20,9 @@ from gpufn_core.domain.worker import ColdStart
 from gpufn_core.protocol.messages import ResultReply
 from gpufn_core.protocol.reports import DeviceReport, FunctionTotals, NodeReport, ProcessReport, TotalsReport
 from gpufn_gateway.metrics.families import Families
+from gpufn_gateway.metrics.formats.format import Format
+from gpufn_gateway.metrics.formats.protobuf import Protobuf
+from gpufn_gateway.metrics.formats.text import OpenMetrics, Text
 from gpufn_gateway.metrics.gpus import GpuSeries
 from gpufn_gateway.metrics.platform_series import ReportSeries
 from gpufn_gateway.metrics.telemetry import Telemetry
@@ -110,19 +113,22 @@ def main() -> None:
     options = measure.arguments("The cost of a scrape.", rounds=15)
     telemetry = platform()
 
-    def write(*, openmetrics: bool = True) -> bytes:
-        families = Families(openmetrics=openmetrics)
+    def write(form: Format) -> bytes:
+        families = Families(form)
         for fill in telemetry.snapshots():
             fill(families)
-        return families.text()
+        return families.exposition()
 
-    body = write()
+    text, openmetrics, protobuf = Text(), OpenMetrics(), Protobuf()
+    body = write(openmetrics)
     result = {
         "samples": sum(not line.startswith(b"#") for line in body.splitlines()),
         "bytes": len(body),
         "snapshot_ms": round(milliseconds(telemetry.snapshots, options.rounds), 1),
-        "openmetrics_ms": round(milliseconds(write, options.rounds), 1),
-        "text_ms": round(milliseconds(lambda: write(openmetrics=False), options.rounds), 1),
+        "openmetrics_ms": round(milliseconds(lambda: write(openmetrics), options.rounds), 1),
+        "text_ms": round(milliseconds(lambda: write(text), options.rounds), 1),
+        "protobuf_ms": round(milliseconds(lambda: write(protobuf), options.rounds), 1),
+        "protobuf_bytes": len(write(protobuf)),
         "longest_stop_of_the_loop_ms": round(asyncio.run(longest_stop_ms(telemetry, options.rounds)), 1),
     }
     for name, value in result.items():

@@ -7,7 +7,7 @@ import math
 import re
 import shutil
 import subprocess
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -77,13 +77,21 @@ def _series_of(label_values: str) -> str:
 class Prometheus:
     """`targets` are the addresses of gateways. With `alertmanager`, alerts are sent there."""
 
-    def __init__(self, folder: Path, targets: Iterable[str], *, alertmanager: bool = False) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        targets: Iterable[str],
+        *,
+        alertmanager: bool = False,
+        features: Sequence[str] = ("exemplar-storage",),
+    ) -> None:
         for program in ("prometheus", *(("prometheus-alertmanager",) if alertmanager else ())):
             if shutil.which(program) is None:
                 missing(f"{program} is not installed")
         self._folder = folder
         self._targets = [httpx.URL(target) for target in targets]
         self._has_alertmanager = alertmanager
+        self._features = ",".join(features)
         self._processes: list[subprocess.Popen[bytes]] = []
         self.client = http_client()
         self.alerts = http_client()  # of the Alertmanager
@@ -112,7 +120,7 @@ class Prometheus:
         (folder / "prometheus.yaml").write_text(json.dumps(config))
         address = self._start(
             "prometheus", f"--config.file={folder}/prometheus.yaml", f"--storage.tsdb.path={folder}/data",
-            "--enable-feature=exemplar-storage", "--web.listen-address=127.0.0.1:0",
+            f"--enable-feature={self._features}", "--web.listen-address=127.0.0.1:0",
         )  # fmt: skip
         self.client.base_url = httpx.URL(f"http://{address}/api/v1/")
         until(lambda: self.client.get(f"http://{address}/-/ready").status_code == 200)

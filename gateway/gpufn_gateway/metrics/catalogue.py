@@ -10,6 +10,9 @@ from __future__ import annotations
 import enum
 from typing import Final, NamedTuple
 
+# Units that end a name, by the conventions of Prometheus.
+_UNITS_IN_NAMES: Final = ("seconds", "bytes", "ratio", "celsius", "watts", "joules", "hertz")
+
 
 class Kind(enum.StrEnum):
     COUNTER = "counter"
@@ -41,6 +44,11 @@ class Series(NamedTuple):
         'gpufn_calls_total'
         """
         return f"{self.name}_total" if self.kind is Kind.COUNTER else self.name
+
+    @property
+    def unit_in_name(self) -> str:
+        """The unit that the name ends with, or ""."""
+        return self.unit if self.unit in _UNITS_IN_NAMES and self.name.endswith(f"_{self.unit}") else ""
 
 
 _C, _G, _H, _U = Kind.COUNTER, Kind.GAUGE, Kind.HISTOGRAM, Kind.UNKNOWN

@@ -10,9 +10,9 @@ from typing import Final, Protocol
 from gpufn_gateway.history.collector import function_subject, revision_subject
 from gpufn_gateway.history.fields import Points, merge
 from gpufn_gateway.metrics.call_stats import OTHER, CallStats
-from gpufn_gateway.metrics.exposition import OPENMETRICS, TEXT, accepts_openmetrics
 from gpufn_gateway.metrics.families import Families
-from gpufn_gateway.metrics.histogram import Histogram
+from gpufn_gateway.metrics.formats.negotiation import format_for
+from gpufn_gateway.metrics.histogram import Histogram, exemplar_of
 
 MAX_FUNCTIONS: Final = 1_000  # with their own series at a gateway
 OTHER_FUNCTIONS: Final = f"_{OTHER}"  # the name of all functions beyond it; no function can have it
@@ -75,10 +75,8 @@ class Telemetry:
 
     async def scrape(self, accept: str) -> tuple[bytes, str]:
         """Return the body and the content type for a client's `Accept`."""
-        openmetrics = accepts_openmetrics(accept)
-        families = Families(openmetrics=openmetrics)
-        body = await asyncio.to_thread(_write, families, self.snapshots())
-        return body, OPENMETRICS if openmetrics else TEXT
+        form = format_for(accept)
+        return await asyncio.to_thread(_write, Families(form), self.snapshots()), form.content_type
 
     def snapshots(self) -> list[Fill]:
         sources: list[Source] = [self, *self.of_gateway, *(self.of_platform if self._leads() else ())]
@@ -118,8 +116,8 @@ def _add_calls(families: Families, name: str, stats: CallStats) -> None:
     ):
         for label, value in by_label.items():
             add(metric, value, name, str(label))
-    with_exemplars = stats.latency.cumulative(stats.exemplars)
-    families.add_histogram("gpufn_call_seconds", stats.latency, name, buckets=with_exemplars)
+    exemplars = {bucket: exemplar_of(*call) for bucket, call in stats.exemplars.items()}
+    families.add_histogram("gpufn_call_seconds", stats.latency, name, exemplars=exemplars)
     families.add_histogram("gpufn_queue_seconds", stats.queue, name)
     families.add_histogram("gpufn_run_seconds", stats.run, name)
     add("gpufn_cold_starts", stats.cold_starts, name)
@@ -129,4 +127,4 @@ def _write(families: Families, fills: Iterable[Fill]) -> bytes:
     for fill in fills:
         fill(families)
     families.add("gpufn_metrics_dropped_series", families.dropped)
-    return families.text()
+    return families.exposition()

@@ -111,8 +111,8 @@ def statistics(revision: Revision, name: str, stats: CallStats) -> dict[str, Any
         "inference_stats": {
             "success": {"count": succeeded, "ns": round(stats.succeeded_s * 1e9)},
             "fail": {"count": ended - succeeded, "ns": round(failed_s * 1e9)},
-            "queue": {"count": sum(stats.queue.counts), "ns": round(stats.queue.total * 1e9)},
-            "compute_infer": {"count": sum(stats.run.counts), "ns": round(stats.run.total * 1e9)},
+            "queue": {"count": stats.queue.count, "ns": round(stats.queue.total * 1e9)},
+            "compute_infer": {"count": stats.run.count, "ns": round(stats.run.total * 1e9)},
         },
         "batch_stats": [],
     }

@@ -15,6 +15,7 @@ from gpufn_gateway.metrics import families as bounds
 from gpufn_gateway.metrics.call_stats import MAX_CODES, OTHER, CallStats
 from gpufn_gateway.metrics.catalogue import SERIES, Kind
 from gpufn_gateway.metrics.families import Families
+from gpufn_gateway.metrics.formats.text import OpenMetrics, Text
 from gpufn_gateway.metrics.telemetry import MAX_FUNCTIONS, OTHER_FUNCTIONS, Telemetry
 from gpufn_gateway.monitoring import dashboards, rules
 
@@ -99,11 +100,10 @@ def test_samples_beyond_the_bound_are_left_out_and_counted(monkeypatch: pytest.M
 
 def test_hostile_labels_are_escaped() -> None:
     hostile = 'a"} 1\n# EOF\nevil{x="\\'
-    for openmetrics in (False, True):
-        families = Families(openmetrics=openmetrics)
+    for form, parse in ((Text(), parse_text), (OpenMetrics(), parse_openmetrics)):
+        families = Families(form)
         families.add("gpufn_node_up", 1, hostile)
-        parse = parse_openmetrics if openmetrics else parse_text
-        (metric,) = parse(families.text().decode())
+        (metric,) = parse(families.exposition().decode())
         assert [(each.name, each.labels, each.value) for each in metric.samples] == [
             ("gpufn_node_up", {"node": hostile}, 1.0)
         ]
@@ -136,5 +136,5 @@ def test_rules_and_dashboards_name_only_series_of_the_catalogue() -> None:
 
 
 def _samples(families: Families, name: str) -> list[Any]:
-    parsed = parse_text(families.text().decode())
+    parsed = parse_text(families.exposition().decode())
     return [sample for metric in parsed for sample in metric.samples if sample.name == name]

@@ -130,7 +130,7 @@ def _status() -> FunctionStatus:
 
 
 def _exposed(families: Families) -> dict[str, list[Any]]:
-    samples = [sample for metric in parse_text(families.text().decode()) for sample in metric.samples]
+    samples = [sample for metric in parse_text(families.exposition().decode()) for sample in metric.samples]
     return {name: [sample for sample in samples if sample.name == name] for name in {sample.name for sample in samples}}
 
 

@@ -102,8 +102,9 @@ class Window:
             total_s, counts = self._latencies.get(name, (0.0, ()))
             if latency.total == total_s:
                 continue
-            self._latencies[name] = latency.total, list(latency.counts)
+            current = latency.classic()
+            self._latencies[name] = latency.total, current
             if latency.total > total_s:
                 change = changes.setdefault(name, Totals())
-                change.add_latencies(latency.counts)
+                change.add_latencies(current)
                 change.add_latencies(counts, -1)
