@@ -156,13 +156,14 @@ def test_a_running_call_that_cannot_be_interrupted_is_cancelled_with_its_worker(
 
 
 def test_a_queued_call_that_is_cancelled_never_runs(own: Platform, tmp_path: Path) -> None:
-    first, second = tmp_path / "first", tmp_path / "second"
-    running = own.client.post("/v1/functions/sleeper/submit", json={"path": str(first), "seconds": 1.5})
-    queued = own.client.post("/v1/functions/sleeper/submit", json={"path": str(second), "seconds": 0})
+    first, second, gate = tmp_path / "first", tmp_path / "second", tmp_path / "gate"
+    running = own.client.post("/v1/functions/held/submit", json={"path": str(first), "gate": str(gate)})
+    queued = own.client.post("/v1/functions/held/submit", json={"path": str(second), "gate": str(gate)})
     status = own.client.get(queued.headers["location"]).json()
     assert (status["state"], bool(status["waiting"]["detail"])) == ("queued", True)
     assert own.client.delete(queued.headers["location"]).json()["cancelled"] is True
-    assert wait_for(own, running.json()["id"]).json() == "slept"
+    gate.touch()
+    assert wait_for(own, running.json()["id"]).status_code == 200
     assert not second.exists()
 
 

@@ -30,6 +30,14 @@ def sleeper(path: str, seconds: float) -> str:
 
 
 @gpu_function(max_workers=1, idle_timeout=60)
+def held(path: str, gate: str) -> None:
+    """Run until a file exists."""
+    _note(path, "began")
+    while not os.path.exists(gate):
+        time.sleep(0.01)
+
+
+@gpu_function(max_workers=1, idle_timeout=60)
 def picky(number: int) -> int:
     if number < 0:
         raise ValueError(f"{number} is below 0")
