@@ -76,7 +76,7 @@ def test_both_ranks_run_the_call_on_different_nodes_and_scale_to_zero_together(c
     assert cluster.invoke("total", {"value": 5}) == {"total": 15, "world": "2", "rank": "0"}
     both = until(lambda: len(found := processes(cluster, "total")) == 2 and found)
     assert {node for node, _ in both} == {"one", "two"}
-    assert cluster.ready_workers("total") == 1
+    until(lambda: cluster.ready_workers("total") == 1)
     assert "2 per worker" in cluster.gpufn("describe", "total")
     assert {each["rank"] for node in nodes(cluster) for each in node["processes"] if each["function"] == "total"} == {
         0,

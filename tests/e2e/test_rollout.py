@@ -211,7 +211,7 @@ def test_calls_of_a_function_whose_first_deploy_failed_get_the_reason_at_once(
 def test_a_deploy_starts_a_worker_unless_it_is_not_to_be_checked(platform: Platform, tmp_path: Path) -> None:
     project = Project(platform, tmp_path / "rolling.py", f"rolls-{next(_numbers)}")
     project.deploy(SERVES, 1)
-    assert platform.ready_workers(project.name) == 1
+    until(lambda: platform.ready_workers(project.name) == 1)
     (tmp_path / "weights.txt").touch()
     unchecked = Project(platform, tmp_path / "rolling.py", f"rolls-{next(_numbers)}")
     unchecked.deploy(CANNOT_START, 1, "--no-check")

@@ -76,8 +76,8 @@ def test_weights_go_from_a_deploy_to_the_workers(weighed: Platform, app: Path, o
     assert weighed.invoke("weigh") == {"a.bin": 2, "sub/b.bin": 2 << 20}
     assert weighed.invoke("weigh-hub") == {name: len(data) for name, data in _FILES.items()}
     assert weighed.invoke("look-away") == "ArtifactUnavailable"
-    metrics = weighed.client.get("/metrics").text
-    assert re.search(r"gpufn_weights_fetched_bytes_total\{node=\".*\"\} [1-9]", metrics)
+    fetched = re.compile(r"gpufn_weights_fetched_bytes_total\{node=\".*\"\} [1-9]")
+    until(lambda: fetched.search(weighed.client.get("/metrics").text))
 
 
 def test_a_second_deploy_fetches_nothing(weighed: Platform, app: Path, origins: Origins) -> None:
