@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from gpufn_runtime.runner.attempts.settle import Settler
 from gpufn_runtime.runner.core import machine
 from gpufn_runtime.runner.recovery.abandoned_calls import AbandonedCalls
 from tests.runtime.runner.node import RETRY_AT_ONCE, Node, on_node
+from tests.waiting import until_async
 
 RAISED = ErrorInfo("function_raised", "no")
 
@@ -115,6 +115,12 @@ def test_the_timer_stops_and_the_backlog_opens_when_nothing_runs_any_longer(url:
     on_node(url, tmp_path, test)
 
 
+def is_noted(node: Node) -> bool:
+    """Return whether the start of a running attempt is stored."""
+    notes = node.serving._start_log._notes.values()
+    return bool(notes) and all(storing.done() for storing in notes)
+
+
 @pytest.mark.parametrize(
     "exit_", [Exit(signal=9), Exit(signal=9, stopping=True), Exit(signal=9, device_fault="Xid 79")]
 )
@@ -124,8 +130,7 @@ def test_nothing_is_kept_of_calls_that_have_ended(url: str, tmp_path: Path, exit
         worker = await node.worker(revision)
         call = await node.submit(revision)
         await worker.run()
-        await asyncio.sleep(0.4)  # its start is noted
-        assert node.serving._start_log._notes
+        await until_async(lambda: is_noted(node))
         worker.die()
         await node.reap("f", exit_)
         other = await node.worker(revision, "w-2")
@@ -133,7 +138,7 @@ def test_nothing_is_kept_of_calls_that_have_ended(url: str, tmp_path: Path, exit
         assert run.number == 2
         waited = node.invoke(revision, b"2")
         await other.echo(1)
-        await asyncio.sleep(0.4)
+        await until_async(lambda: is_noted(node))
         other.answer(run)
         await waited.future
         record, _ = await call_records.wait(node.bus, call.id, 10)
