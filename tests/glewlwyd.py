@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import socket
 import sqlite3
-import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
-import pytest
 from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
-from tests.waiting import until
+from tests.openid_provider import CLIENT, PASSWORD, free_port, named_by, running
 
-CLIENT = "gpufn-cli"
-PASSWORD = "password"
 _FOLDER = "GPUFN_TEST_GLEWLWYD"  # the folder into which .ci/glewlwyd has unpacked it
 _CONFIG = """
 port={port}
@@ -52,6 +46,7 @@ database = {{ type = "sqlite3" path = "{database}" }};
 @dataclass
 class Glewlwyd:
     url: str
+    renews = False
 
     @property
     def issuer(self) -> str:
@@ -69,7 +64,6 @@ class Glewlwyd:
                 _send(admin, "POST", "/user/", record | {"scope": ["openid", "g_profile"], "groups": [group]})
 
     def approve(self, verification_url: str, user: str) -> None:
-        """Approve a device, as the user's browser does."""
         with httpx.Client(base_url=f"{self.url}/api", trust_env=False, timeout=10) as browser:
             _send(browser, "POST", "/auth/", {"username": user, "password": PASSWORD})
             _send(browser, "PUT", f"/auth/grant/{CLIENT}/", {"scope": "openid"})
@@ -78,13 +72,11 @@ class Glewlwyd:
             assert "deviceComplete" in shown.headers["location"], shown.headers["location"]
 
     def allow_redirect(self, address: str) -> None:
-        """Register the address to which the provider sends browsers."""
         with httpx.Client(base_url=f"{self.url}/api", trust_env=False, timeout=10) as admin:
             _send(admin, "POST", "/auth/", {"username": "admin", "password": PASSWORD})
             _send(admin, "PUT", f"/client/{CLIENT}", _CLIENT_RECORD | {"redirect_uri": [address]})
 
     def log_in(self, url: str, user: str) -> str:
-        """Log in, as the user's browser does. Return the address to which the browser is sent."""
         with httpx.Client(base_url=f"{self.url}/api", trust_env=False, timeout=10) as browser:
             _send(browser, "POST", "/auth/", {"username": user, "password": PASSWORD})
             _send(browser, "PUT", f"/auth/grant/{CLIENT}/", {"scope": "openid"})
@@ -135,39 +127,20 @@ def _plugin(issuer: str) -> dict[str, Any]:
 @contextlib.contextmanager
 def serving(folder: Path, users: dict[str, str]) -> Iterator[Glewlwyd]:
     """Run the provider. `users`: the group of each user."""
-    if _FOLDER not in os.environ:
-        pytest.skip(f"{_FOLDER} is not set")
-    root = Path(os.environ[_FOLDER])
-    program = root / "usr/bin/glewlwyd"
+    root = named_by(_FOLDER)
     schema = (root / "usr/share/dbconfig-common/data/glewlwyd/install/sqlite3").read_text()
     with contextlib.closing(sqlite3.connect(folder / "glewlwyd.db")) as database:
         database.executescript(schema)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     url, modules = f"http://127.0.0.1:{port}", root / "usr/lib/glewlwyd"
     config = folder / "glewlwyd.conf"
     config.write_text(
         _CONFIG.format(port=port, url=url, modules=modules, empty=folder / "none", database=folder / "glewlwyd.db")
     )
     (folder / "none").mkdir()
-    with (folder / "glewlwyd.log").open("wb") as log:
-        libraries = ":".join(map(str, (root / "usr/lib").glob("*-linux-gnu")))
-        process = subprocess.Popen(
-            [program, f"--config-file={config}"], stdout=log, stderr=log, env={"LD_LIBRARY_PATH": libraries}
-        )
-    try:
-        until(lambda: _answers(process, url, folder / "glewlwyd.log"))
+    command = [root / "usr/bin/glewlwyd", f"--config-file={config}"]
+    environ = {"LD_LIBRARY_PATH": ":".join(map(str, (root / "usr/lib").glob("*-linux-gnu")))}
+    with running(command, folder / "glewlwyd.log", f"{url}/config", environ):
         provider = Glewlwyd(url)
         provider.setup(users)
         yield provider
-    finally:
-        process.terminate()
-        process.wait(10)
-
-
-def _answers(process: subprocess.Popen[bytes], url: str, log: Path) -> bool:
-    assert process.poll() is None, log.read_text()
-    with contextlib.suppress(httpx.TransportError):
-        return httpx.get(f"{url}/config", trust_env=False).status_code == 200
-    return False

@@ -325,7 +325,8 @@ class Client(CallApi, ModelRequests, TerminalRequests, VolumeRequests, DataReque
 
     def provider(self) -> ProviderView | None:
         """Return the OpenID provider of `gpufn login`; None if the gateway has none."""
-        return self._json(_Provider, "GET", "/v1/auth").provider
+        # Without the stored login: if that has ended, its renewal raises, and nobody could log in again.
+        return self._json(_Provider, "GET", "/v1/auth", auth=None).provider
 
     def exchange(self, jwt: str) -> TokenView:
         """Return a token in exchange for a JSON Web Token of an OpenID provider that the gateway accepts."""

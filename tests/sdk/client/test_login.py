@@ -112,6 +112,19 @@ def test_a_token_that_is_still_valid_survives_a_failed_renewal(
     assert issuer.requests.count("/token") == 1
 
 
+def test_a_login_that_has_ended_is_replaced_by_the_next(
+    gateway: Any, issuer: StandInIssuer, provider: ProviderView
+) -> None:
+    Logins().put(gateway.url, Login(token="t0", expires_at=0.0, issuer=issuer.url, client_id=CLIENT))
+    assert run("whoami").exit_code == 5
+    result = run("login")
+    assert result.exit_code == 0, result.stderr
+    stored = Logins().get(gateway.url)
+    assert stored is not None
+    assert (stored.token, stored.refresh_token) == ("t1", "r1")
+    assert sent(gateway, "/v1/auth") == [None]
+
+
 @pytest.mark.parametrize(
     ("polls", "expected"),
     [
