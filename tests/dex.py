@@ -88,5 +88,5 @@ def serving(folder: Path, users: dict[str, str], *, codes_valid_for: str = "60s"
         ],
     }
     (folder / "dex.yaml").write_text(json.dumps(config))  # JSON is YAML
-    with running([program, "serve", folder / "dex.yaml"], folder / "dex.log", f"{issuer}/healthz"):
+    with running([str(program), "serve", str(folder / "dex.yaml")], folder / "dex.log", f"{issuer}/healthz"):
         yield Dex(issuer)

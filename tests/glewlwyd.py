@@ -138,7 +138,7 @@ def serving(folder: Path, users: dict[str, str]) -> Iterator[Glewlwyd]:
         _CONFIG.format(port=port, url=url, modules=modules, empty=folder / "none", database=folder / "glewlwyd.db")
     )
     (folder / "none").mkdir()
-    command = [root / "usr/bin/glewlwyd", f"--config-file={config}"]
+    command = [str(root / "usr/bin/glewlwyd"), f"--config-file={config}"]
     environ = {"LD_LIBRARY_PATH": ":".join(map(str, (root / "usr/lib").glob("*-linux-gnu")))}
     with running(command, folder / "glewlwyd.log", f"{url}/config", environ):
         provider = Glewlwyd(url)

@@ -54,7 +54,7 @@ def free_port() -> int:
 
 
 @contextlib.contextmanager
-def running(command: Sequence[Path | str], log: Path, answers_at: str, environ: Mapping[str, str] = {}) -> Iterator[None]:
+def running(command: Sequence[str], log: Path, answers_at: str, environ: Mapping[str, str] = {}) -> Iterator[None]:
     """Run the process of a provider, which is ready when it answers at an address."""
 
     def is_ready() -> bool:

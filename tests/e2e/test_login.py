@@ -51,18 +51,23 @@ class User:
     def log_in(self, provider: Provider) -> None:
         with self.logging_in() as (process, url):
             provider.approve(url, self.name)
-            assert process.wait(60) == 0, process.stderr.read()
+            assert process.wait(60) == 0
 
     @contextmanager
     def logging_in(self) -> Iterator[tuple[subprocess.Popen[str], str]]:
         """Start a login. Yield its process, and the address at which the user approves it."""
         command = [sys.executable, "-m", "gpufn", "login"]
         with subprocess.Popen(command, env=self._environ, stderr=subprocess.PIPE, text=True) as process:
-            shown = re.search(r"https?://\S+", process.stderr.readline())
-            assert shown is not None
-            yield process, shown[0]
+            assert process.stderr is not None
+            first = process.stderr.readline()
+            shown = re.search(r"https?://\S+", first)
+            assert shown is not None, first
+            try:
+                yield process, shown[0]
+            finally:
+                process.kill()
 
-    def stored_login(self) -> dict[str, Any]:
+    def stored_login(self) -> Any:
         (login,) = json.loads(Home(self.home).logins_file.read_text())["logins"].values()
         return login
 
