@@ -23,7 +23,7 @@ from typing import Any
 import httpx
 
 import measure
-from coldstart import _from_zero_s
+from coldstart import call_from_zero_s
 from gpufn_core.home import Home
 from gpufn_platform.sandbox.host_paths import own_python_folders
 from gpufn_platform.sandbox.support import probe
@@ -90,12 +90,12 @@ def main() -> None:
             clients[name] = stack.enter_context(httpx.Client(base_url=platform.url, timeout=120))
             for lines, file in files.items():
                 measure.deploy_file(platform, file, "--no-check")
-                _from_zero_s(clients[name], f"lines-{lines}")  # fills caches
+                call_from_zero_s(clients[name], f"lines-{lines}")  # fills caches
         time.sleep(_SETTLED_S)
         for number in range(options.starts):
             for lines in _LINES:
                 for name in ("other", "this") if number % 2 else ("this", "other"):
-                    starts[lines][name].append(round(_from_zero_s(clients[name], f"lines-{lines}") * 1e3, 3))
+                    starts[lines][name].append(round(call_from_zero_s(clients[name], f"lines-{lines}") * 1e3, 3))
     measure.write("bytecode", {"starts_ms": starts, "costs": costs}, _tables(starts, costs), about)
 
 

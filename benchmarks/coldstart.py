@@ -56,7 +56,9 @@ def main() -> None:
         with measure.gpufn_up(**environ) as platform, httpx.Client(base_url=platform.url, timeout=120) as client:
             measure.deploy(platform, *functions)
             result["functions"][standby] = {
-                name: _summary([_from_zero_s(client, name.replace("_", "-")) for _ in range(options.rounds + 1)][1:])
+                name: _summary(
+                    [call_from_zero_s(client, name.replace("_", "-")) for _ in range(options.rounds + 1)][1:]
+                )
                 for name in functions
             }
     result["many"] = _many(options.many)
@@ -82,10 +84,10 @@ def _in_containers(rounds: int) -> dict[str, Any]:
             platform = stack.enter_context(measure.gpufn_up(**environ))
             measure.deploy(platform, "cold_empty")
             clients[way] = stack.enter_context(httpx.Client(base_url=platform.url, timeout=600))
-            _from_zero_s(clients[way], "cold-empty")  # builds the image
+            call_from_zero_s(clients[way], "cold-empty")  # builds the image
         for _ in range(rounds):
             for way, client in clients.items():
-                taken[way].append(_from_zero_s(client, "cold-empty"))
+                taken[way].append(call_from_zero_s(client, "cold-empty"))
     return {"rounds": rounds, "ways": {way: _summary(seconds) for way, seconds in taken.items()}}
 
 
@@ -95,7 +97,7 @@ def _import_s(module: str) -> float:
     return time.perf_counter() - start
 
 
-def _from_zero_s(client: httpx.Client, function: str) -> float:
+def call_from_zero_s(client: httpx.Client, function: str) -> float:
     """Return the seconds of a call to a function without workers. Callers discard the first one, which fills caches."""
     _wait_for_zero(client, function)
     start = time.perf_counter()

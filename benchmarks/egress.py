@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 
 import measure
-from coldstart import _from_zero_s
+from coldstart import call_from_zero_s
 
 _FUNCTIONS = {"full": "cold-empty", "egress": "cold-egress"}
 
@@ -24,10 +24,10 @@ def main() -> None:
     with measure.gpufn_up() as platform, httpx.Client(base_url=platform.url, timeout=120) as client:
         measure.deploy(platform, "cold_empty", "cold_egress")
         for function in _FUNCTIONS.values():
-            _from_zero_s(client, function)
+            call_from_zero_s(client, function)
         for _ in range(options.rounds):
             for way, function in _FUNCTIONS.items():
-                taken[way].append(_from_zero_s(client, function))
+                taken[way].append(call_from_zero_s(client, function))
     result: dict[str, Any] = {"rounds": options.rounds, "start": {way: _summary(each) for way, each in taken.items()}}
     measure.write("egress", result, _table(result), measure.machine())
 

@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 
 import measure
-from coldstart import _from_zero_s
+from coldstart import call_from_zero_s
 
 _WAYS = ("off", "auto")
 
@@ -29,10 +29,10 @@ def main() -> None:
             platform = platforms[way] = stack.enter_context(measure.gpufn_up(GPUFN_ISOLATION=way))
             measure.deploy(platform, "cold_empty", "echo")
             clients[way] = stack.enter_context(httpx.Client(base_url=platform.url, timeout=120))
-            _from_zero_s(clients[way], "cold-empty")
+            call_from_zero_s(clients[way], "cold-empty")
         for _ in range(options.rounds):
             for way, client in clients.items():
-                starts[way].append(_from_zero_s(client, "cold-empty"))
+                starts[way].append(call_from_zero_s(client, "cold-empty"))
         for _ in range(5):
             for way, client in clients.items():
                 calls[way] += _echo_s(client, options.calls // 5)

@@ -19,7 +19,7 @@ from typing import Any
 import httpx
 
 import measure
-from coldstart import _from_zero_s
+from coldstart import call_from_zero_s
 
 _CONNECTIONS = (1, 8, 64)
 _STARTS = "cold start, ms"
@@ -38,9 +38,9 @@ def main() -> None:
         for name, platform in platforms.items():
             measure.deploy(platform, "cold_empty", "echo")
             clients[name] = stack.enter_context(httpx.Client(base_url=platform.url, timeout=120))
-            _from_zero_s(clients[name], "cold-empty")  # fills caches
+            call_from_zero_s(clients[name], "cold-empty")  # fills caches
         for name in _turns(options.starts):
-            figures[_STARTS][name].append(round(_from_zero_s(clients[name], "cold-empty") * 1e3, 3))
+            figures[_STARTS][name].append(round(call_from_zero_s(clients[name], "cold-empty") * 1e3, 3))
         for connections in _CONNECTIONS:
             for name in _turns(options.rounds):
                 platform = platforms[name]
