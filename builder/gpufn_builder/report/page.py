@@ -12,11 +12,11 @@ from typing import Final
 import jinja2
 
 from gpufn_builder.backend_choice import MARGIN
-from gpufn_builder.report.numbers import duration, number, small
+from gpufn_builder.report.numbers import number, small
 from gpufn_builder.report.plot import Plot
 from gpufn_builder.report.report import BuildReport, CandidateRow
 from gpufn_core.spec.model_spec import Tolerance
-from gpufn_core.spec.units import format_bytes
+from gpufn_core.spec.units import format_bytes, format_duration
 
 _MAX_OUTPUTS: Final = 24
 _MAX_OPERATORS: Final = 24
@@ -83,7 +83,7 @@ _TEMPLATES: Final = jinja2.Environment(
     lstrip_blocks=True,
 )
 _TEMPLATES.filters |= {
-    "duration": duration,
+    "duration": format_duration,
     "number": number,
     "operators": _operators,
     "size": format_bytes,

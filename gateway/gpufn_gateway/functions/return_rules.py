@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from gpufn_core.domain.traffic import Measure, ReturnRule, Split
 from gpufn_core.protocol.reports import CallCounts, RevisionStatus
+from gpufn_core.spec.units import format_duration
 
 
 def breach(split: Split, serving: int, revisions: Sequence[RevisionStatus]) -> tuple[int, str] | None:
@@ -36,8 +37,5 @@ def _why_broken(rule: ReturnRule, split: Split, recent: CallCounts, baseline: Ca
     took_s, usual_s = (each.p50_s if is_p50 else each.p99_s for each in (recent, baseline))
     if took_s is None or usual_s is None or took_s <= rule.limit * usual_s:
         return ""
-    return f"{rule.measure} {within} was {_seconds(took_s)}, and {_seconds(usual_s)} for the serving revision"
-
-
-def _seconds(value: float) -> str:
-    return f"{value:.2f} s" if value >= 1 else f"{value * 1000:.3g} ms"
+    took, usual = format_duration(took_s), format_duration(usual_s)
+    return f"{rule.measure} {within} was {took}, and {usual} for the serving revision"

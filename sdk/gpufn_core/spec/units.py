@@ -84,6 +84,25 @@ def format_bytes(count: float) -> str:
     return f"{amount:.4g} TiB"
 
 
+def format_duration(seconds: float) -> str:
+    """Format with three digits; minutes are whole.
+
+    >>> [format_duration(each) for each in (0, 0.000_15, 0.0123, 0.9996, 3.25, 119.4)]
+    ['0 s', '150 µs', '12.3 ms', '1 s', '3.25 s', '119 s']
+    >>> [format_duration(each) for each in (119.96, 139, 9000, 200_000)]
+    ['2 min', '2 min', '2.5 h', '2.3 days']
+    """
+    if 0 < seconds < 0.000_999_5:
+        return f"{seconds * 1e6:.3g} µs"
+    if 0 < seconds < 0.9995:
+        return f"{seconds * 1000:.3g} ms"
+    if seconds < 119.5:
+        return f"{seconds:.3g} s"
+    if seconds < 7170:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.3g} h" if seconds < 172_800 else f"{seconds / 86_400:.2g} days"
+
+
 def check_least_bytes(option: str, amount: int, least: int, needed_by: str) -> None:
     """Reject a size that is too small to work, and suggest a unit if the number lacks one. Raises InvalidSpec.
 

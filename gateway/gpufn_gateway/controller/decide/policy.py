@@ -31,6 +31,7 @@ import msgspec
 
 from gpufn_core.domain.revision import Function
 from gpufn_core.spec.function_spec import ScalingPolicy
+from gpufn_core.spec.units import format_duration
 
 _ROUNDING = 1e-9  # 0.7 · 10 / 0.7 is ten workers, not eleven
 
@@ -200,15 +201,15 @@ def _reason(
     policy: ScalingPolicy, demand: Demand, workers: Workers, want: int, *, count: int, is_idle: bool, expected: str
 ) -> str:
     if demand.calls:
-        each = "" if demand.service_s is None else f", {_seconds(demand.service_s)} each"
+        each = "" if demand.service_s is None else f", {format_duration(demand.service_s)} each"
         stuck = f", {demand.stuck} abandoned" if demand.stuck else ""
         why = f"{demand.queued} queued, {demand.running} running{each}{stuck}"
     elif expected:
         why = expected
     elif is_idle:
-        why = f"idle for {_seconds(demand.idle_s or 0.0)} of {_seconds(policy.idle_timeout_s)}"
+        why = f"idle for {format_duration(demand.idle_s or 0.0)} of {format_duration(policy.idle_timeout_s)}"
     elif demand.idle_s is not None and workers.held:
-        why = f"nothing to do for {_seconds(demand.idle_s)} of {_seconds(policy.idle_timeout_s)}"
+        why = f"nothing to do for {format_duration(demand.idle_s)} of {format_duration(policy.idle_timeout_s)}"
     else:
         why = "no calls"
     why += f": {_workers(want)}"
@@ -223,10 +224,6 @@ def _reason(
 
 def _ceil(value: float) -> int:
     return math.ceil(value - _ROUNDING)
-
-
-def _seconds(value: float) -> str:
-    return f"{value:.0f} s" if value >= 10 else f"{value:.2g} s"
 
 
 def _workers(count: int) -> str:

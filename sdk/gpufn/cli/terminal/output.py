@@ -48,7 +48,7 @@ from gpufn_core.errors import (
     UntrustedDeploy,
 )
 from gpufn_core.spec.naming.names import parts_of
-from gpufn_core.spec.units import format_bytes
+from gpufn_core.spec.units import format_bytes, format_duration
 
 _MIN_WRAP_COLUMNS = 20
 _OPTIONAL_MEMBERS = ("retry_after_s", "field", "error_type", "traceback", "stage", "node")  # members of a JSON error
@@ -254,19 +254,7 @@ def step(text: str) -> Iterator[Callable[[str], None]]:
 
 
 def duration(seconds: float | None) -> str:
-    """
-    >>> [duration(each) for each in (0.0004, 0.9996, 3.25, 119.96, 139.0, 9000.0, 200_000.0)]
-    ['0.4 ms', '1 s', '3.25 s', '2 min', '2 min', '2.5 h', '2.3 days']
-    """
-    if seconds is None:
-        return "-"
-    if seconds < 0.9995:
-        return f"{seconds * 1000:.3g} ms"
-    if seconds < 119.5:
-        return f"{seconds:.3g} s"
-    if seconds < 7170:
-        return f"{seconds / 60:.0f} min"
-    return f"{seconds / 3600:.3g} h" if seconds < 172_800 else f"{seconds / 86_400:.2g} days"
+    return "-" if seconds is None else format_duration(seconds)
 
 
 def ago(then: float | None) -> str:

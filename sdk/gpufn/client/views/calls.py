@@ -13,6 +13,7 @@ from gpufn_core.protocol.messages import Progress
 from gpufn_core.protocol.records import AttemptRecord
 from gpufn_core.protocol.reports import Waiting
 from gpufn_core.spec.priority import Priority
+from gpufn_core.spec.units import format_duration
 
 
 class MapView(msgspec.Struct, frozen=True, kw_only=True):
@@ -131,7 +132,7 @@ class RawResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _seconds(seconds: float | None) -> str:
-    return "" if seconds is None else f"{seconds:.3g} s"
+    return "" if seconds is None else format_duration(seconds)
 
 
 def _cause(error: dict[str, Any] | None) -> str:
