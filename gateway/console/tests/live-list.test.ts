@@ -1,5 +1,5 @@
 import { expect, test } from "vitest";
-import { begun, extended, inserted, polled, updated, type LiveList } from "../src/core/data/live-list";
+import { begun, extended, inserted, polled, reread, updated, type LiveList } from "../src/core/data/live-list";
 
 interface Each {
   readonly id: string;
@@ -38,4 +38,26 @@ test("an empty list shows new rows at once", () => {
 
 test("older rows follow, each once", () => {
   expect(text(extended(polled(begun(rows("cb")), rows("dc")), rows("dba")))).toBe("d|cba");
+});
+
+test.each([
+  ["rows that new ones push off the end stay", "cba", "dcb", false, "d|cba"],
+  ["rows that were deleted leave, and older ones follow", "dcb", "dba", false, "|dba"],
+  ["rows that are missing in the whole list were deleted", "cba", "cb", true, "|cb"],
+  ["an empty answer leaves no row", "cba", "", true, "|"],
+  ["a longer answer has older rows", "dc", "edcba", false, "e|dcba"],
+  ["new rows instead of all others are shown", "ba", "dc", true, "|dc"],
+])("a list that is read again: %s", (_, before, page, isWhole, after) => {
+  expect(text(reread(begun(rows(before)), rows(page), isWhole))).toBe(after);
+});
+
+test("a waiting row that was deleted no longer waits", () => {
+  const list = reread(begun(rows("ba")), rows("dcba"), true);
+  expect(text(list)).toBe("dc|ba");
+  expect(text(reread(list, rows("cba"), true))).toBe("c|ba");
+});
+
+test("answers that know no row leave a gap, and no row leaves", () => {
+  const list = reread(begun(rows("ba")), rows("zy"), false);
+  expect([text(list), list.hasGap]).toEqual(["zy|ba", true]);
 });

@@ -15,7 +15,7 @@ export function usePolled<T>(path: string, everyMs = 3_000): Resource<T> {
       return undefined;
     }
     const abort = new AbortController();
-    void poll<T>(path, everyMs, abort.signal, (data, problem) =>
+    void poll<T>(() => path, everyMs, abort.signal, (data, problem) =>
       setState((before) => ({ data: data ?? (before.path === path ? before.data : null), problem, path })),
     );
     return () => abort.abort();
@@ -25,12 +25,13 @@ export function usePolled<T>(path: string, everyMs = 3_000): Resource<T> {
   return { data: isCurrent ? state.data : null, problem: isCurrent ? state.problem : null, reload };
 }
 
-async function poll<T>(path: string, everyMs: number, signal: AbortSignal, show: (data: T | null, problem: unknown) => void): Promise<void> {
+/** Read what `path` returns each time, until a request fails for good. */
+export async function poll<T>(path: () => string, everyMs: number, signal: AbortSignal, show: (data: T | null, problem: unknown) => void): Promise<void> {
   while (!signal.aborted) {
     const since = performance.now();
     if (!document.hidden) {
       try {
-        show(await get<T>(path, signal), null);
+        show(await get<T>(path(), signal), null);
       } catch (problem) {
         if (signal.aborted) {
           return;

@@ -2,7 +2,8 @@
 
 import { useCalls } from "../api/calls";
 import type { Call } from "../api/views";
-import { bytes, duration, number, plural, visible } from "../core/format";
+import { bytes, duration, number, visible } from "../core/format";
+import { Waiting } from "./lists/waiting";
 import { Ago, Badge, Empty, ErrorBox, Loading, type Tone } from "./parts";
 import { Link } from "./router";
 import { Scroll } from "./scroll";
@@ -50,7 +51,7 @@ export function CallsTable({ functionName, state, apiKey = "", until = null, wit
   return (
     <>
       {problem ? <ErrorBox error={problem} /> : null}
-      {until === null ? <Waiting count={waiting} hasMore={hasMore} onShow={onWaiting} /> : null}
+      {until === null ? <Waiting what="call" count={waiting} hasMore={hasMore} onShow={onWaiting} /> : null}
       {calls.length ? <Table calls={calls} withFunction={withFunction} /> : null}
       <div class="body">
         {isSearching ? (
@@ -68,23 +69,6 @@ export function CallsTable({ functionName, state, apiKey = "", until = null, wit
         )}
       </div>
     </>
-  );
-}
-
-/** Its line is there without new calls too: otherwise it would move the rows. */
-function Waiting({ count, hasMore, onShow }: { count: number; hasMore: boolean; onShow: () => void }) {
-  return (
-    <div class="body waiting" role="status">
-      {count ? (
-        <span>
-          <button type="button" onClick={onShow}>
-            Show {hasMore ? `more than ${plural(count, "new call")}` : plural(count, "new call")}
-          </button>
-        </span>
-      ) : (
-        <span class="dim">No call is newer.</span>
-      )}
-    </div>
   );
 }
 

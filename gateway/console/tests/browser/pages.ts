@@ -106,6 +106,23 @@ export function testPages(shared: () => Page): void {
     await page.getByText("cancelled", { exact: true }).first().waitFor();
   });
 
+  test("new maps wait until the user wants them, and no map moves away", async () => {
+    const page = shared();
+    const put = (id: string): Promise<unknown> => raw("PUT", `/v1/functions/greet/maps/${id}/items/0?last=true`, '{"name": "a"}', "application/x-ndjson");
+    await put("01m8ebv0c9ewm1r9pgz32f3x0r");
+    await open(page, "/maps?function=greet");
+    const rows = page.locator("tbody a[href*='/maps/']");
+    await rows.first().waitFor();
+    const before = await rows.allTextContents();
+    await put("01m8ebv0c9ewm1r9pgz32f3x0s");
+    await page.getByRole("button", { name: "Show 1 new map" }).waitFor();
+    expect(await rows.allTextContents()).toEqual(before);
+    await checkAccessibility(page);
+    await page.getByRole("button", { name: "Show 1 new map" }).click();
+    await page.getByText("No map is newer.").waitFor();
+    expect(await rows.allTextContents()).toEqual(["01m8ebv0c9ewm1r9pgz32f3x0s", ...before]);
+  });
+
   test("dead letters are replayed and deleted, alone and all of a function", async () => {
     const page = shared();
     for (const name of [HOSTILE, "b", "c"]) {

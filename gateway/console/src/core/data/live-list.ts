@@ -31,6 +31,21 @@ export function polled<T extends Row>(list: LiveList<T>, page: readonly T[]): Li
   return { shown, waiting: all.slice(0, MOST_WAITING), hasGap: list.hasGap || isApart || all.length > MOST_WAITING };
 }
 
+/** The list after its newest rows were read again, up to a limit; `isWhole`: there are no others. Missing rows were deleted, unless they are older than
+ * all that were read. */
+export function reread<T extends Row>(list: LiveList<T>, page: readonly T[], isWhole: boolean): LiveList<T> {
+  const read = idsOf(page);
+  const rows = [...list.waiting, ...list.shown];
+  const oldest = isWhole ? rows.length : rows.findLastIndex((each) => read.has(each.id));
+  const present = idsOf(rows.filter((each, index) => read.has(each.id) || index > oldest));
+  const waiting = list.waiting.filter((each) => present.has(each.id));
+  const shown = list.shown.filter((each) => present.has(each.id));
+  const known = idsOf(shown);
+  const firstOlder = 1 + page.findLastIndex((each) => known.has(each.id));
+  const newer = firstOlder ? page.slice(0, firstOlder) : page;
+  return extended(polled({ ...list, shown, waiting }, newer), page.slice(newer.length));
+}
+
 /** The list with the present state of some of its rows. */
 export function updated<T extends Row>(list: LiveList<T>, rows: readonly T[]): LiveList<T> {
   const news = new Map(rows.map((each) => [each.id, each]));

@@ -1,32 +1,25 @@
-import { usePolled } from "../../api/poll";
+import { useNewest } from "../../api/newest";
 import type { Build } from "../../api/records";
 import { duration, visible } from "../../core/format";
 import { BuildState } from "./state";
 import { FunctionLink } from "../../ui/function-link";
-import { More, useLimit } from "../../ui/lists/longer";
-import { Ago, Empty, ErrorBox, Loading, Panel } from "../../ui/parts";
+import { NewestPanel } from "../../ui/lists/newest-panel";
+import { Ago, Empty } from "../../ui/parts";
 import { Bar } from "../../ui/progress";
 import { Link } from "../../ui/router";
 import { Scroll } from "../../ui/scroll";
 
 export default function BuildsPage() {
-  const { limit, onMore } = useLimit();
-  const { data, problem } = usePolled<{ builds: readonly Build[] }>(`/v1/builds?limit=${limit}`, 2_000);
+  const newest = useNewest<Build>("/v1/builds", "builds", 2_000);
   return (
     <div class="page">
       <div class="title">
         <h1>Builds</h1>
         <span class="dim">of engines, from models</span>
       </div>
-      {problem ? <ErrorBox error={problem} /> : null}
-      {data === null ? (
-        problem ? null : <Loading what="the builds" />
-      ) : (
-        <Panel title="Builds" note="newest first">
-          <Table builds={data.builds} />
-          <More count={data.builds.length} limit={limit} onMore={onMore} />
-        </Panel>
-      )}
+      <NewestPanel title="Builds" what="build" newest={newest}>
+        {(rows) => <Table builds={rows} />}
+      </NewestPanel>
     </div>
   );
 }

@@ -1,4 +1,4 @@
-import { usePolled } from "../../api/poll";
+import { useNewest } from "../../api/newest";
 import { useMay } from "../../api/principal";
 import type { DeadLetter } from "../../api/records";
 import { post, send } from "../../api/request";
@@ -8,34 +8,28 @@ import { Delete } from "../../ui/change/delete";
 import { CallState } from "../../ui/calls-table";
 import { FunctionLink } from "../../ui/function-link";
 import { FunctionFilter } from "../../ui/lists/functions-filter";
-import { More, useLimit } from "../../ui/lists/longer";
-import { Ago, Empty, ErrorBox, Loading, Panel } from "../../ui/parts";
+import { NewestPanel } from "../../ui/lists/newest-panel";
+import { Ago, Empty } from "../../ui/parts";
 import { go, Link, setQuery } from "../../ui/router";
 import { Scroll } from "../../ui/scroll";
 import type { PageProps } from "..";
 
 export default function DeadLettersPage({ query }: PageProps) {
   const name = query["function"] ?? "";
-  const { limit, onMore } = useLimit();
-  const { data, problem, reload } = usePolled<{ letters: readonly DeadLetter[] }>(`/v1/dlq${name ? `/${name}` : ""}?limit=${limit}`, 5_000);
-  const letters = data?.letters ?? [];
+  const newest = useNewest<DeadLetter>(`/v1/dlq${name ? `/${name}` : ""}`, "letters", 5_000);
+  const { reload } = newest;
+  const count = newest.rows?.length ?? 0;
   return (
     <div class="page">
       <div class="title">
         <h1>Dead letters</h1>
         <span class="dim">submitted calls that ended without a result</span>
-        {name && letters.length ? <All name={name} count={letters.length} onChange={reload} /> : null}
+        {name && count ? <All name={name} count={count} onChange={reload} /> : null}
       </div>
       <FunctionFilter name={name} />
-      {problem ? <ErrorBox error={problem} /> : null}
-      {data === null ? (
-        problem ? null : <Loading what="the dead letters" />
-      ) : (
-        <Panel title="Dead letters" note={name || letters.length === 0 ? "newest first" : "newest first; choose a function to replay or delete all of its letters"}>
-          <Table letters={letters} name={name} onChange={reload} />
-          <More count={letters.length} limit={limit} onMore={onMore} />
-        </Panel>
-      )}
+      <NewestPanel title="Dead letters" note={name || count === 0 ? "newest first" : "newest first; choose a function to replay or delete all of its letters"} what="dead letter" newest={newest}>
+        {(rows) => <Table letters={rows} name={name} onChange={reload} />}
+      </NewestPanel>
     </div>
   );
 }

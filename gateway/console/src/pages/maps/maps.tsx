@@ -1,11 +1,11 @@
-import { usePolled } from "../../api/poll";
+import { useNewest } from "../../api/newest";
 import type { MapStatus } from "../../api/records";
 import { number } from "../../core/format";
 import { FunctionLink } from "../../ui/function-link";
 import { FunctionFilter } from "../../ui/lists/functions-filter";
-import { More, useLimit } from "../../ui/lists/longer";
+import { NewestPanel } from "../../ui/lists/newest-panel";
 import { MapState } from "./state";
-import { Ago, Badge, Empty, ErrorBox, Loading, Panel } from "../../ui/parts";
+import { Ago, Badge, Empty } from "../../ui/parts";
 import { Bar } from "../../ui/progress";
 import { Link } from "../../ui/router";
 import { Scroll } from "../../ui/scroll";
@@ -13,24 +13,16 @@ import type { PageProps } from "..";
 
 export default function MapsPage({ query }: PageProps) {
   const name = query["function"] ?? "";
-  const { limit, onMore } = useLimit();
-  const parameters = new URLSearchParams({ limit: String(limit), ...(name ? { function: name } : {}) });
-  const { data, problem } = usePolled<{ maps: readonly MapStatus[] }>(`/v1/maps?${parameters.toString()}`);
+  const newest = useNewest<MapStatus>(`/v1/maps${name ? `?function=${encodeURIComponent(name)}` : ""}`, "maps");
   return (
     <div class="page">
       <div class="title">
         <h1>Maps</h1>
       </div>
       <FunctionFilter name={name} />
-      {problem ? <ErrorBox error={problem} /> : null}
-      {data === null ? (
-        problem ? null : <Loading what="the maps" />
-      ) : (
-        <Panel title="Maps" note="newest first">
-          <Table maps={data.maps} />
-          <More count={data.maps.length} limit={limit} onMore={onMore} />
-        </Panel>
-      )}
+      <NewestPanel title="Maps" what="map" newest={newest}>
+        {(rows) => <Table maps={rows} />}
+      </NewestPanel>
     </div>
   );
 }
