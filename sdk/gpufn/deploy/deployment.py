@@ -1,7 +1,7 @@
 """Deploy of one function, for `gpufn deploy` and `Client.deploy`.
 
-1. read the revision that serves; stop if its code and spec are the same. With `traffic`, also the newest one beside it,
-   which then gets the part of the calls
+1. read the revision that serves, and the newest one beside it that has a part of the calls. Create no revision if the
+   code and spec of one are the same. The one beside it then gets all calls, or with `traffic` that part of them
 2. warn about requirements that no node meets: the function's calls would wait without an error
 3. upload the bundle, the models' files and local weights, sign the deploy, create the revision
 4. wait until the engines of its models are built; it becomes active only then
@@ -75,9 +75,10 @@ class Deployable(NamedTuple):
 class Deployment(msgspec.Struct, frozen=True):
     """A deployed revision, and the warnings of its deploy.
 
-    `view` is None while `builds` build the engines of `revision`. `is_new` is False if nothing had changed. `lacking`
-    is the requirement that no node meets. `arguments` are the changes of the signature. `crowded` is the warning about
-    too many parallel calls in one worker.
+    `view` is None while `builds` build the engines of `revision`. `is_new` is False if nothing had changed;
+    `is_promoted`, if the revision had a part of the calls before, and gets all of them. `lacking` is the requirement
+    that no node meets. `arguments` are the changes of the signature. `crowded` is the warning about too many parallel
+    calls in one worker.
     """
 
     function: str
@@ -89,6 +90,7 @@ class Deployment(msgspec.Struct, frozen=True):
     builds: tuple[str, ...] = ()
     arguments: tuple[str, ...] = ()
     crowded: str = ""
+    is_promoted: bool = False
 
     def warnings(self) -> Iterator[str]:
         """Yield the warnings, one sentence each."""
@@ -124,6 +126,7 @@ class Api(Protocol):
         traffic: int | None = None,
     ) -> FunctionView | BuildingRevision: ...
     def set_traffic(self, name: str, weights: Mapping[int, int]) -> Any: ...
+    def rollback(self, name: str, revision: int | None = None) -> FunctionView: ...
 
 
 def deployables(
@@ -242,13 +245,16 @@ def deploy(
     name, timeout_s = spec.name, spec.startup_timeout_s
     before = _current_view(api, name)
     if before is not None and not force and _is_serving(before) and _lease_id(before.lease) == _lease_id(lease):
-        same = _unchanged_revision(api, before, deployable) or (traffic and _unchanged_canary(api, before, deployable))
+        same = _unchanged_revision(api, before, deployable) or _unchanged_canary(api, before, deployable)
         if same and (signer is None or same.signed_by == signer.id):
             if same.bundle == digest:
                 api.put_bundle(digest, deployable.data)  # the store may have lost it; its workers would not start
-            if traffic and same.number != before.active:
+            is_promoted = same.number != before.active and traffic is None
+            if is_promoted:
+                before = api.rollback(name, same.number)
+            elif same.number != before.active and traffic is not None:
                 before = _with_canary(api, before, same.number, traffic)
-            return Deployment(name, same.number, before, is_new=False, startup_timeout_s=timeout_s)
+            return Deployment(name, same.number, before, False, timeout_s, is_promoted=is_promoted)
     lacking = ""
     with contextlib.suppress(Forbidden):  # a key that may only deploy
         lacking = unmet_requirement(

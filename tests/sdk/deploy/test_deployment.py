@@ -75,6 +75,10 @@ class _Api:
     def set_traffic(self, name: str, weights: Mapping[int, int]) -> None:
         self.requests.append(f"split {dict(weights)}")
 
+    def rollback(self, name: str, revision: int | None = None) -> FunctionView:
+        self.requests.append(f"activate {revision}")
+        return _view(revision or 0, 1)
+
     def put_artifact(self, digest: str, path: Path, *, sent: Callable[[int], None]) -> bool:
         self.requests.append(f"put {digest}")
         sent(path.stat().st_size // 2)
@@ -147,10 +151,14 @@ def test_a_canary_is_deployed_once(
         assert (deployment.revision, deployment.view and deployment.view.canary) == (2, 2)
 
 
-def test_the_code_of_a_canary_is_another_revision_without_a_split() -> None:
+def test_a_deploy_of_the_code_of_a_canary_without_a_split_gives_it_all_calls() -> None:
     split = SplitView(weights={1: 90, 2: 10})
     api = _BuildingApi([_CANARY], _view(1, 1, spec=_as_json(_SPEC) | {"timeout_s": 9.0}, traffic=split))
-    assert deploy(api, _WANTED).is_new
+    deployment = deploy(api, _WANTED)
+    assert api.requests == ["put a", "activate 2"]
+    assert (deployment.revision, deployment.is_new, deployment.is_promoted) == (2, False, True)
+    assert deployment.view is not None
+    assert (deployment.view.active, deployment.view.canary) == (2, None)
 
 
 def test_a_deploy_is_signed_as_the_gateway_stores_it() -> None:

@@ -293,7 +293,7 @@ def _deploy(
         if view is None:
             say(f"{spec.name}@{deployment.revision}  building: `gpufn builds` shows the progress")
         else:
-            _print_addresses(spec, view, client.url, is_new=deployment.is_new)
+            _print_addresses(spec, view, client.url, deployment)
     if json:
         print_json(results)
     if failures:
@@ -386,8 +386,10 @@ def _single(names: list[str]) -> str:
     return names[0] if names else ""
 
 
-def _print_addresses(spec: FunctionSpec, view: FunctionView, url: str, *, is_new: bool) -> None:
-    notes = "" if is_new else "  unchanged"
+def _print_addresses(spec: FunctionSpec, view: FunctionView, url: str, deployment: Deployment) -> None:
+    notes = "" if deployment.is_new else "  unchanged"
+    if deployment.is_promoted:
+        notes = "  had a part of the calls, gets all"
     if view.serving != view.active:
         notes += f"  {spec.name}@{view.serving} serves until it is ready"
     number = view.active
