@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from gpufn_core.errors import CapacityError, Conflict, InvalidInput, PayloadTooLarge, QueueFull
+from gpufn_core.errors import CapacityError, Conflict, DataNotFound, InvalidInput, PayloadTooLarge, QueueFull
 from gpufn_core.protocol import codec
 from gpufn_core.protocol.data import KEY_CHARS, MAX_DICTS_BYTES, MAX_ENTRIES, check_seconds
 from gpufn_gateway.data.queues import check_size
@@ -90,8 +90,13 @@ class Dicts:
         return [_key(key) for key in await self._bucket.keys(f"{name}.")]
 
     async def clear(self, name: str) -> None:
-        """Delete all entries."""
-        await self._bucket.purge(f"{name}.*")
+        """Delete all entries. Raises DataNotFound if there are none."""
+        if not await self._bucket.purge(f"{name}.*"):
+            raise no_such_dict(name)
+
+
+def no_such_dict(name: str) -> DataNotFound:
+    return DataNotFound(f"There is no dict {name}: see `gpufn dict ls`.")
 
 
 @contextlib.contextmanager

@@ -22,7 +22,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from gpufn_core.errors import BusUnavailable, Conflict, InvalidInput, PayloadTooLarge, QueueFull
+from gpufn_core.errors import BusUnavailable, Conflict, DataNotFound, InvalidInput, PayloadTooLarge, QueueFull
 from gpufn_core.protocol import subjects
 from gpufn_core.protocol.data import ITEM_BYTES, MAX_ITEMS, check_max_deliveries, check_seconds, dead_letters_of
 from gpufn_platform.bus import jetstream
@@ -115,9 +115,11 @@ class Queues:
             raise LeaseEnded(f"The lease of this item of {name} has ended: the item may be delivered again.") from None
 
     async def remove(self, name: str) -> None:
-        """Delete a queue with its items."""
-        await streams.purge(self._bus, subjects.QUEUES, subjects.queue(name))
-        await streams.delete_consumer(self._bus, subjects.QUEUES, subjects.queue_consumer(name))
+        """Delete a queue with its items. Raises DataNotFound if it has none, and nobody took one in the last hour."""
+        items = await streams.purge(self._bus, subjects.QUEUES, subjects.queue(name))
+        was_used = await streams.delete_consumer(self._bus, subjects.QUEUES, subjects.queue_consumer(name))
+        if not items and not was_used:
+            raise no_such_queue(name)
 
     async def _ensure_consumer(self, name: str, lease_s: float) -> None:
         """Create the consumer, or update its lease. The comparison is with the
@@ -170,6 +172,10 @@ class Queues:
             return None
         content_type = (message.headers or {}).get(_TYPE, "")
         return Item(content_type, message.payload, message.reply.removeprefix(_ACK), *ack_tokens(message.reply)[:2])
+
+
+def no_such_queue(name: str) -> DataNotFound:
+    return DataNotFound(f"There is no queue {name}: see `gpufn queue ls`.")
 
 
 class LeaseEnded(Conflict):

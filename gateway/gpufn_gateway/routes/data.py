@@ -26,7 +26,9 @@ from gpufn_core.protocol.data import (
 from gpufn_core.protocol.records import BodyReference
 from gpufn_gateway.auth.scopes import DEPLOY, INVOKE, READ
 from gpufn_gateway.auth.team_account import team_of
+from gpufn_gateway.data.dicts import no_such_dict
 from gpufn_gateway.data.operations import Operations
+from gpufn_gateway.data.queues import no_such_queue
 from gpufn_gateway.http import sender
 from gpufn_gateway.http.body_reader import BodyReader, iter_body, require_content_length
 from gpufn_gateway.routes.requests import (
@@ -197,11 +199,11 @@ def _list(request: Request, kind: str, what: str, counts: dict[str, int]) -> Res
 
 
 def _queue(request: Request, verb: str) -> str:
-    return full_name_in(request, "queue", verb, lambda name: DataNotFound(f"There is no queue {name}."))
+    return full_name_in(request, "queue", verb, no_such_queue)
 
 
 def _dict(request: Request, verb: str) -> str:
-    return full_name_in(request, "dict", verb, lambda name: DataNotFound(f"There is no dict {name}."))
+    return full_name_in(request, "dict", verb, no_such_dict)
 
 
 def _key(request: Request) -> str:

@@ -134,6 +134,16 @@ async def test_the_limits_of_a_queue(http: Any) -> None:
         assert (await gateway.http.get("/v1/queues/limits")).json()["items"] == 0
 
 
+async def test_what_does_not_exist_is_not_deleted(http: Any, problem: Any) -> None:
+    async with http() as gateway:
+        for kind in ("queues", "dicts"):
+            assert problem(await gateway.http.delete(f"/v1/{kind}/nosuch")) == (404, "data_not_found")
+        await put(gateway, "emptied", b"a")
+        assert await end(gateway, "emptied", "ack", await take(gateway, "emptied")) == 204
+        deleted = [(await gateway.http.delete("/v1/queues/emptied")).status_code for _ in range(2)]
+        assert deleted == [204, 404], "its consumer was deleted"
+
+
 @pytest.mark.parametrize(
     "lease",
     ["", "x", "GPUFN_QUEUES.Q-other.1.1.1.1.0", "GPUFN_ASYNC.Q-own.1.1.1.1.0", "GPUFN_QUEUES.Q-own.1.1.1.*.0"],

@@ -69,6 +69,31 @@ def test_a_short_name_of_a_queue_or_a_dict_is_deleted(gateway: StubGateway, kind
     assert command(kind, "rm", "jobs", "--yes").exit_code == 0
 
 
+@pytest.mark.parametrize("kind", ["queue", "dict", "volume"])
+def test_a_missing_name_is_an_error_that_suggests_another(gateway: StubGateway, kind: str) -> None:
+    missing = {"code": "data_not_found", "detail": f"There is no {kind} job: see `gpufn {kind} ls`."}
+    gateway.on(f"DELETE /v1/{kind}s/-/-/job", missing, status=404)
+    gateway.on(f"DELETE /v1/{kind}s/job", missing, status=404)
+    result = command(kind, "rm", "job", "--yes")
+    assert (result.exit_code, result.stdout) == (4, "")
+    item = {"items": 1, "entries": 1, "versions": [_VERSION], "stored_bytes": 0}
+    gateway.on(f"GET /v1/{kind}s", {f"{kind}s": [{"name": "prod/shop/jobs", **item}]})
+    result = command(kind, "rm", "job", "--yes")
+    assert (result.exit_code, result.stdout) == (4, "")
+    assert result.stderr.endswith(f"no {kind} job; did you mean 'prod/shop/jobs'?\n")
+
+
+def test_a_key_that_may_not_read_looks_for_no_similar_name(
+    gateway: StubGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GPUFN_API_KEY", "secret")
+    gateway.on("GET /v1/auth/me", {"id": "k", "scopes": ["invoke:*"]})
+    missing = {"code": "function_not_found", "detail": "There is no function 'f'."}
+    gateway.on("POST /v1/functions/f/submit", missing, status=404)
+    assert command("submit", "f").exit_code == 4
+    assert "GET /v1/functions" not in {f"{each.method} {each.path}" for each in gateway.requests}
+
+
 def test_get_copies_to_a_folder_and_knows_what_is_missing(gateway: StubGateway, tmp_path: Path) -> None:
     _volumes(gateway)
     (tmp_path / "taken").write_text("mine")

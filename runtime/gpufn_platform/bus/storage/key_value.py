@@ -167,9 +167,10 @@ class KeyValue:
         stored = await self.bus.publish_stored(subject, b"", expected_last=revision, ttl_s=marked_s, headers=_DELETE)
         self._notify(key, None, stored.seq)
 
-    async def purge(self, keys: str) -> None:
-        """Delete the records that match `keys`, which may end with a wildcard. Watches do not see it."""
-        await streams.purge(self.bus, self.stream, f"{self._prefix}{keys}")
+    async def purge(self, keys: str) -> int:
+        """Delete the records that match `keys`, which may end with a wildcard. Return their number. Watches do not see
+        it."""
+        return await streams.purge(self.bus, self.stream, f"{self._prefix}{keys}")
 
     async def entries(self, prefix: str = "") -> list[Entry]:
         """Return every record whose key starts with `prefix`, oldest change first."""

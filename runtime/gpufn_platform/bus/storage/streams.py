@@ -382,9 +382,9 @@ async def ensure_consumer(
     await bus.js(f"CONSUMER.CREATE.{stream}.{name}.{filter_subject}", request)
 
 
-async def delete_consumer(bus: Bus, stream: str, name: str) -> None:
-    """Delete a consumer. An absent consumer is no error."""
-    await bus.js_or_none(f"CONSUMER.DELETE.{stream}.{name}")
+async def delete_consumer(bus: Bus, stream: str, name: str) -> bool:
+    """Delete a consumer. Return False if it is absent."""
+    return await bus.js_or_none(f"CONSUMER.DELETE.{stream}.{name}") is not None
 
 
 async def follow(bus: Bus, stream: str, subject: str, *, since_seq: int) -> AsyncGenerator[StoredMessage, None]:

@@ -11,9 +11,9 @@ import click
 import msgspec
 
 from gpufn.cli.calls.arguments import body_of, body_options, check_output, output_option, priority_option, show
-from gpufn.cli.calls.may_read import may_read
 from gpufn.cli.calls.wait_reasons import report_waits
 from gpufn.cli.terminal.command import Command, FloatRange, connect, json_option
+from gpufn.cli.terminal.may_read import may_read
 from gpufn.cli.terminal.name_completion import callable_name
 from gpufn.cli.terminal.output import print_json_line, step
 from gpufn_core.errors import Forbidden

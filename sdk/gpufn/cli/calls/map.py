@@ -12,8 +12,8 @@ import click
 import msgspec
 
 from gpufn.cli.calls.arguments import priority_option
-from gpufn.cli.calls.may_read import may_read
 from gpufn.cli.terminal.command import Command, FloatRange, IntRange, connect, json_option
+from gpufn.cli.terminal.may_read import may_read
 from gpufn.cli.terminal.name_completion import callable_name
 from gpufn.cli.terminal.output import WrongUsage, print_json_line, say
 from gpufn_core.encoding import media

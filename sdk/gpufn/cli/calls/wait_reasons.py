@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Final
 
-from gpufn.cli.calls.may_read import may_read
+from gpufn.cli.terminal.may_read import may_read
 from gpufn.cli.terminal.output import is_animated, say
 from gpufn_core.errors import GpufnError
 

@@ -7,10 +7,8 @@ a terminal.
 from __future__ import annotations
 
 import contextlib
-import difflib
 import importlib.util
 import os
-import re
 import shutil
 import sys
 import textwrap
@@ -21,8 +19,8 @@ from typing import Any, TextIO
 import click
 import msgspec
 
-from gpufn.cli.terminal.command import connect
 from gpufn.cli.terminal.escape import in_one_line, visible, visible_json
+from gpufn.cli.terminal.similar_names import with_similar_name
 from gpufn_core.errors import (
     AmbiguousFunction,
     BuildFailed,
@@ -47,7 +45,6 @@ from gpufn_core.errors import (
     Unauthorized,
     UntrustedDeploy,
 )
-from gpufn_core.spec.naming.names import parts_of
 from gpufn_core.spec.units import format_bytes, format_duration
 
 _MIN_WRAP_COLUMNS = 20
@@ -133,8 +130,7 @@ def _message_of(error: Exception) -> str:
         message = prefix + message
     if isinstance(error, CapacityError) and error.retry_after_s:
         message = message.rstrip(".") + f" (try again in {duration(error.retry_after_s)})"
-    if isinstance(error, FunctionNotFound):
-        message = message.rstrip(".") + _similar_function(error.message)
+    message = with_similar_name(error, message)
     return message if isinstance(error, FunctionRaised) else as_line(message)
 
 
@@ -148,23 +144,6 @@ def as_line(message: str) -> str:
     if first.istitle() and first.isalpha() and first not in _PROPER_NAMES:
         message = message[0].lower() + message[1:]
     return message if message.endswith("..") else message.removesuffix(".")
-
-
-def _similar_function(message: str) -> str:
-    """Suggest an existing function with a name like the missing one, or how to find the functions."""
-    match = re.search(r"no function '([^']+)'", message)
-    if match is None:
-        return ""
-    try:
-        with connect() as client:
-            names = [view.name for view in client.functions()]
-    except GpufnError:
-        return ""
-    if not names:
-        return "; none is deployed: see `gpufn deploy --help`"
-    spelled = {parts_of(name).base: name for name in names} | {name: name for name in names}
-    similar = difflib.get_close_matches(match[1], spelled, n=1)
-    return f"; did you mean {spelled[similar[0]]!r}?" if similar else "; see `gpufn ls`"
 
 
 def say(text: str, *, err: bool = False, lead: str = "") -> None:

@@ -30,7 +30,7 @@ class DataRequests(Requests):
         return self._member(list[QueueView], "queues", "GET", "/v1/queues")
 
     def delete_queue(self, name: str) -> None:
-        """Delete a queue with its items."""
+        """Delete a queue with its items. Raises DataNotFound if there is none."""
         self._request("DELETE", f"/v1/queues/{self._function_path(name)}")
 
     def dicts(self) -> list[DictView]:
@@ -38,5 +38,5 @@ class DataRequests(Requests):
         return self._member(list[DictView], "dicts", "GET", "/v1/dicts")
 
     def delete_dict(self, name: str) -> None:
-        """Delete all entries of a dict."""
+        """Delete all entries of a dict. Raises DataNotFound if there are none."""
         self._request("DELETE", f"/v1/dicts/{self._function_path(name)}")

@@ -66,7 +66,7 @@ class VolumeRequests(Requests):
         return self._json(VolumeVersion, "POST", f"{self._volume_url(name)}/commits", content=body, headers=JSON_BODY)
 
     def delete_volume(self, name: str) -> None:
-        """Delete a volume with all of its versions. Running workers keep their files."""
+        """Delete a volume with all of its versions. Running workers keep their files. Raises DataNotFound."""
         self._request("DELETE", self._volume_url(name))
 
     def put_files(
