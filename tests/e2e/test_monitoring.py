@@ -174,7 +174,7 @@ class Scene:
         for call in calls:
             if "location" in call.headers:
                 self.platform.client.delete(call.headers["location"])
-        self.platform.gpufn("teams", "rm", "t")
+        self.platform.gpufn("teams", "rm", "t", "--yes")
 
     @contextlib.contextmanager
     def waiting_build(self) -> Iterator[None]:

@@ -177,7 +177,7 @@ def test_workers_receive_the_secret_of_their_app_as_long_as_there_is_one(secreti
     secretive.gpufn("deploy", app)
     set_secret(secretive, "THE_TOKEN?scope=default/*", NEW)
     until(lambda: secretive.invoke("keeps")["sha256"] == sha256(NEW))
-    secretive.gpufn("secrets", "rm", "THE_TOKEN", "--env", "default")
+    secretive.gpufn("secrets", "rm", "THE_TOKEN", "--yes", "--env", "default")
     until(lambda: secretive.invoke("keeps")["sha256"] == sha256(OLD))
 
 

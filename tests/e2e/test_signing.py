@@ -36,7 +36,7 @@ def test_an_environment_runs_only_code_that_a_trusted_key_signed(platform: Platf
         assert platform.invoke("sealed/default/sealed-answer") == 42
         platform.gpufn("deploy", model, "--env", "sealed", "--sign", key)
 
-        platform.gpufn("signing", "rm", "ci")
+        platform.gpufn("signing", "rm", "ci", "--yes")
         platform.gpufn("scale", "sealed/default/sealed-answer", "--min", "2")
 
         def why() -> str:

@@ -65,7 +65,7 @@ def test_a_failure_is_one_line_and_an_exit_code(
 @pytest.mark.parametrize(
     ("request_line", "arguments"),
     [
-        ("DELETE /v1/keys/k", ["rm", "k"]),
+        ("DELETE /v1/keys/k", ["rm", "k", "--yes"]),
         ("PUT /v1/keys/k/limits", ["limit", "k"]),
         ("GET /v1/keys/k/webhook-secret", ["webhook-secret", "k"]),
     ],
@@ -301,7 +301,7 @@ def test_the_version_is_an_option_too() -> None:
         ),
         (["deploy", "app.py", "f"], "gpufn deploy app.py --name f"),
         (["deploy", "app.py", "--timeout", "5m"], "; it is in seconds: --timeout 300"),
-        (["keys", "rm", "0" * 10, "-y"], "; this command does not ask"),
+        (["cancel", "0" * 26, "-y"], "; this command does not ask"),
         (["invoke", "shop/", "{}"], "'shop/' is neither a name nor an id"),
     ],
 )

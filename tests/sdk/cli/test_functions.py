@@ -161,12 +161,25 @@ def test_rollback_returns_when_calls_go_there(gateway: StubGateway) -> None:
     assert command("rollback", "f", "--no-wait").stdout == "f@3 is active\n"
 
 
-def test_rm_requires_confirmation_unless_an_option_confirms(gateway: StubGateway) -> None:
+@pytest.mark.parametrize(
+    "typed",
+    ["rm f", "volume rm f", "queue rm f", "dict rm f", "keys rm f", "secrets rm f", "teams rm f", "schedules rm f",
+     "signing rm f", "dlq drop f --all"],
+)  # fmt: skip
+@pytest.mark.parametrize("options", [(), ("--json",)])
+def test_commands_that_delete_ask_first_and_do_nothing_without_an_answer(
+    gateway: StubGateway, typed: str, options: tuple[str, ...]
+) -> None:
+    gateway.on("GET /v1/functions/f", VIEW)
+    assert command(*typed.split(), *options, input="n\n").exit_code == 1
+    unanswered = command(*typed.split(), *options, input="")
+    assert (unanswered.exit_code, "--yes" in unanswered.stderr) == (2, True)
+    assert {request.method for request in gateway.requests} <= {"GET"}
+
+
+def test_an_option_answers_the_question_of_a_deletion(gateway: StubGateway) -> None:
     gateway.on("GET /v1/functions/f", VIEW)
     gateway.on("DELETE /v1/functions/f", status=204)
-    assert command("rm", "f", input="n\n").exit_code == 1
-    assert "--yes" in command("rm", "f", input="").stderr
-    assert [request.method for request in gateway.requests] == ["GET", "GET"]
     assert command("rm", "f", "--yes").stdout == "deleted f\n"
 
 

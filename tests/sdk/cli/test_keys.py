@@ -97,4 +97,4 @@ def test_all_keys_can_be_reset_without_a_key(monkeypatch: pytest.MonkeyPatch, tm
         assert asyncio.run(keys_of(server)) == ["k1", "k2"]
         assert command("keys", "reset", "--yes").stdout == "deleted 2 keys\n"
         assert asyncio.run(keys_of(server)) == []
-        assert json.loads(command("keys", "reset", "--json").stdout) == {"deleted": []}
+        assert json.loads(command("keys", "reset", "--yes", "--json").stdout) == {"deleted": []}

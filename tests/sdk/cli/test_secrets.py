@@ -39,7 +39,7 @@ def test_secrets_are_listed_deleted_and_rotated(gateway: StubGateway) -> None:
     gateway.on("GET /v1/secrets", {"secrets": [VIEW]})
     assert command("secrets", "ls").stdout.splitlines()[1].split()[:4] == ["TOKEN", "all", "functions", "2"]
     gateway.on("DELETE /v1/secrets/TOKEN", None, status=204)
-    assert command("secrets", "rm", "TOKEN").exit_code == 0
+    assert command("secrets", "rm", "TOKEN", "--yes").exit_code == 0
     gateway.on("POST /v1/secrets/rotate", {"encrypted": 3})
     assert "3" in command("secrets", "rotate").stdout
 
@@ -49,7 +49,7 @@ def test_a_secret_of_an_app(gateway: StubGateway) -> None:
     gateway.on("PUT /v1/secrets/TOKEN", VIEW | {"scope": "prod/search/*"})
     gateway.on("DELETE /v1/secrets/TOKEN", None, status=204)
     gateway.on("GET /v1/secrets", {"secrets": [VIEW | {"scope": "prod/*"}]})
-    for arguments in (("set", "TOKEN", *scope), ("rm", "TOKEN", *scope)):
+    for arguments in (("set", "TOKEN", *scope), ("rm", "TOKEN", "--yes", *scope)):
         assert "prod/search/*" in command("secrets", *arguments, input="abc").stdout
         assert gateway.requests[-1].path.endswith("?scope=prod%2Fsearch%2F%2A")
     assert "prod/*" in command("secrets", "ls").stdout

@@ -46,7 +46,7 @@ def test_rules_are_listed_changed_and_removed(gateway: StubGateway) -> None:
     gateway.on("DELETE /v1/signing/required/prod", rules)
     assert command("signing", "allow-unsigned", "prod").exit_code == 0
     gateway.on("DELETE /v1/signing/keys/ci", KEY)
-    assert "prod/a/f" in command("signing", "rm", "ci").stderr
+    assert "prod/a/f" in command("signing", "rm", "ci", "--yes").stderr
 
 
 @pytest.mark.parametrize("by_variable", [False, True])

@@ -127,8 +127,8 @@ def test_dead_letters_are_listed_and_shown(gateway: StubGateway, tmp_path: Path)
     [
         (("replay", "f", ID), f"POST /v1/dlq/f/{ID}/replay", {"id": "1" * 26, "state": "queued"}, "1" * 26),
         (("replay", "f", "--all"), "POST /v1/dlq/f/replay", {"replayed": [{"letter": ID, "invocation": "x"}]}, "x"),
-        (("drop", "f", ID), f"DELETE /v1/dlq/f/{ID}", {}, "dropped 1"),
-        (("drop", "f", "--all"), "DELETE /v1/dlq/f", {"dropped": 7}, "dropped 7"),
+        (("drop", "f", ID, "--yes"), f"DELETE /v1/dlq/f/{ID}", {}, "dropped 1"),
+        (("drop", "f", "--all", "--yes"), "DELETE /v1/dlq/f", {"dropped": 7}, "dropped 7"),
     ],
 )
 def test_dead_letters_are_replayed_or_dropped(

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import click
 
-from gpufn.cli.terminal.command import PATH, Argument, Group, connect, json_option, limit_option
+from gpufn.cli.terminal.command import PATH, Argument, Group, connect, json_option, limit_option, yes_option
 from gpufn.cli.terminal.name_completion import function_name
-from gpufn.cli.terminal.output import WrongUsage, ago, print_json, print_table, say, say_or_json
+from gpufn.cli.terminal.output import WrongUsage, ago, confirm, print_json, print_table, say, say_or_json
 
 app = Group("dlq", help="List, show, replay and drop dead letters (submitted calls that failed permanently).")
 
@@ -84,10 +84,12 @@ def replay(name: str, id: str | None, every: bool, json: bool) -> None:  # noqa:
 @function_name
 @_optional_id
 @_all_option
+@yes_option
 @json_option
-def drop(name: str, id: str | None, every: bool, json: bool) -> None:  # noqa: A002
+def drop(name: str, id: str | None, every: bool, yes: bool, json: bool) -> None:  # noqa: A002
     """Remove a dead letter and its payload."""
     _check_one_or_all(id, every)
+    confirm(f"Remove {f'the dead letter {id}' if id else f'all dead letters of {name}'}?", yes=yes)
     with connect() as client:
         dropped = client.drop_dead_letters(name) if id is None else client.drop_dead_letter(name, id)
     say_or_json(f"dropped {dropped}", {"dropped": dropped}, json=json)

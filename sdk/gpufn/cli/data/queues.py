@@ -34,8 +34,7 @@ def remove_queue(name: str, yes: bool, json: bool) -> None:
     """Delete a queue with its items, also with those that are leased."""
     with connect() as client:
         name = full_name(client, name, client.queues)
-        if not yes:
-            confirm(f"Delete the queue {name} with all of its items?")
+        confirm(f"Delete the queue {name} with all of its items?", yes=yes)
         client.delete_queue(name)
     say_or_json(f"deleted the queue {name}", {"deleted": name}, json=json)
 
@@ -60,7 +59,6 @@ def remove_dict(name: str, yes: bool, json: bool) -> None:
     """Delete a dict with all of its entries."""
     with connect() as client:
         name = full_name(client, name, client.dicts)
-        if not yes:
-            confirm(f"Delete the dict {name} with all of its entries?")
+        confirm(f"Delete the dict {name} with all of its entries?", yes=yes)
         client.delete_dict(name)
     say_or_json(f"deleted the dict {name}", {"deleted": name}, json=json)

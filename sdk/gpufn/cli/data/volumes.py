@@ -133,8 +133,7 @@ def remove(name: str, paths: tuple[str, ...], yes: bool, json: bool) -> None:
             version = client.commit_volume(name, remove=paths)
             say_or_json(f"{name} version {version.number}: {version.files} files", version, json=json)
             return
-        if not yes:
-            confirm(f"Delete the volume {name} with all of its versions?")
+        confirm(f"Delete the volume {name} with all of its versions?", yes=yes)
         client.delete_volume(name)
     say_or_json(f"deleted the volume {name}", {"deleted": name}, json=json)
 

@@ -195,8 +195,7 @@ def rm(name: str, yes: bool, json: bool) -> None:
     """Delete a function. Queued calls are cancelled; running calls finish."""
     with connect() as client:
         view = client.function(name)
-        if not yes and not json:
-            confirm(f"Delete {view.name} with {_known(view.queued)} queued calls?")
+        confirm(f"Delete {view.name} with {_known(view.queued)} queued calls?", yes=yes)
         client.delete(view.name)
     say_or_json(f"deleted {view.name}", {"deleted": view.name}, json=json)
 

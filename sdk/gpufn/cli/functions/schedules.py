@@ -10,8 +10,16 @@ import click
 import msgspec
 
 from gpufn.cli.calls.arguments import priority_option
-from gpufn.cli.terminal.command import Argument, Group, connect, json_option
-from gpufn.cli.terminal.output import WrongUsage, as_usage_error, duration, print_json, print_table, say_or_json
+from gpufn.cli.terminal.command import Argument, Group, connect, json_option, yes_option
+from gpufn.cli.terminal.output import (
+    WrongUsage,
+    as_usage_error,
+    confirm,
+    duration,
+    print_json,
+    print_table,
+    say_or_json,
+)
 from gpufn_core.spec.priority import Priority
 
 if TYPE_CHECKING:
@@ -85,9 +93,11 @@ def add(
 
 @app.command("rm")
 @_id_argument
+@yes_option
 @json_option
-def remove(id: str, json: bool) -> None:  # noqa: A002
+def remove(id: str, yes: bool, json: bool) -> None:  # noqa: A002
     """Remove an added schedule. To remove a declared schedule, deploy the function without it."""
+    confirm(f"Remove the schedule {id}?", yes=yes)
     with connect() as client:
         client.remove_schedule(id)
     say_or_json(f"removed schedule {id}", {"removed": id}, json=json)

@@ -205,9 +205,11 @@ def _limits(limits: KeyLimits) -> str:
 
 @app.command("rm")
 @_id_argument
+@yes_option
 @json_option
-def remove(id: str, json: bool) -> None:  # noqa: A002
+def remove(id: str, yes: bool, json: bool) -> None:  # noqa: A002
     """Delete a key. The gateway rejects it from then on."""
+    confirm(f"Delete the API key {id}?", yes=yes)
     with connect() as client:
         client.delete_key(id)
     say_or_json(f"deleted key {id}", {"deleted": id}, json=json)
@@ -224,8 +226,7 @@ def reset(yes: bool, json: bool) -> None:
     listen on 127.0.0.1 to create the first key.
     """
     platform = import_module(_RESET_MODULE, "keys reset")
-    if not yes and not json:
-        confirm("Delete every API key?")
+    confirm("Delete every API key?", yes=yes)
     deleted = platform.delete_all_keys()
     say_or_json(f"deleted {len(deleted)} key{'s' if len(deleted) != 1 else ''}", {"deleted": deleted}, json=json)
 

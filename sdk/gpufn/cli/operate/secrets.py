@@ -9,8 +9,8 @@ from typing import Any, Final, TypeVar
 
 import click
 
-from gpufn.cli.terminal.command import PATH, Argument, Group, connect, json_option
-from gpufn.cli.terminal.output import WrongUsage, ago, print_json, print_table, say_or_json
+from gpufn.cli.terminal.command import PATH, Argument, Group, connect, json_option, yes_option
+from gpufn.cli.terminal.output import WrongUsage, ago, confirm, print_json, print_table, say_or_json
 from gpufn_core.spec.naming.patterns import ALL
 from gpufn_core.spec.naming.secret_scopes import scope_of
 
@@ -80,14 +80,16 @@ def list_secrets(json: bool) -> None:
 @app.command("rm")
 @_name_argument
 @_scope_options
+@yes_option
 @json_option
-def remove(name: str, env: str, app_: str, json: bool) -> None:
+def remove(name: str, env: str, app_: str, yes: bool, json: bool) -> None:
     """Delete a secret.
 
     Its functions get the next wider secret of the name, if they were deployed with a right to that. A secret that a
     function could not replace stays.
     """
     scope = scope_of(env, app_)
+    confirm(f"Delete the secret {name} for {_functions(scope)}?", yes=yes)
     with connect() as client:
         client.delete_secret(name, env=env, app=app_)
     say_or_json(f"deleted secret {name} for {_functions(scope)}", {"deleted": name, "scope": scope}, json=json)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import click
 
-from gpufn.cli.terminal.command import PATH, Argument, Group, connect, json_option
-from gpufn.cli.terminal.output import WrongUsage, ago, print_json, print_table, say, say_or_json
+from gpufn.cli.terminal.command import PATH, Argument, Group, connect, json_option, yes_option
+from gpufn.cli.terminal.output import WrongUsage, ago, confirm, print_json, print_table, say, say_or_json
 from gpufn.deploy.signing_key import signer_class
 
 app = Group("signing", help="Make signing keys, trust and list them, and require signatures of deploys.")
@@ -78,12 +78,14 @@ def list_keys(json: bool) -> None:
 
 @app.command("rm")
 @_name_argument
+@yes_option
 @json_option
-def remove(name: str, json: bool) -> None:
+def remove(name: str, yes: bool, json: bool) -> None:
     """Stop trusting a key.
 
     Workers that run go on. New workers of functions that it signed do not start until another key has signed them.
     """
+    confirm(f"Stop trusting the key {name}?", yes=yes)
     with connect() as client:
         key = client.distrust_key(name)
     if key.functions:

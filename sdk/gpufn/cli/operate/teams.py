@@ -7,8 +7,8 @@ from typing import Any
 
 import click
 
-from gpufn.cli.terminal.command import Argument, FloatRange, Group, IntRange, connect, json_option
-from gpufn.cli.terminal.output import WrongUsage, print_json, print_table, say_or_json
+from gpufn.cli.terminal.command import Argument, FloatRange, Group, IntRange, connect, json_option, yes_option
+from gpufn.cli.terminal.output import WrongUsage, confirm, print_json, print_table, say_or_json
 from gpufn.client.views.access import TeamView
 from gpufn_core.domain.team import TeamLimits
 from gpufn_core.errors import InvalidSpec
@@ -108,9 +108,11 @@ def set_(
 
 @app.command("rm")
 @_name_argument
+@yes_option
 @json_option
-def remove(name: str, json: bool) -> None:
+def remove(name: str, yes: bool, json: bool) -> None:
     """Remove a team. Its functions stay and belong to no team."""
+    confirm(f"Remove the team {name} with its limits?", yes=yes)
     with connect() as client:
         client.delete_team(name)
     say_or_json(f"removed team {name}", {"removed": name}, json=json)

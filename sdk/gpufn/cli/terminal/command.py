@@ -116,4 +116,4 @@ _JSON_HELP = "Print JSON. Errors are JSON too, on standard error."
 
 json_option = click.option("--json", is_flag=True, help=_JSON_HELP)
 limit_option = click.option("--limit", "-n", type=IntRange(1, 1000), default=20, help="Maximum number of rows.")
-yes_option = click.option("--yes", "-y", is_flag=True, help="Delete without asking.")
+yes_option = click.option("--yes", "-y", is_flag=True, help="Do not ask first.")

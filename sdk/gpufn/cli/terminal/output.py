@@ -159,13 +159,16 @@ def say_or_json(text: str, value: Any, *, json: bool) -> None:
         say(text)
 
 
-def confirm(question: str) -> None:
-    """Exit with code 1 unless the answer is yes. Raises InvalidInput if there is no answer, as in a script."""
+def confirm(question: str, *, yes: bool) -> None:
+    """Ask before a deletion, unless `yes`. Exit with code 1 if the answer is no. Raises InvalidInput if there is no
+    answer, as in a script."""
+    if yes:
+        return
     try:
         is_confirmed = click.confirm(visible(question), err=True)
     except click.Abort:
         click.echo(err=True)
-        raise InvalidInput("not deleted: the question was not answered; --yes deletes without asking") from None
+        raise InvalidInput("nothing was done, because the question was not answered: --yes answers it") from None
     if not is_confirmed:
         raise click.exceptions.Exit(1)
 
