@@ -235,12 +235,12 @@ def test_costs_of_functions_without_a_team_are_not_called_unused(gateway: StubGa
     assert "(unused)" in command("cost").stdout
 
 
-_NAMES = ("clf", "clf=3f2a9c1b0d", "run-3c31j5szwv/default/f", "run-4c31j5szwv/default/g")
+_NAMES = ("clf", "clf=3f2a9c1b0d", "run-3c31j5szwv/default/f", "dev-ada/default/g", "dev-ada/default/f")
 
 
 @pytest.mark.parametrize(
     ("options", "functions"),
-    [((), {"clf": 2, "(temporary functions)": 2}), (("--all",), dict.fromkeys(_NAMES, 1))],
+    [((), {"clf": 2, "dev-ada/default/f": 1, "(temporary functions)": 2}), (("--all",), dict.fromkeys(_NAMES, 1))],
 )
 def test_what_has_ended_is_charged_to_its_function_or_to_one_row(
     gateway: StubGateway, options: tuple[str, ...], functions: dict[str, int]
@@ -248,19 +248,26 @@ def test_what_has_ended_is_charged_to_its_function_or_to_one_row(
     used = {"calls": 1, "failed": 0, "run_s": 1.0, "gpu_s": 1.0}
     rows = [{"day": "2026-11-28", "function": name, "key": "platform", "usage": used} for name in _NAMES]
     gateway.on("GET /v1/usage", {"usage": rows})
+    gateway.on("GET /v1/functions", {"functions": [VIEW | {"name": "dev-ada/default/f"}]})
     usage = json.loads(command("usage", "--by", "function", "--json", *options).stdout)
     assert {row["function"]: row["usage"]["calls"] for row in usage} == functions
     costs = [{"function": name, "calls": 1, "total": 0.5, "joules": None} for name in _NAMES]
     gateway.on("GET /v1/costs", {"currency": "EUR", "costs": costs, "budgets": []})
     cost = json.loads(command("cost", "--json", *options).stdout)["costs"]
     assert {row["function"]: row["calls"] for row in cost} == functions
-    assert sum(row["total"] for row in cost) == 2.0
+    assert sum(row["total"] for row in cost) == 2.5
 
 
 def test_apps_of_runs_are_one_row(gateway: StubGateway) -> None:
     costs = [
-        {"app": app, "calls": 1, "joules": 2.0} for app in ("run-3c31j5szwv/default", "run-4c31j5szwv/a", "prod/a")
+        {"app": app, "calls": 1, "joules": 2.0}
+        for app in ("run-3c31j5szwv/default", "dev-ada/a", "prod/a", "dev-ada/b")
     ]
+    gateway.on("GET /v1/functions", {"functions": [VIEW | {"name": "dev-ada/b/f"}]})
     gateway.on("GET /v1/costs", {"costs": costs})
     rows = json.loads(command("cost", "--by", "app", "--json").stdout)["costs"]
-    assert [(row["app"], row["joules"]) for row in rows] == [("(temporary functions)", 4.0), ("prod/a", 2.0)]
+    assert [(row["app"], row["joules"]) for row in rows] == [
+        ("(temporary functions)", 4.0),
+        ("prod/a", 2.0),
+        ("dev-ada/b", 2.0),
+    ]

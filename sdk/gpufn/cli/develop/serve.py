@@ -5,7 +5,6 @@ from __future__ import annotations
 import getpass
 import importlib.util
 import os
-import re
 import subprocess
 import sys
 import time
@@ -23,6 +22,7 @@ from gpufn.cli.terminal.command import Argument, Command, connect
 from gpufn.cli.terminal.output import as_line, as_usage_error, duration, say
 from gpufn_core.errors import Conflict, Forbidden, GatewayUnavailable
 from gpufn_core.spec.naming.names import Home, check_group, parts_of
+from gpufn_core.spec.naming.temporary_names import development_environment
 
 if TYPE_CHECKING:
     from gpufn.client.client import Client
@@ -57,16 +57,6 @@ def serve(*, file: str, env: str | None, include: tuple[str, ...]) -> None:
         client.functions()  # a key that cannot deploy anything fails here
         say(f"serving {file} in {home.env}; callers set GPUFN_ENV={home.env}. Ctrl-C ends it", err=True)
         _Serving(client, functions, reload.Request(file, list(include), home, functions.lease)).run()
-
-
-def development_environment(user: str) -> str:
-    """Return the environment of a user.
-
-    >>> development_environment("Ada.Lovelace"), development_environment("")
-    ('dev-ada-lovelace', 'dev-me')
-    """
-    name = re.sub(r"[^a-z0-9]+", "-", user.lower()).strip("-")[:30].strip("-")
-    return f"dev-{name or 'me'}"
 
 
 def _ensure_platform() -> None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import datetime
 import decimal
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
 
 from gpufn.cli.calls.history import parse_span_s
-from gpufn.cli.functions.charged import charged_to
+from gpufn.cli.functions.charged import charged_to, existing_names
 from gpufn.cli.terminal.command import Command, connect, json_option
 from gpufn.cli.terminal.output import duration, print_json, print_table, say
 
@@ -37,7 +37,8 @@ def cost(*, by: tuple[str, ...], since: str, share_unused: bool, show_all: bool,
 
     Used GPU time is that of calls, as in `gpufn usage`. Idle time is what workers held without a call, which the
     function pays for. Held time is known for 30 days, used time for 400. Variants of a function, `gpufn exec` and
-    `gpufn shell` count as the function. The functions of `gpufn run` are one row.
+    `gpufn shell` count as the function. The functions of `gpufn run`, and those of `gpufn serve` that
+    are gone, are one row.
     """
     first = (datetime.datetime.now(datetime.UTC) - datetime.timedelta(seconds=parse_span_s(since))).date()
     columns = tuple(dict.fromkeys(by or ("function",)))
@@ -46,8 +47,9 @@ def cost(*, by: tuple[str, ...], since: str, share_unused: bool, show_all: bool,
             say(client.costs_csv(since=first.isoformat(), share_unused=share_unused).rstrip("\n"))
             return
         view = client.costs(by=columns, since=first.isoformat(), share_unused=share_unused)
-    if not show_all:
-        view = msgspec.structs.replace(view, costs=tuple(_grouped(view.costs, columns)))
+        if not show_all:
+            existing = existing_names(client, (name for each in view.costs for name in (each.function, each.app)))
+            view = msgspec.structs.replace(view, costs=tuple(_grouped(view.costs, columns, existing)))
     if json:
         print_json(view)
         return
@@ -81,11 +83,12 @@ def cost(*, by: tuple[str, ...], since: str, share_unused: bool, show_all: bool,
         say(f"budget of {budget.subject} for {budget.month}: {spent}{stops}")
 
 
-def _grouped(costs: Iterable[CostView], columns: Sequence[str]) -> Iterable[CostView]:
+def _grouped(costs: Iterable[CostView], columns: Sequence[str], existing: Container[str]) -> Iterable[CostView]:
     """Add up the rows that are charged to the same function or app."""
     groups: dict[tuple[str, ...], CostView] = {}
     for each in costs:
-        row = msgspec.structs.replace(each, function=charged_to(each.function), app=charged_to(each.app))
+        function, app = (charged_to(name, existing) for name in (each.function, each.app))
+        row = msgspec.structs.replace(each, function=function, app=app)
         group = tuple(getattr(row, column) for column in columns)
         groups[group] = row if group not in groups else groups[group] + row
     return groups.values()

@@ -7,7 +7,7 @@ import datetime
 import click
 
 from gpufn.cli.calls.history import parse_span_s
-from gpufn.cli.functions.charged import charged_to
+from gpufn.cli.functions.charged import charged_to, existing_names
 from gpufn.cli.terminal.command import Argument, Command, connect, json_option
 from gpufn.cli.terminal.output import duration, print_json, print_table
 
@@ -36,18 +36,19 @@ def usage(*, name: str | None, since: str, key: str | None, by: tuple[str, ...],
     The energy that a GPU uses in a second is divided among the calls that ran on it, by their GPU seconds. Calls whose
     energy is unknown count neither in the joules nor in the joules per call.
 
-    Variants of a function, `gpufn exec` and `gpufn shell` count as the function. The functions of `gpufn run` are one
-    row.
+    Variants of a function, `gpufn exec` and `gpufn shell` count as the function. The functions of `gpufn run`, and
+    those of `gpufn serve` that are gone, are one row.
     """
     from gpufn_core.domain.usage import STORE_INTERVAL_S, Usage  # noqa: PLC0415
 
     first = (datetime.datetime.now(datetime.UTC) - datetime.timedelta(seconds=parse_span_s(since))).date()
     with connect() as client:
         rows = client.usage(function=name, key=key, since=first.isoformat())
+        existing = frozenset() if show_all else existing_names(client, (row.function for row in rows))
     columns = list(dict.fromkeys(by or _COLUMNS))
     totals: dict[tuple[str, ...], Usage] = {}
     for row in rows:
-        function = row.function if show_all else charged_to(row.function)
+        function = row.function if show_all else charged_to(row.function, existing)
         group = tuple(function if column == "function" else str(getattr(row, column)) for column in columns)
         totals[group] = totals.get(group, Usage()) + row.usage
     if json:

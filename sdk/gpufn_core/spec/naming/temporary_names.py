@@ -1,4 +1,4 @@
-"""Names of the functions of `gpufn run`: each run has an environment of its own. Pure."""
+"""Names of the functions of `gpufn run`, and of `gpufn serve`: each run and each user has an environment. Pure."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import re
 from typing import Final
 
 _ENVIRONMENT: Final = re.compile(r"run-[0-9a-z]{10}")
+_DEVELOPMENT: Final = "dev-"
 
 
 def run_environment(ulid: str) -> str:
@@ -24,3 +25,22 @@ def is_of_run(full: str) -> bool:
     (True, True, False)
     """
     return _ENVIRONMENT.fullmatch(full.partition("/")[0]) is not None and "/" in full
+
+
+def development_environment(user: str) -> str:
+    """Return the environment that `gpufn serve` uses for a user.
+
+    >>> development_environment("Ada.Lovelace"), development_environment("")
+    ('dev-ada-lovelace', 'dev-me')
+    """
+    name = re.sub(r"[^a-z0-9]+", "-", user.lower()).strip("-")[:30].strip("-")
+    return f"{_DEVELOPMENT}{name or 'me'}"
+
+
+def is_in_development(full: str) -> bool:
+    """Return whether a full name, or ENV/APP, is in the environment of a user.
+
+    >>> is_in_development("dev-ada/default/f"), is_in_development("dev-ada"), is_in_development("prod/search/f")
+    (True, False, False)
+    """
+    return full.startswith(_DEVELOPMENT) and "/" in full
