@@ -19,7 +19,7 @@ import click
 import msgspec
 
 from gpufn.cli.terminal.command import Command, json_option
-from gpufn.cli.terminal.output import print_json, say, size
+from gpufn.cli.terminal.output import print_json, say, size, styled
 from gpufn.cli.version import installed
 from gpufn_core.domain import clock_skew
 from gpufn_core.errors import BusUnavailable, GpufnError
@@ -80,8 +80,7 @@ def doctor(json: bool) -> None:
 
 
 def _mark(state: str) -> str:
-    mark = _MARKS[state]
-    return f"\x1b[{_COLOURS[state]}m{mark}\x1b[0m" if sys.stdout.isatty() and "NO_COLOR" not in os.environ else mark
+    return styled(_MARKS[state], _COLOURS[state])
 
 
 def _python() -> Iterator[Finding]:

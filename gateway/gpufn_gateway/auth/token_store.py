@@ -80,12 +80,12 @@ class TokenStore:
 
         def change(entry: Entry | None) -> bytes:
             if entry is None:
-                raise RouteError(404, "There is no user with this id.")
+                raise _no_such_user(id_)
             user = _user.decode(entry.value)
             return encode(msgspec.structs.replace(user, generation=user.generation + 1, ended_at=self._clock.time()))
 
         if id_ not in self._tokens.users:
-            raise RouteError(404, "There is no user with this id.")
+            raise _no_such_user(id_)
         await self._users.change(id_, change)
 
     async def revoke_all(self) -> None:
@@ -113,3 +113,7 @@ class TokenStore:
 
     def _on_user(self, id_: str, entry: Entry | None) -> None:
         self._tokens.put_user(id_, None if entry is None else _user.decode(entry.value))
+
+
+def _no_such_user(id_: str) -> RouteError:
+    return RouteError(404, f"There is no user {id_[:80]!r}: see `gpufn users`.")

@@ -123,12 +123,12 @@ class OperationRoutes:
         def with_new_secret(stored: Entry | None) -> bytes:
             nonlocal secret
             if stored is None:
-                raise no_such_key()
+                raise no_such_key(key_id)
             key, secret = rotated(decode_key(stored.value), self.clock.time(), body.overlap_s)
             return encode(key)
 
         if all(key.id != key_id for key in self.access.keys):
-            raise no_such_key()
+            raise no_such_key(key_id)
         entry = await self.keys.change(key_id, with_new_secret)
         return json_response(_key_view(decode_key(entry.value)) | {"key": secret})
 
@@ -139,11 +139,11 @@ class OperationRoutes:
         check_limits(limits)
         add_details(request.scope, **msgspec.structs.asdict(limits))
         if all(key.id != key_id for key in self.access.keys):
-            raise no_such_key()
+            raise no_such_key(key_id)
 
         def with_limits(stored: Entry | None) -> bytes:
             if stored is None:
-                raise no_such_key()
+                raise no_such_key(key_id)
             return encode(msgspec.structs.replace(decode_key(stored.value), limits=limits))
 
         entry = await self.keys.change(key_id, with_limits)
@@ -153,7 +153,7 @@ class OperationRoutes:
         key_id = request.path_params["id"]
         async with self._removal_lock:  # if two requests remove the last two keys, the second is rejected
             if all(key.id != key_id for key in self.access.keys):
-                raise no_such_key()
+                raise no_such_key(key_id)
             self.access.check_remaining_keys([key for key in self.access.keys if key.id != key_id])
             stored = await self.keys.get(key_id)
             await self.keys.delete(key_id)

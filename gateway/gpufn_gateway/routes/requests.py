@@ -150,8 +150,8 @@ def checked_digest(text: str, what: str) -> str:
     return text
 
 
-def no_such_key() -> RouteError:
-    return RouteError(404, "There is no API key with this id.")
+def no_such_key(id_: str) -> RouteError:
+    return RouteError(404, f"There is no API key {id_[:80]!r}: see `gpufn keys`.")
 
 
 async def read_json(request: Request, kind: type[T], bodies: BodyReader) -> T:

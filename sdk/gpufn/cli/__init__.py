@@ -139,10 +139,10 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args[0] not in COMMANDS and not ctx.resilient_parsing:
-            from gpufn.cli.terminal.suggestions import similar_command  # noqa: PLC0415
+        if not ctx.resilient_parsing:
+            from gpufn.cli.terminal.command import check_command  # noqa: PLC0415
 
-            ctx.fail(f"there is no command {args[0]!r}{similar_command(args[0], COMMANDS)}")
+            check_command(ctx, args[0], COMMANDS)
         ctx.meta[_ARGV] = list(args)
         return super().resolve_command(ctx, args)
 

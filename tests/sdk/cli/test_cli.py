@@ -22,6 +22,13 @@ def test_help_names_the_kind_of_a_value_by_one_word(name: str) -> None:
     assert "<list[" not in text
 
 
+@pytest.mark.parametrize("columns", ["60", "120"])
+def test_the_help_of_a_group_shows_whole_descriptions(columns: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    text = " ".join(command("volume", "--help").stdout.split())
+    assert "Remove files from a volume, or delete the volume." in text
+
+
 def test_help_lists_every_command_without_importing_them() -> None:
     result = command("--help")
     assert result.exit_code == 0
@@ -295,6 +302,9 @@ def test_the_version_is_an_option_too() -> None:
         (["invoke", "f", "x=1", "name=you"], """; the arguments are one JSON object: '{"x": 1, "name": "you"}'"""),
         (["invoke", "f", "name=you"], """the arguments must be a JSON object: '{"name": "you"}'"""),
         (["desc", "f"], "there is no command 'desc'; did you mean 'describe'?"),
+        (["queue", "delete", "x"], "there is no command 'delete'; did you mean 'rm'?"),
+        (["keys", "list"], "there is no command 'list'; did you mean 'ls'?"),
+        (["keys", "call"], "there is no command 'call'"),
         (
             ["help"],
             "there is no command 'help'; `gpufn --help` lists the commands, and `gpufn COMMAND --help` describes one",

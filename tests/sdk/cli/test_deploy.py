@@ -69,6 +69,22 @@ def test_deploy_names_the_serving_revision(  # noqa: PLR0917
     assert (result.exit_code, result.stdout.replace(gateway.url, "URL"), result.stderr) == (code, stdout, stderr)
 
 
+def test_an_interrupted_deploy_names_what_goes_on(
+    gateway: StubGateway, project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project(APP)
+    gateway.any_bundle = True
+    gateway.on("GET /v1/nodes", {"nodes": []})
+    gateway.on("POST /v1/functions", VIEW, status=201)
+    monkeypatch.setattr("gpufn.cli.functions.deploy.wait_until_served", _interrupted)
+    result = command("deploy", "app.py")
+    assert (result.exit_code, "f@3" in result.stderr) == (130, True)
+
+
+def _interrupted(*_: Any) -> None:
+    raise KeyboardInterrupt
+
+
 def test_deploy_names_the_arguments_that_changed(gateway: StubGateway, project: Project) -> None:
     project({"app.py": APP["app.py"].replace("x: int", "x: int, mark: str = '!'")})
     gateway.on("GET /v1/nodes", {"nodes": []})

@@ -150,7 +150,7 @@ def _run(command: str) -> tuple[int, str]:
         ("gpufn invoke g >&-", 0, ""),
         ("gpufn ls <&- >&- 2>&-", 0, ""),
         ("gpufn describe no 2>&-", 4, ""),
-        ("gpufn rm g <&-", 2, "gpufn: not deleted: the question was not answered; --yes deletes without asking"),
+        ("gpufn rm g <&-", 2, "gpufn: nothing was done, because the question was not answered: --yes answers it"),
         ("gpufn invoke g -d @- <&-", 2, "gpufn: the arguments must be a JSON object such as"),
         ("gpufn ls >/dev/full", 1, "gpufn: No space left on device\n"),
         ("gpufn invoke g >/dev/full", 1, "gpufn: No space left on device\n"),
@@ -212,6 +212,8 @@ def test_at_a_terminal_only_the_last_column_is_wrapped(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "50")
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     print_table(("id", "note"), [("0" * 26, "one two three four five")], empty="")
     assert capsys.readouterr().out.splitlines() == [
@@ -219,6 +221,16 @@ def test_at_a_terminal_only_the_last_column_is_wrapped(
         f"{'0' * 26}  one two three four",
         f"{'':<28}five",
     ]
+
+
+@pytest.mark.parametrize(("name", "value"), [("NO_COLOR", "1"), ("TERM", "dumb")])
+def test_a_terminal_without_styles_gets_none(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str, value: str
+) -> None:
+    monkeypatch.setenv(name, value)
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    print_table(("id",), [("0",)], empty="")
+    assert capsys.readouterr().out == "ID\n0\n"
 
 
 @pytest.mark.parametrize("content_type", ["application/json", "text/plain"])

@@ -96,7 +96,7 @@ class TeamRoutes:
         """Remove a team. Its functions stay and belong to no team."""
         name = request.path_params["team"]
         if self._registry.teams.get(name) is None:
-            raise RouteError(404, "There is no team of this name.")
+            raise RouteError(404, f"There is no team {name[:80]!r}: see `gpufn teams`.")
         await self._records.delete(name)
         return Response(status_code=204)
 

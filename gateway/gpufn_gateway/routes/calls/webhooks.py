@@ -34,5 +34,5 @@ class WebhookRoutes:
         if owner != principal.id:
             principal.require(ADMIN)
         if owner != Webhook.PLATFORM and not self._access.knows(owner):
-            raise no_such_key()
+            raise no_such_key(owner)
         return str(owner)

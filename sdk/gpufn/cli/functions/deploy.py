@@ -281,12 +281,16 @@ def _deploy(
     """Deploy functions, and wait until they serve. The command fails with the failures afterwards."""
     deployments, failures = _create_revisions(client, deployables, options)
     results: list[Any] = []
-    for spec, deployment in deployments:
+    for number, (spec, deployment) in enumerate(deployments):
         try:
             view = wait_until_served(client, deployment, timeout_s) if wait else deployment.view
         except (GpufnError, TimeoutError) as error:
             failures.append(error)
             continue
+        except KeyboardInterrupt:
+            names = ", ".join(f"{each.function}@{each.revision}" for _, each in deployments[number:])
+            say(f"gpufn: stopped waiting, but not the deploy of {names}: see `gpufn ls`", err=True)
+            raise
         results.append(deployment if view is None else view)
         if json:
             continue

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from gpufn.client.client import Client
 
 _VALUE_NAMES = {"text": "str", "integer": "int"}
+_LONGEST_HELP = 1000  # characters of a first sentence
 
 Decorator = Callable[[Callable[..., None]], Callable[..., None]]
 
@@ -79,6 +80,26 @@ class Group(Command, click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.commands)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if not ctx.resilient_parsing:
+            check_command(ctx, args[0], self.commands)
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the help of all commands; click would cut it."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, each.get_short_help_str(_LONGEST_HELP)) for name, each in self.commands.items()])
+
+
+def check_command(ctx: click.Context, name: str, commands: Collection[str]) -> None:
+    """Fail with a similar command if there is none of this name."""
+    if name not in commands:
+        from gpufn.cli.terminal.suggestions import similar_command  # noqa: PLC0415
+
+        ctx.fail(f"there is no command {name!r}{similar_command(name, commands)}")
 
 
 @click.pass_context

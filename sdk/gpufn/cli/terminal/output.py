@@ -48,6 +48,7 @@ from gpufn_core.errors import (
 from gpufn_core.spec.units import format_bytes, format_duration
 
 _MIN_WRAP_COLUMNS = 20
+_BOLD = 1
 _OPTIONAL_MEMBERS = ("retry_after_s", "field", "error_type", "traceback", "stage", "node")  # members of a JSON error
 _PROPER_NAMES = {"Python", "Docker", "Uvicorn"}
 
@@ -203,7 +204,13 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[Any]], *, empty:
         lines = textwrap.wrap(last, wrap_columns) if wrap_columns >= _MIN_WRAP_COLUMNS else []
         lead = "".join(f"{cell:<{width}}  " for cell, width in zip(first, widths, strict=False))
         line = f"\n{'':<{indent}}".join([lead + (lines[0] if lines else last), *lines[1:]]).rstrip()
-        _write(f"\x1b[1m{line}\x1b[0m" if is_terminal and number == 0 else line, sys.stdout)
+        _write(line if number else styled(line, _BOLD), sys.stdout)
+
+
+def styled(text: str, code: int) -> str:
+    """Return the text in a style, if standard output is a terminal with styles, and NO_COLOR is not set."""
+    has_styles = sys.stdout.isatty() and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
+    return f"\x1b[{code}m{text}\x1b[0m" if has_styles else text
 
 
 def print_fields(fields: Sequence[tuple[str, Any]]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 # Names of similar commands in other programs.
 _ALIASES = {
@@ -34,16 +34,16 @@ _EXTRA_ARGUMENT_HINTS = {
 }
 
 
-def similar_command(name: str, commands: Iterable[str]) -> str:
+def similar_command(name: str, commands: Collection[str]) -> str:
     """
     >>> [similar_command(name, ("describe", "nodes", "rm")) for name in ("desc", "delete", "node", "greet", "r")]
     ["; did you mean 'describe'?", "; did you mean 'rm'?", "; did you mean 'nodes'?", '', "; did you mean 'rm'?"]
     """
     if name == "help":
         return "; `gpufn --help` lists the commands, and `gpufn COMMAND --help` describes one"
-    alias = _ALIASES.get(name)
+    alias = _ALIASES.get(name, "")
     with_prefix = [command for command in commands if name and command.startswith(name)]
-    similar = [alias] if alias else with_prefix or difflib.get_close_matches(name, commands, n=1)
+    similar = [alias] if alias in commands else with_prefix or difflib.get_close_matches(name, commands, n=1)
     return f"; did you mean {similar[0]!r}?" if similar else ""
 
 
