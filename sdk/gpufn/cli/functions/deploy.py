@@ -289,7 +289,7 @@ def _deploy(
             continue
         except KeyboardInterrupt:
             names = ", ".join(f"{each.function}@{each.revision}" for _, each in deployments[number:])
-            say(f"gpufn: stopped waiting, but not the deploy of {names}: see `gpufn ls`", err=True)
+            say(f"gpufn: the deploy of {names} continues: see `gpufn ls`", err=True)
             raise
         results.append(deployment if view is None else view)
         if json:
