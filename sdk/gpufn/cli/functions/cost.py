@@ -37,7 +37,7 @@ def cost(*, by: tuple[str, ...], since: str, share_unused: bool, show_all: bool,
 
     Used GPU time is that of calls, as in `gpufn usage`. Idle time is what workers held without a call, which the
     function pays for. Held time is known for 30 days, used time for 400. Variants of a function, `gpufn exec` and
-    `gpufn shell` count as the function. The functions of `gpufn run`, and those of `gpufn serve` that
+    `gpufn shell` count as the function. The functions of `gpufn run`, and functions of `gpufn serve` that
     are gone, are one row.
     """
     first = (datetime.datetime.now(datetime.UTC) - datetime.timedelta(seconds=parse_span_s(since))).date()

@@ -37,7 +37,7 @@ def usage(*, name: str | None, since: str, key: str | None, by: tuple[str, ...],
     energy is unknown count neither in the joules nor in the joules per call.
 
     Variants of a function, `gpufn exec` and `gpufn shell` count as the function. The functions of `gpufn run`, and
-    those of `gpufn serve` that are gone, are one row.
+    functions of `gpufn serve` that are gone, are one row.
     """
     from gpufn_core.domain.usage import STORE_INTERVAL_S, Usage  # noqa: PLC0415
 
