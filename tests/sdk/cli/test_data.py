@@ -89,8 +89,8 @@ def test_a_key_that_may_not_read_looks_for_no_similar_name(
     monkeypatch.setenv("GPUFN_API_KEY", "secret")
     gateway.on("GET /v1/auth/me", {"id": "k", "scopes": ["invoke:*"]})
     missing = {"code": "function_not_found", "detail": "There is no function 'f'."}
-    gateway.on("POST /v1/functions/f/submit", missing, status=404)
-    assert command("submit", "f").exit_code == 4
+    gateway.on("POST /v1/functions/f/invoke", missing, status=404)
+    assert command("invoke", "f").exit_code == 4
     assert "GET /v1/functions" not in {f"{each.method} {each.path}" for each in gateway.requests}
 
 
