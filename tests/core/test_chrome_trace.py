@@ -1,4 +1,4 @@
-"""The table of a trace: kernels, or operators without a GPU."""
+"""The table of a trace: kernels, or operators without a GPU; and its flame graph."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from gpufn_core.domain.profiles import chrome_trace
-from gpufn_core.domain.profiles.chrome_trace import Busiest, summary
+from gpufn_core.domain.profiles.chrome_trace import Busiest, flame_graph, summary
+from gpufn_core.domain.profiles.stacks import Stack
 
 EVENTS = [
     {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "dur": 700.0},
@@ -41,8 +42,35 @@ def test_without_a_gpu_operators_count() -> None:
 )
 def test_a_file_that_is_not_a_trace_has_no_table(trace: bytes) -> None:
     assert summary(trace, 5) is None
+    assert flame_graph(trace) is None
 
 
 def test_a_trace_that_is_too_large_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chrome_trace, "MAX_BYTES", 50)
     assert summary(packed({"traceEvents": EVENTS}), 5) is None
+
+
+def test_a_flame_graph_has_kernels_within_the_ranges_of_calls() -> None:
+    def event(kind: str, name: str, ts: float, dur: float, tid: int = 7) -> dict[str, Any]:
+        return {"ph": "X", "cat": kind, "name": name, "ts": ts, "dur": dur, "pid": 0, "tid": tid}
+
+    events = [
+        event("kernel", "gemm<1;2>", 12, 20),
+        event("gpu_user_annotation", "call 1", 10, 50),
+        event("kernel", "relu", 40, 10),
+        event("gpu_memcpy", "Memcpy HtoD", 70, 5, tid=9),
+        event("cpu_op", "aten::linear", 0, 30, tid=1),
+        event("cpu_op", "aten::mm", 10, 20, tid=1),
+        event("cpu_op", "aten::mm", 30, 5, tid=1),
+        event("ac2g", "an arrow", 0, 90),
+        {"ph": "M", "name": "process_name", "pid": "Spans", "tid": "PyTorch Profiler"},
+    ]
+    assert sorted(flame_graph(packed({"traceEvents": events})) or []) == [
+        Stack(("CPU", "aten::linear"), 10),
+        Stack(("CPU", "aten::linear", "aten::mm"), 20),
+        Stack(("CPU", "aten::mm"), 5),
+        Stack(("GPU", "Memcpy HtoD"), 5),
+        Stack(("GPU", "call 1"), 20),
+        Stack(("GPU", "call 1", "gemm<1,2>"), 20),
+        Stack(("GPU", "call 1", "relu"), 10),
+    ]

@@ -1,13 +1,13 @@
 """Trace of the GPU and of torch's operators, by torch's own profiler, in its own thread.
 
 It sees the kernels of the whole process and, with a torch that can profile all threads, the operators that start them.
-Calls are ranges in it (`call_ranges`).
+Calls are ranges in it (`call_ranges`). `torch_session` lists what goes wrong with it on real machines.
 """
 
 from __future__ import annotations
 
 import contextlib
-import importlib
+import mmap
 import os
 import sys
 import tempfile
@@ -16,20 +16,17 @@ import time
 import zlib
 from typing import Any, Final
 
-from gpufn_core.errors import Conflict, GpufnError
+from gpufn_core.errors import GpufnError
 from gpufn_core.protocol.frames import Trace, Traced
 from gpufn_core.protocol.profiles import LONGEST_GPU_PROFILE_S, MAX_TRACE_BYTES
 from gpufn_core.spec.units import format_bytes
 from gpufn_runtime.worker.execute import call_ranges
+from gpufn_runtime.worker.gpu import cupti, torch_session
+from gpufn_runtime.worker.gpu.torch_session import CannotTrace
 from gpufn_runtime.worker.link import Link
 
 _CHUNK_BYTES: Final = 1 << 20
-
-
-class CannotTrace(Conflict):
-    """This worker cannot trace its GPU, or not in this way."""
-
-    retryable = False
+_KERNEL: Final = b'"cat": "kernel"'  # as kineto writes it
 
 
 def start(link: Link, frame: Trace) -> None:
@@ -55,6 +52,8 @@ def record(seconds: float) -> bytes:
             path = os.path.join(folder, "trace.json")
             _record(torch, seconds, path)
             compressed = _compressed(path)
+    except CannotTrace:
+        raise
     except Exception as error:  # an error of torch, of user code that changed torch, or of a full disk
         raise CannotTrace(f"torch's profiler failed: {type(error).__name__}: {error}"[:1000]) from error
     if compressed is None:
@@ -79,24 +78,17 @@ def _compressed(path: str) -> bytes | None:
 
 
 def _record(torch: Any, seconds: float, path: str) -> None:
-    importlib.import_module("torch.profiler")
-    options = _all_threads(torch)
-    profiler = torch.profiler.profile(**({} if options is None else {"experimental_config": options}))
-    profiler.start()
-    try:
+    with torch_session.session(torch) as (profiler, is_gpu):
         with call_ranges.opened(lambda name: _range(torch, name)):
             time.sleep(seconds)
-    finally:
-        profiler.stop()
     profiler.export_chrome_trace(path)
+    if is_gpu and not _has_kernel(path):
+        raise CannotTrace(f"torch's profiler recorded no kernel, not even its own: {cupti.why_nothing_is_recorded()}")
 
 
-def _all_threads(torch: Any) -> Any:
-    """Return the option to record the operators of all threads. None for a torch without it: kernels only."""
-    try:
-        return torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
-    except (AttributeError, TypeError):
-        return None
+def _has_kernel(path: str) -> bool:
+    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text:
+        return text.find(_KERNEL) >= 0
 
 
 @contextlib.contextmanager

@@ -19,6 +19,8 @@ from gpufn_core.spec.units import format_bytes
 
 _ROWS = 20
 _SECONDS, _GPU_S = 10.0, 2.0  # traces of a GPU are large
+_SPEEDSCOPE, _FOLDED = "speedscope", "folded"
+_MICROSECONDS = 1_000_000
 
 
 class _Which(TypedDict):
@@ -46,9 +48,9 @@ class _Which(TypedDict):
 @click.option(
     "--format",
     "form",
-    type=click.Choice(["speedscope", "folded"]),
-    default="speedscope",
-    help="Format of the file: JSON for speedscope.app, or folded stacks for flame graphs.",
+    type=click.Choice([_SPEEDSCOPE, _FOLDED]),
+    help="Format of the file: JSON for speedscope.app, the default, or folded stacks for flame graphs. With --gpu the "
+    "default is Chrome's JSON.",
 )
 @json_option
 def profile(
@@ -63,7 +65,7 @@ def profile(
     gpu: bool,
     idle: bool,
     out: Path | None,
-    form: str,
+    form: str | None,
     json: bool,
 ) -> None:
     """Show where a worker spends its time or memory.
@@ -82,12 +84,12 @@ def profile(
     slower_than_s = parse_span_s(slower_than, "--slower-than") if slower_than else 0.0
     which = _Which(worker=worker, call=call, slower_than_s=slower_than_s, wait_s=parse_span_s(wait, "--wait"))
     if gpu:
-        _profile_gpu(name, seconds, which, out, as_json=json)
+        _profile_gpu(name, seconds, which, out, form, as_json=json)
         return
     with connect() as client, step(f"Profiling {name} for {seconds:g} s"):
         profiled, stacks = client.profile(name, seconds=seconds, idle=idle, memory=memory, **which)
     if out is not None:
-        out.write_text(_file(stacks, f"{name}, {profiled}", form, None if memory else RATE))
+        out.write_text(_file(stacks, f"{name}, {profiled}", form or _SPEEDSCOPE, None if memory else RATE))
     rows = top(stacks, _ROWS)
     samples = sum(stack.samples for stack in stacks)
     if json:
@@ -101,15 +103,21 @@ def profile(
         [(f"{row.own:.1%}", f"{row.total:.1%}", row.frame) for row in rows],
         empty="nothing was allocated" if memory else "no thread ran; --idle also shows those that wait",
     )
-    if out is not None and form == "speedscope":
-        say(f"{out}: open it in https://www.speedscope.app, which reads it in the browser", err=True)
+    if out is not None and form != _FOLDED:
+        _say_speedscope(out)
 
 
-def _profile_gpu(name: str, seconds: float, which: _Which, out: Path | None, *, as_json: bool) -> None:
-    out = out or Path(f"{name.rpartition('/')[2]}.pt.trace.json.gz")  # TensorBoard looks for this ending
+def _profile_gpu(
+    name: str, seconds: float, which: _Which, out: Path | None, form: str | None, *, as_json: bool
+) -> None:
+    ending = {None: "pt.trace.json.gz", _SPEEDSCOPE: "speedscope.json", _FOLDED: "folded.txt"}[form]
+    out = out or Path(f"{name.rpartition('/')[2]}.{ending}")  # TensorBoard looks for the first one
     with connect() as client, step(f"Profiling the GPU of {name} for {seconds:g} s"):
         profiled, trace = client.gpu_profile(name, seconds=seconds, **which)
-    out.write_bytes(trace)
+    if form is None:
+        out.write_bytes(trace)
+    else:
+        out.write_text(_file(chrome_trace.flame_graph(trace) or [], f"{name}, {profiled}", form, _MICROSECONDS))
     summary = chrome_trace.summary(trace, _ROWS)
     rows = [] if summary is None else summary.events
     kind = "event" if summary is None else {"kernel": "kernel", "cpu_op": "operator"}[summary.kind]
@@ -120,10 +128,17 @@ def _profile_gpu(name: str, seconds: float, which: _Which, out: Path | None, *, 
     print_table(
         ("total", "count", kind), [(duration(row.seconds), row.events, row.name) for row in rows], empty="nothing ran"
     )
-    say(f"{out}: open it in https://ui.perfetto.dev, which reads it in the browser, or in TensorBoard", err=True)
+    if form is None:
+        say(f"{out}: open it in https://ui.perfetto.dev, which reads it in the browser, or in TensorBoard", err=True)
+    elif form == _SPEEDSCOPE:
+        _say_speedscope(out)
+
+
+def _say_speedscope(out: Path) -> None:
+    say(f"{out}: open it in https://www.speedscope.app, which reads it in the browser", err=True)
 
 
 def _file(stacks: list[Stack], title: str, form: str, rate: int | None) -> str:
-    if form == "folded":
+    if form == _FOLDED:
         return "".join(f"{';'.join(stack.frames)} {stack.samples}\n" for stack in stacks)
     return msgspec.json.encode(speedscope(stacks, title, rate=rate)).decode()
