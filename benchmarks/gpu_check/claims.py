@@ -42,9 +42,9 @@ class Status(msgspec.Struct, frozen=True):
 _README, _GPU, _CONTAINERS, _MODELS, _CONCEPTS, _WEIGHTS = (
     "README.md", "docs/gpu.md", "docs/containers.md", "docs/models.md", "docs/concepts.md", "docs/weights.md",
 )  # fmt: skip
-_ALERTS, _BATCHING, _GANGS, _METRICS, _PACKAGES, _PRIORITIES, _TRUST = (
+_ALERTS, _BATCHING, _GANGS, _METRICS, _PACKAGES, _PRIORITIES, _PROFILES, _TRUST = (
     "docs/alerts.md", "docs/batching.md", "docs/gangs.md", "docs/metrics.md", "docs/packages.md", "docs/priorities.md",
-    "docs/trust.md",
+    "docs/profiles.md", "docs/trust.md",
 )  # fmt: skip
 _SEVERAL: Final = "two GPUs in one machine"
 _SEVERAL_NODES: Final = "two machines with GPUs"
@@ -140,6 +140,16 @@ CLAIMS: Final = (
     Claim(_METRICS, "GPUs, under the names of DCGM", lacks="dcgm-exporter"),
     Claim(_ALERTS, "A GPU is at the temperature where its hardware slows it down", lacks="a GPU that is hot"),
     Claim(_ALERTS, "A failed GPU needs a reset or a reboot", lacks=_BROKEN),
+    # Profiles
+    Claim(_PROFILES, "The table has the kernels, or without a GPU the operators, that took longest.", ("profile",)),
+    Claim(_PROFILES, "kernels and copies below the calls on the GPU", ("profile",)),
+    Claim(_PROFILES, "its calls are NVTX ranges too", lacks="Nsight Systems, which shows NVTX ranges"),
+    Claim(_PROFILES, "a kernel of the profiler pays for that before the time begins", ("profile",), records=True),
+    Claim(_PROFILES, "CUPTI stays in the worker after the first trace", ("profile",), records=True),
+    Claim(_PROFILES, "no root and no `SYS_ADMIN`", ("profile",), records=True, lacks="a profile in a container"),
+    Claim(_PROFILES, "a worker that was forked from a template can be traced", ("profile",)),
+    Claim(_PROFILES, "Traces work on", lacks=_MIG),
+    Claim(_PROFILES, "it captures a CUDA graph", lacks="a step that captures CUDA graphs"),
     # Models
     Claim(_BATCHING, "one batch computes while the next one gathers", lacks="a step that compares `concurrency`"),
     Claim(_MODELS, "A GPU draws other numbers than the reference.", lacks="a model that draws random numbers"),

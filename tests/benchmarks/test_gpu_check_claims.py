@@ -19,7 +19,7 @@ _CLAIMS_NOTHING = {"programs", "cuda", "copies", "copies-10gb", "overlap"}
 # Pages that mention GPUs and claim nothing that only a GPU proves: they name fields, limits and prices, or link.
 _WITHOUT_CLAIMS = {
     *("bounds", "classes", "console", "costs", "develop", "glossary", "gpu-claims", "history", "http", "index"),
-    *("look-at", "operations", "profiles", "quick-start", "shell", "teams", "traffic"),
+    *("look-at", "operations", "quick-start", "shell", "teams", "traffic"),
 }
 _ABOUT_GPUS = re.compile(r"\b(GPUs?|CUDA|MPS|MIG|NCCL|NVML|TensorRT)\b")
 

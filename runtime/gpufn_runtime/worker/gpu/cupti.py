@@ -21,13 +21,13 @@ _REMEDIES: Final = {
     "CUPTI_ERROR_NOT_INITIALIZED": _OLD,
     "CUPTI_ERROR_NOT_COMPATIBLE": _OLD,
     "CUPTI_ERROR_HARDWARE_BUSY": "another process profiles this GPU, such as DCGM: pause it",
-    "CUPTI_ERROR_VIRTUALIZED_DEVICE_NOT_SUPPORTED": "profiling is off for this virtual GPU: enable it in the hypervisor",
+    "CUPTI_ERROR_VIRTUALIZED_DEVICE_NOT_SUPPORTED": "this virtual GPU refuses it: enable profiling in the hypervisor",
 }
 _Callback = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int, ctypes.c_uint32, ctypes.c_void_p)
 
 
 def why_nothing_is_recorded() -> str:
-    """Return CUPTI's error with a remedy. It is asked for the two things that tracers need, and both are undone."""
+    """Return CUPTI's error with a remedy. Tries the two calls that tracers need, and undoes them."""
     path = _library(_loaded())
     if path is None:
         return "libcupti is not loaded: install the torch of CUDA from PyPI, which brings it"

@@ -1,25 +1,26 @@
 """A session of torch's profiler, the only one of the process, that leaves nothing behind in it.
 
-What its source and issues say, and what follows. P is github.com/pytorch/pytorch, K is github.com/pytorch/kineto.
+Findings in its source and issues, with what follows from each. P is github.com/pytorch/pytorch, K is github.com/pytorch/kineto.
 
 - Two sessions at a time end torch 2.13 with a segmentation fault, whichever starts first, and if one is only prepared
   (`schedule(warmup=1)`). So a session of user code refuses ours, and one that would begin during ours waits.
 - kineto initializes CUPTI in the first session, not at the import (K/pull/825). So a worker that was forked from a
   template that imported torch can be traced. Before CUDA 11.2 it did so at the import.
 - kineto reports no error of CUPTI. A trace without kernels looks like one of an idle GPU. So a session begins with a
-  kernel of its own, without memory; if it is missing, CUPTI is asked why (`cupti`).
+  kernel of its own, without memory; if it is missing, `cupti` finds the reason.
 - The first kernels with CUPTI wait for its instrumentation, up to several seconds (K, libkineto/src/init.cpp). The
   session's own kernel pays for that before the time of the trace begins.
 - At its end a session synchronizes the current device, for which CUDA creates a context if there is none. So the
   device is one that the process uses, and a process that has not used CUDA has a trace of operators only.
 - To synchronize a device invalidates the CUDA graph that another thread captures. So a session does not begin during a
   capture, and waits for its end. Only captures on torch's own stream for them are visible to other threads.
-- kineto unloads CUPTI only with TEARDOWN_CUPTI=1: else calls stay slower, by 10 to 20 % in P/issues/144455. Unloading
+- kineto unloads CUPTI only with TEARDOWN_CUPTI=1: else calls stay slower, by 10 to 20 % in P/pull/146604. Unloading
   crashes with CUDA graphs before CUDA 12.6 (P/pull/150957), so the default stays. With inductor's graphs torch sets
   that variable and DISABLE_CUPTI_LAZY_REINIT itself; they are restored.
 - A second session may stay without kernels (github.com/lightseekorg/tokenspeed/pull/1348, CUDA 13.0).
 - Tracing needs no privilege from CUDA 10.2 on, in containers neither (developer.nvidia.com/ERR_NVGPUCTRPERM), and works
-  on MIG instances (docs.nvidia.com/cupti, special configurations). No source was found for MPS.
+  on MIG instances (docs.nvidia.com/cupti, special configurations). With MPS, CUPTI's result codes exclude unified
+  memory only.
 """
 
 from __future__ import annotations
@@ -141,7 +142,7 @@ def _instances(kind: type) -> list[Any]:
 
 
 def _is_open(session: Any) -> bool:
-    """Whether a session has been prepared, which is so before it runs, and has not ended."""
+    """Return whether a session is prepared or runs."""
     return session.entered and session.kineto_results is None
 
 

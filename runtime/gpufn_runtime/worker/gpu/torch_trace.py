@@ -78,9 +78,8 @@ def _compressed(path: str) -> bytes | None:
 
 
 def _record(torch: Any, seconds: float, path: str) -> None:
-    with torch_session.session(torch) as (profiler, is_gpu):
-        with call_ranges.opened(lambda name: _range(torch, name)):
-            time.sleep(seconds)
+    with torch_session.session(torch) as (profiler, is_gpu), call_ranges.opened(lambda name: _range(torch, name)):
+        time.sleep(seconds)
     profiler.export_chrome_trace(path)
     if is_gpu and not _has_kernel(path):
         raise CannotTrace(f"torch's profiler recorded no kernel, not even its own: {cupti.why_nothing_is_recorded()}")

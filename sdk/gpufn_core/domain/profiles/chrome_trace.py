@@ -61,8 +61,8 @@ def summary(compressed: bytes, most: int) -> Summary | None:
 
 
 def flame_graph(compressed: bytes) -> list[Stack] | None:
-    """Return the events as stacks, in microseconds: below "GPU" the ranges of calls with their kernels and copies, below
-    "CPU" those with their operators. None as for `summary`."""
+    """Return the events as stacks, in microseconds: below "GPU" the ranges of calls with their kernels and copies,
+    below "CPU" those with their operators. None as for `summary`."""
     events = _events(compressed)
     if events is None:
         return None

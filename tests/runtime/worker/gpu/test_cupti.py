@@ -39,7 +39,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if (compiler := shutil.which("gcc")) is None:
         pytest.skip("there is no gcc to compile a libcupti with")
     file = tmp_path_factory.mktemp("cupti") / "libcupti.so.12"
-    command = [compiler, "-shared", "-fPIC", "-x", "c", "-", "-o", file]
+    command = [compiler, "-shared", "-fPIC", "-x", "c", "-", "-o", str(file)]
     subprocess.run(command, input=_SOURCE, text=True, check=True)
     return file
 

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import gzip
 import importlib
+import importlib.util
 import itertools
 import json
 import os
@@ -24,10 +25,10 @@ import pytest
 from gpufn_core.errors import ErrorInfo
 from gpufn_core.protocol.frames import Trace, Traced
 from gpufn_runtime.worker.execute import call_ranges
-from gpufn_runtime.worker.gpu import torch_trace
-from gpufn_runtime.worker.gpu.torch_trace import CannotTrace, record
+from gpufn_runtime.worker.gpu import cupti, torch_trace
+from gpufn_runtime.worker.gpu.torch_session import CannotTrace
+from gpufn_runtime.worker.gpu.torch_trace import record
 from tests import torch_stand_in
-
 
 _MODULES = ("torch", "torch.autograd", "torch.autograd.profiler", "torch.profiler")
 
@@ -123,9 +124,11 @@ def test_a_process_that_has_not_used_its_gpu_gets_no_kernel_of_ours(gpu: Any, mo
     assert gpu.kernels == []
 
 
-def test_a_trace_without_kernels_is_an_error_with_the_reason_of_cupti(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trace_without_kernels_is_an_error_with_the_reason_of_cupti(
+    gpu: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sys.modules["torch.profiler"].records_kernels = False  # type: ignore[attr-defined]
-    monkeypatch.setattr(torch_trace.cupti, "why_nothing_is_recorded", lambda: "CUPTI_ERROR_X")
+    monkeypatch.setattr(cupti, "why_nothing_is_recorded", lambda: "CUPTI_ERROR_X")
     during(monkeypatch, lambda: None)
     with pytest.raises(CannotTrace, match="CUPTI_ERROR_X"):
         record(1.0)
@@ -160,7 +163,7 @@ def test_a_session_of_user_code_waits_for_the_end_of_the_trace(torch: Any, monke
     entered = []
 
     def begin() -> None:
-        thread = threading.Thread(target=lambda: session._prepare_trace())
+        thread = threading.Thread(target=session._prepare_trace)
         thread.start()
         entered.extend([thread, session.entered])
 
@@ -180,9 +183,7 @@ def test_no_trace_begins_while_a_cuda_graph_is_captured(gpu: Any) -> None:
 
 
 @pytest.mark.parametrize(("polls", "sleeps"), [(3, 3), (10**6, 200)], ids=["ends", "does not end"])
-def test_a_trace_ends_after_a_capture(
-    gpu: Any, monkeypatch: pytest.MonkeyPatch, polls: int, sleeps: int
-) -> None:
+def test_a_trace_ends_after_a_capture(gpu: Any, monkeypatch: pytest.MonkeyPatch, polls: int, sleeps: int) -> None:
     slept: list[float] = []
     monkeypatch.setattr(time, "sleep", slept.append)
     monkeypatch.setattr(time, "monotonic", lambda: sum(slept[1:]))  # the first sleep is the trace

@@ -1,0 +1,37 @@
+"""`gpufn profile --gpu`: its files. A profile of a running worker is in tests/e2e/test_exec.py."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.sdk.cli.commands import command
+from tests.sdk.conftest import StubGateway
+
+_KERNEL = {"ph": "X", "cat": "kernel", "name": "gemm", "ts": 0, "dur": 2_000_000, "pid": 0, "tid": 7}
+_TRACE = gzip.compress(json.dumps({"traceEvents": [_KERNEL]}).encode())
+
+
+@pytest.mark.parametrize(
+    ("options", "file"),
+    [((), "embed.pt.trace.json.gz"), (("--format", "speedscope"), "embed.speedscope.json"),
+     (("--format", "folded"), "embed.folded.txt")],
+)  # fmt: skip
+def test_a_profile_of_a_gpu_is_a_trace_or_a_flame_graph(
+    gateway: StubGateway, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...], file: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    gateway.on("POST /v1/functions/embed/profile", _TRACE, x_gpufn_worker="w-1")
+    shown = json.loads(command("profile", "embed", "--gpu", "--json", *options).stdout)
+    assert (shown["file"], shown["top"]) == (file, [{"name": "gemm", "events": 1, "seconds": 2.0}])
+    written = Path(file).read_bytes()
+    if not options:
+        assert written == _TRACE
+    elif file.endswith(".json"):
+        (profile,) = json.loads(written)["profiles"]
+        assert (profile["unit"], profile["weights"]) == ("seconds", [2.0])
+    else:
+        assert written == b"GPU;gemm 2000000\n"
