@@ -1,6 +1,7 @@
 """A session of torch's profiler, the only one of the process, that leaves nothing behind in it.
 
-Findings in its source and issues, with what follows from each. P is github.com/pytorch/pytorch, K is github.com/pytorch/kineto.
+Findings in its source and issues, with what follows from each. P is github.com/pytorch/pytorch, K is
+github.com/pytorch/kineto.
 
 - Two sessions at a time end torch 2.13 with a segmentation fault, whichever starts first, and if one is only prepared
   (`schedule(warmup=1)`). So a session of user code refuses ours, and one that would begin during ours waits.
