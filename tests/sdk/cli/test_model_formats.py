@@ -3,6 +3,7 @@ installed, the tests at the end run too."""
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ class Forest:
     classes_ = [0, 1]
 
     def predict(self, rows): ...
+    def predict_proba(self, rows): ...
 """
 _SKL2ONNX = """
 class FloatTensorType:
@@ -31,10 +33,15 @@ class FloatTensorType:
 
 common = type("common", (), {"data_types": type("data_types", (), {"FloatTensorType": FloatTensorType})})
 
+def get_latest_tested_opset_version():
+    return 22
+
 class to_onnx:
-    def __init__(self, model, initial_types, options):
+    def __init__(self, model, initial_types, target_opset, options=None):
         (name, kind), = initial_types
-        self.text = f"{type(model).__name__} {name} {kind.shape} {options[id(model)]}"
+        if options and not hasattr(model, "predict_proba"):
+            raise NameError("Option 'zipmap' not in ['raw_scores']")
+        self.text = f"{type(model).__name__} {name} {kind.shape} {options and options[id(model)]} {target_opset}"
 
     def SerializeToString(self):
         return self.text.encode()
@@ -103,14 +110,19 @@ def test_a_file_that_can_run_code_needs_trust(
     assert platform.requests == []
 
 
-@pytest.mark.parametrize("file", ["forest.joblib", "forest.skops"])
+@pytest.mark.parametrize(
+    ("file", "has_probabilities"), [("forest.joblib", True), ("forest.skops", True), ("forest.joblib", False)]
+)
 def test_a_model_of_scikit_learn_is_sent_as_onnx_with_a_matrix_as_its_input(
-    platform: StubGateway, project: Project, file: str
+    platform: StubGateway, project: Project, file: str, has_probabilities: bool
 ) -> None:
-    project(_STAND_INS | _MODEL)
+    """Bug: skl2onnx has no option `zipmap` for LinearSVC, which has no probabilities, and the command failed."""
+    project(_STAND_INS | _MODEL | ({} if has_probabilities else {"joblib.py": _FOREST.replace("_proba", "_scores")}))
     result = _gpufn("build", file, "--trust-model", "--no-wait")
     assert (result.exit_code, result.stdout) == (0, "b1\n"), result.stderr
-    assert _uploads(platform) == [b"Forest x [None, 4] {'zipmap': False}"]
+    options = {"zipmap": False} if has_probabilities else None
+    opsets = {"": 22, "ai.onnx.ml": 3}
+    assert _uploads(platform) == [f"Forest x [None, 4] {options} {opsets}".encode()]
     (request,) = [request for request in platform.requests if request.path == "/v1/builds"]
     assert request.json["model"]["files"][0]["name"] == "forest.onnx"
 
@@ -211,3 +223,21 @@ def test_a_model_of_scikit_learn_computes_the_same_as_onnx(tmp_path: Path, suffi
     labels, probabilities = _outputs(onnx, rows)
     assert labels.tolist() == model.predict(rows).tolist()
     assert probabilities == pytest.approx(model.predict_proba(rows), abs=1e-5)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("skl2onnx") is None, reason="skl2onnx is not installed")
+@pytest.mark.parametrize("kind", ["svm.LinearSVC", "ensemble.IsolationForest"])
+def test_a_model_that_skl2onnx_refuses_with_its_default_options(tmp_path: Path, kind: str) -> None:
+    """Bug: the command failed with a NameError of `zipmap`, or a RuntimeError of `ai.onnx.ml`."""
+    import joblib
+    import numpy as np
+
+    from gpufn.deploy.convert.sklearn_files import convert
+
+    module, _, name = kind.partition(".")
+    rows = np.random.default_rng(0).normal(size=(100, 4)).astype(np.float32)
+    model = getattr(importlib.import_module(f"sklearn.{module}"), name)(random_state=0).fit(rows, rows[:, 0] > 0)
+    file, onnx = tmp_path / "model.joblib", tmp_path / "model.onnx"
+    joblib.dump(model, file)
+    convert(str(file), onnx, ConvertOptions())
+    assert _outputs(onnx, rows)[0].ravel().tolist() == model.predict(rows).tolist()

@@ -5,12 +5,17 @@ The ONNX model takes one input `x`, a float32 matrix with a row per sample.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from gpufn.deploy.convert.options import ConvertOptions
 from gpufn.deploy.convert.packages import required
 from gpufn_core.errors import InvalidSpec
+
+# skl2onnx 1.20 converts no IsolationForest to version 4, its default. The other models that were tried convert to both.
+_ML_OPSET: Final = 3
 
 
 def convert(source: str, onnx: Path, options: ConvertOptions) -> None:
@@ -25,15 +30,19 @@ def convert(source: str, onnx: Path, options: ConvertOptions) -> None:
             f"{source} has a {type(model).__name__} that is not fitted, or takes no matrix of numbers: load such a "
             "model in a class with @enter"
         )
-    types = skl2onnx.common.data_types
-    is_classifier = hasattr(model, "classes_")
-    options_of = {"zipmap": False} if is_classifier else {}  # probabilities as a matrix
-    converted = skl2onnx.to_onnx(
-        model,
-        initial_types=[("x", types.FloatTensorType([None, int(columns)]))],
-        options={id(model): options_of} if options_of else None,
-    )
+    inputs = [("x", skl2onnx.common.data_types.FloatTensorType([None, int(columns)]))]
+    converted = _converted(skl2onnx, model, inputs)
     onnx.write_bytes(converted.SerializeToString())
+
+
+def _converted(skl2onnx: Any, model: Any, inputs: list[Any]) -> Any:
+    """Convert with probabilities as a matrix, for classifiers that have the choice."""
+    opsets = {"": skl2onnx.get_latest_tested_opset_version(), "ai.onnx.ml": _ML_OPSET}
+    to_onnx = functools.partial(skl2onnx.to_onnx, model, initial_types=inputs, target_opset=opsets)
+    if hasattr(model, "classes_"):
+        with contextlib.suppress(NameError):  # LinearSVC has scores, as a matrix already
+            return to_onnx(options={id(model): {"zipmap": False}})
+    return to_onnx()
 
 
 def _skops(source: str, options: ConvertOptions) -> Any:
