@@ -130,7 +130,7 @@ def _alone(profiler: Any) -> Iterator[None]:
 
     sessions._prepare_trace = prepare_later
     try:
-        if profiler._is_profiler_enabled or any(map(_is_open, _instances(sessions))):
+        if getattr(profiler, "_is_profiler_enabled", False) or any(map(_is_open, _instances(sessions))):
             raise CannotTrace("code of the function runs torch's profiler: a second one at a time crashes the process")
         yield
     finally:
