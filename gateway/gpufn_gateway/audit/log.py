@@ -71,7 +71,8 @@ class AuditLog:
 
     def _enqueue(self, fields: dict[str, Any]) -> asyncio.Future[AuditRecord]:
         future: asyncio.Future[AuditRecord] = asyncio.get_running_loop().create_future()
-        self._waiting.append(({"at": self._clock.time(), **fields}, future))
+        details = dict(fields.get("details", {}))  # a later change by the caller would change the record's hash
+        self._waiting.append(({"at": self._clock.time(), **fields, "details": details}, future))
         self._has_waiting.set()
         return future
 

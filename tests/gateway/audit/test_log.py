@@ -149,6 +149,16 @@ async def test_two_writers_make_one_chain(nats: Any) -> None:
             await bus.close()
 
 
+async def test_details_that_a_caller_changes_later_do_not_break_the_chain(nats: Any) -> None:
+    async with gateway_on(nats) as gateway:
+        before, details = await head(gateway), {"command": "start"}
+        for status in (101, 200):  # a terminal records its start and its end
+            await gateway.audit.append(action="GET /v1/functions/{fn}/exec", status=status, details=details)
+            details["exit_code"] = "0"
+        stored = await records(gateway, before)
+        assert ([each.status for each in stored], check(stored)) == ([101, 200], None)
+
+
 async def test_no_role_deletes_or_purges_records(nats: Any) -> None:
     bus = await Bus.connect(nats.url, name="gateway")  # without users, this client may do everything
     await streams.ensure_streams(bus)
