@@ -103,8 +103,9 @@ class Splits:
         return await self.deploys.change(name, change)
 
     async def give_back(self, name: str, split: Split, revision: int, reason: str) -> Function:
-        """Restore the split before `split`, or send all calls to the serving revision if one of its revisions was
-        deleted. Does nothing if `split` was replaced. Raises FunctionNotFound."""
+        """Restore the split before `split`. Send all calls to the serving revision if one of its revisions was deleted,
+        or if it gives calls to `revision` without a rule that would take them away. Does nothing if `split` was
+        replaced. Raises FunctionNotFound."""
         now = self.clock.time()
 
         def change(function: Function) -> Function:
@@ -114,7 +115,8 @@ class Splits:
             if before is not None:
                 known = self.registry.revisions.get(name, {})
                 is_whole = all(number in known and is_usable(known[number]) for number in before.called)
-                before = msgspec.structs.replace(before, set_at=now) if is_whole else None
+                is_watched = bool(before.return_if) or revision not in before.called
+                before = msgspec.structs.replace(before, set_at=now) if is_whole and is_watched else None
             returned = Returned(at=now, reason=reason, revision=revision, weights=split.describe())
             return msgspec.structs.replace(function, traffic=before, returned=returned, updated_at=now)
 

@@ -149,7 +149,7 @@ async def test_a_return_restores_the_split_before(nats: Any, make: Any, is_repla
     async with gateway_on(nats) as gateway:
         name = f"returns-{is_replaced}".lower()
         path = await deployed(gateway, make.spec(name))
-        await put(gateway, path, {"weights": {"1": 90, "2": 10}})
+        await put(gateway, path, {"weights": {"1": 90, "2": 10}, "return_if": ["errors>2%"]})
         await put(gateway, path, {"weights": {"1": 50, "2": 50}})
         split = await until_async(
             lambda: (split := gateway.registry.functions[name].traffic) and split.weights == {1: 50, 2: 50} and split
@@ -165,4 +165,17 @@ async def test_a_return_restores_the_split_before(nats: Any, make: Any, is_repla
             assert (after.traffic.weights, after.returned.weights) == ({1: 90, 2: 10}, "1=50, 2=50")
             again = await gateway.splits.give_back(name, after.traffic, 2, "errors>2%: 7 of 100 failed")
             assert again.traffic is None
+        await gateway.http.delete(path)
+
+
+async def test_a_return_does_not_restore_a_split_that_would_go_on_calling_the_bad_revision(nats: Any, make: Any) -> None:
+    async with gateway_on(nats) as gateway:
+        path = await deployed(gateway, make.spec("recipe"))
+        await put(gateway, path, {"weights": {"1": 90, "2": 10}})  # as `gpufn deploy --traffic 10%`: without rules
+        await put(gateway, path, {"weights": {"1": 90, "2": 10}, "return_if": ["errors>2%"]})
+        split = await until_async(
+            lambda: (split := gateway.registry.functions["recipe"].traffic) and split.return_if and split
+        )
+        after = await gateway.splits.give_back("recipe", split, 2, "errors>2%: 5 of 100 failed")
+        assert (after.traffic, after.returned and after.returned.revision) == (None, 2)
         await gateway.http.delete(path)
