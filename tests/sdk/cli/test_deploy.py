@@ -137,6 +137,20 @@ def test_a_function_above_the_limit_of_its_team_does_not_stop_the_others(
     assert not any(request.method == "DELETE" for request in gateway.requests)
 
 
+def test_a_function_without_its_secret_does_not_stop_the_others(gateway: StubGateway, project: Project) -> None:
+    """Bug: the functions before it were deployed, and the command did not name them."""
+    one = APP["app.py"].partition("\n")[2]
+    project({"app.py": APP["app.py"] + "".join(one.replace("def f", f"def {name}") for name in "gh")})
+    gateway.on("GET /v1/nodes", {"nodes": []})
+    gateway.on("POST /v1/functions", VIEW | {"serving": 3}, status=201)
+    gateway.on("POST /v1/functions", {"code": "invalid_spec", "detail": "g needs a secret"}, status=422)
+    gateway.on("POST /v1/functions", VIEW | {"serving": 3}, status=201)
+    gateway.any_bundle = True
+    result = command("deploy", "app.py", "--no-check")
+    assert result.exit_code != 0
+    assert [line.partition("@")[0] for line in result.stdout.splitlines()] == ["f", "h"]
+
+
 def test_a_function_that_is_not_trusted_does_not_stop_the_others(gateway: StubGateway, project: Project) -> None:
     project({"app.py": APP["app.py"] + APP["app.py"].partition("\n")[2].replace("def f", "def g")})
     gateway.on("GET /v1/nodes", {"nodes": []})

@@ -26,7 +26,7 @@ from gpufn.cli.terminal.command import PATH, Argument, Command, FloatRange, conn
 from gpufn.cli.terminal.output import as_usage_error, print_json, say, size, step
 from gpufn.deploy.convert.formats import Format, format_of
 from gpufn.deploy.signing_key import read_signer
-from gpufn_core.errors import Conflict, FunctionNotFound, GpufnError, InvalidSpec, UntrustedDeploy
+from gpufn_core.errors import Conflict, FunctionNotFound, GpufnError, InvalidSpec, RequestError
 from gpufn_core.ids import new_ulid
 from gpufn_core.spec.function_spec import Packaging
 from gpufn_core.spec.naming.names import DEFAULT, Home, check_group
@@ -310,7 +310,7 @@ def _create_revisions(
     client: Client, deployables: list[Deployable], options: dict[str, Any]
 ) -> tuple[list[tuple[FunctionSpec, Deployment]], list[Exception]]:
     """Create the revisions in order, until a function comes from another source: this may be the wrong file. A function
-    that is refused for another reason, such as a limit of its team, does not stop the others."""
+    that is refused for another reason, such as a missing secret, does not stop the others."""
     from gpufn.deploy import deployment as _deployment  # noqa: PLC0415
 
     deployments: list[tuple[FunctionSpec, Deployment]] = []
@@ -320,7 +320,7 @@ def _create_revisions(
         try:
             with step(f"Deploying {each.spec.name}, {size(each.size)}") as update:
                 deployment = _deployment.deploy(client, each, **options, deploy_id=deploy_id, on_progress=update)
-        except (UntrustedDeploy, Conflict) as error:
+        except RequestError as error:
             failures.append(error)
             if not isinstance(error, Conflict) or error.field != "replace":
                 continue
