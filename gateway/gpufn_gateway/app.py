@@ -285,4 +285,4 @@ def _is_call_path(path: str) -> bool:
 
 def _not_allowed(scope: Scope, allowed: Set[str]) -> RouteError:
     methods = ", ".join(sorted(allowed))
-    return RouteError(405, f"{scope['method']} is not allowed here; {methods} is.", allow=methods)
+    return RouteError(405, f"{scope['method']} is not allowed here; use {methods}.", allow=methods)

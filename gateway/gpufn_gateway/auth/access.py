@@ -216,7 +216,8 @@ class Access:
             return
         if keys:
             raise Conflict(
-                "This is the last API key with the scope admin that does not expire: create another one first."
+                "This is the last API key with the scope admin that does not expire: create another one first, "
+                "or remove all other keys before it, to go on without keys."
             )
         raise Conflict(
             "This is the last API key, and this gateway listens on the network, where every request needs a key: "

@@ -26,7 +26,7 @@ async def serve_endpoint(invoke: Invoke, match: Match, scope: Scope, receive: Re
     served = {*match.web.methods, *(["HEAD"] if "GET" in match.web.methods else [])}
     if scope["method"] not in served:
         methods = ", ".join(sorted(served))
-        raise RouteError(405, f"{scope['method']} is not allowed here; {methods} is.", allow=methods)
+        raise RouteError(405, f"{scope['method']} is not allowed here; use {methods}.", allow=methods)
     headers: dict[bytes, bytes] = dict(scope["headers"])
     query: bytes = scope["query_string"]
     content_type = headers.get(b"content-type")

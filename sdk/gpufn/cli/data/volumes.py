@@ -37,8 +37,8 @@ def put(name: str, source: Path, to: str, replace: bool, json: bool) -> None:
     with connect() as client, _progress("sending") as progress:
         name = name_for_writing(client, name, client.volumes)
         version = client.put_files(name, source, to, replace=replace, progress=progress)
-    sent = f"sent {progress.sent_files} files, {format_bytes(progress.sent_bytes)}"
-    done = f"{name} version {version.number}: {version.files} files, {format_bytes(version.bytes)}; {sent}"
+    sent = f"sent {_files(progress.sent_files)}, {format_bytes(progress.sent_bytes)}"
+    done = f"{name} version {version.number}: {_files(version.files)}, {format_bytes(version.bytes)}; {sent}"
     say_or_json(done, version, json=json)
 
 
@@ -58,9 +58,8 @@ def get(name: str, path: str, to: Path, version: int | None, json: bool) -> None
     with connect() as client, _progress("fetching") as progress:
         name = full_name(client, name, client.volumes)
         tree = client.get_files(name, to, path, version=version, progress=progress)
-    have = "1 file" if len(tree.files) == 1 else f"{len(tree.files)} files"
     fetched = f"fetched {progress.sent_files}, {format_bytes(progress.sent_bytes)}"
-    say_or_json(f"{to} has {have} of {name} version {tree.version}; {fetched}", tree, json=json)
+    say_or_json(f"{to} has {_files(len(tree.files))} of {name} version {tree.version}; {fetched}", tree, json=json)
 
 
 @app.command("ls")
@@ -157,3 +156,7 @@ def _progress(verb: str) -> Iterator[Progress]:
     finally:
         if is_shown and shown:
             sys.stderr.write("\r\033[K")
+
+
+def _files(count: int) -> str:
+    return "1 file" if count == 1 else f"{count} files"

@@ -25,7 +25,8 @@ def advise(name: str, json: bool) -> None:
         return
     rows = [(each.option, each.value or "-", each.finding) for each in view.advice]
     calls = f"{view.seen.calls:,.0f} call{'s' if round(view.seen.calls) != 1 else ''} in 30 days"
-    print_table(("option", "set to", "because"), rows, empty=f"no advice: {calls}; with 100 calls there can be some")
+    reason = "advice needs 100 of them" if view.seen.calls < 100 else "its options fit them"
+    print_table(("option", "set to", "because"), rows, empty=f"no advice: {calls}, {reason}")
     for each in view.advice:
         if each.scale:
             bounds = " ".join(f"--{option.replace('_', '-')} {value}" for option, value in each.scale.items())

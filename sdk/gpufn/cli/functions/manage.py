@@ -203,7 +203,7 @@ def rm(name: str, yes: bool, json: bool) -> None:
 def _variant(view: FunctionView) -> str:
     if view.variant is None or view.variant.is_terminal:
         return ""
-    return described(function_of(view.name), view.variant.parameters)
+    return described(function_of(view.name), view.variant.parameters, view.variant.options)
 
 
 def _revision(view: FunctionView) -> str:

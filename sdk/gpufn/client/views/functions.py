@@ -76,7 +76,8 @@ class FunctionView(msgspec.Struct, frozen=True, kw_only=True):
             reason, _, _ = self.start_error.summary.partition("\n")
             return f"does not start: {reason}"
         if self.variant:
-            return "a terminal" if self.variant.is_terminal else described("", self.variant.parameters)
+            variant = self.variant
+            return "a terminal" if variant.is_terminal else described("", variant.parameters, variant.options)
         return f"calls wait: {self.waiting.detail}" if self.waiting else ""
 
     def _repr_html_(self) -> str:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote, unquote
 
@@ -138,10 +139,11 @@ def names_variant(name: str) -> bool:
     return "(" in name or _MARK in name
 
 
-def described(function: str, parameters: Mapping[str, Any]) -> str:
+def described(function: str, parameters: Mapping[str, Any], options: Mapping[str, Any] = MappingProxyType({})) -> str:
     """Return a variant for people.
 
-    >>> described("clf", {"size": "big", "layers": 2})
-    'clf(layers=2, size="big")'
+    >>> described("clf", {"size": "big", "layers": 2}, {"gpu": "L4"})
+    'clf(layers=2, size="big", @gpu="L4")'
     """
-    return f"{function}({', '.join(f'{name}={_json(value).decode()}' for name, value in sorted(parameters.items()))})"
+    values = [*sorted(parameters.items()), *((f"@{name}", value) for name, value in sorted(options.items()))]
+    return f"{function}({', '.join(f'{name}={_json(value).decode()}' for name, value in values)})"

@@ -37,7 +37,7 @@ export default function NodePage({ parameters, query }: PageProps) {
       </div>
       {problem ? <ErrorBox error={problem} /> : null}
       {findings.length ? (
-        <Panel title="Wrong now">
+        <Panel title="Problems">
           <Findings findings={findings} showSubject={false} />
         </Panel>
       ) : null}

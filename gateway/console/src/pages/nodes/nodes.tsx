@@ -26,7 +26,7 @@ export default function NodesPage({ query }: PageProps) {
       </div>
       {problem ? <ErrorBox error={problem} /> : null}
       {data.findings.length ? (
-        <Panel title="Wrong now">
+        <Panel title="Problems">
           <Findings findings={data.findings} />
         </Panel>
       ) : null}

@@ -27,7 +27,7 @@ export default function OverviewPage() {
       </div>
       {problem ? <ErrorBox error={problem} /> : null}
       <Totals overview={data} />
-      <Panel title="Wrong now" note={data.findings.length ? plural(data.findings.length, "finding") : ""}>
+      <Panel title="Problems" note={data.findings.length ? plural(data.findings.length, "finding") : ""}>
         <Findings findings={data.findings} />
       </Panel>
       <HistoryPanel subject="overview" charts={CHARTS}>

@@ -22,7 +22,7 @@ export function StatusTab({ name, live, isLive }: { name: string; live: Function
         {live.gpus ? <Stat label="GPUs charged" value={number(live.gpus)} note="GPU seconds per second" /> : null}
       </dl>
       {live.findings.length ? (
-        <Panel title="Wrong now">
+        <Panel title="Problems">
           <Findings findings={live.findings} showSubject={false} />
         </Panel>
       ) : null}
@@ -113,7 +113,7 @@ function Live({ live, isLive }: { live: FunctionLive; isLive: boolean }) {
 function Why({ live }: { live: FunctionLive }) {
   const unknown = live.queued === null || live.running === null;
   return (
-    <Panel title="Queue and workers, and why" note={<WorkerStates counts={live.workers} />}>
+    <Panel title="Queue and workers" note={<WorkerStates counts={live.workers} />}>
       <dl class="pairs body">
         <dt>Wanted</dt>
         <dd>
