@@ -69,7 +69,9 @@ def check_file(path: Path) -> None:
     if path.is_dir():
         raise InvalidBundle(f"{path} is a folder: pass the file in it that declares the functions")
     if not path.is_file():
-        raise InvalidBundle(f"there is no file {path}")
+        file, _, function = str(path).partition("::")
+        hint = f": pass {file}, and --name {function}" if function and Path(file).is_file() else ""
+        raise InvalidBundle(f"there is no file {path}{hint}")
     if path.resolve().suffix != ".py":
         raise InvalidBundle(f"{path} is not a Python file (.py)")
 

@@ -22,7 +22,7 @@ from tests.builder.models import constant, model, node, put, spec_of, value, wei
 
 EXACT = TOLERANCES[Precision.FP32]
 ROWS = {"x": np.array([[1.0, 2.0], [3.0, 5.0]], np.float32)}
-DEPENDS = "output y of a row depends on the rows beside it"
+DEPENDS = "output y of a row depends on the rows beside it; set samples= if only generated inputs do this"
 
 
 def _profiles(most: int = 8, **width: int) -> tuple[ShapeProfile, ...]:

@@ -31,7 +31,7 @@ def usage(*, name: str | None, since: str, key: str | None, by: tuple[str, ...],
 
     A running call is charged one GPU second per second for each GPU of its worker; under MPS, the worker's share of
     one. Concurrent calls of one worker share this charge. Time between calls and the time of parked workers are not
-    charged. A call is counted within ten seconds of its end.
+    charged. A call is counted within ten seconds of its end, once for each of its attempts.
 
     The energy that a GPU uses in a second is divided among the calls that ran on it, by their GPU seconds. Calls whose
     energy is unknown count neither in the joules nor in the joules per call.
