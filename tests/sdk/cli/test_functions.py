@@ -42,6 +42,16 @@ def test_a_log_line_with_a_newline_looks_like_no_other_line(gateway: StubGateway
     assert second == "    00:00:00  w  # worker_lost: the platform"
 
 
+def test_the_command_that_advice_proposes_works(gateway: StubGateway) -> None:
+    """Bug: it named the option --min-workers, which `gpufn scale` does not have."""
+    advice = {"option": "min_workers", "finding": "rarely called", "value": "0", "scale": {"min_workers": 0}}
+    gateway.on("GET /v1/functions/f/advice", {"function": "f", "advice": [advice]})
+    gateway.on("POST /v1/functions/f/scale", VIEW | {"min_workers": 0, "max_workers": 4})
+    proposed = command("advise", "f").stderr.strip().partition("gpufn ")[2]
+    assert command(*proposed.split()).exit_code == 0
+    assert gateway.requests[-1].json == {"min_workers": 0, "max_workers": None}
+
+
 @pytest.mark.parametrize(
     ("low", "high", "text"),
     [(0, 0, "f has no workers: its calls wait"), (2, 2, "f has 2 workers"), (0, 1, "f has 0 to 1 worker")],

@@ -29,7 +29,7 @@ def advise(name: str, json: bool) -> None:
     print_table(("option", "set to", "because"), rows, empty=f"no advice: {calls}, {reason}")
     for each in view.advice:
         if each.scale:
-            bounds = " ".join(f"--{option.replace('_', '-')} {value}" for option, value in each.scale.items())
+            bounds = " ".join(f"--{option.removesuffix('_workers')} {value}" for option, value in each.scale.items())
             say(f"without a deploy: gpufn scale {view.function} {bounds}", err=True)
     if view.idle_timeout:
         say(f"\nthe calls of two days, by idle_timeout of {view.function}:")
