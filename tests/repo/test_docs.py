@@ -91,6 +91,24 @@ def test_every_command_and_option_has_its_line() -> None:
     assert lacking == []
 
 
+def test_commands_in_the_pages_have_the_options_that_they_show() -> None:
+    """Bug: costs.md showed `gpufn scale --min-workers`, which does not exist."""
+    from gpufn.cli import app
+
+    commands = {" ".join(path): command for path, command in _commands(app)}
+    wrong = []
+    for page in _pages():
+        for line in re.findall(r"\bgpufn ([a-z][^`\n|#&;]*)", page.read_text()):
+            words = line.partition(" -- ")[0].split()
+            command = commands.get(" ".join(words[:2])) or commands.get(words[0])
+            if command is None or words[0] == "run":  # its file declares further options
+                continue
+            known = {"--help", *(option for each in command.params for option in (*each.opts, *each.secondary_opts))}
+            used = {word.partition("=")[0] for word in words if re.match("--[a-z]", word)}
+            wrong += [f"{page.name}: gpufn {words[0]} {option}" for option in sorted(used - known)]
+    assert wrong == []
+
+
 @pytest.mark.parametrize(
     "states",
     [WorkerState, InvocationState, RevisionState, OutcomeKind, Settlement, Desired, Share, DeviceType, Health],
