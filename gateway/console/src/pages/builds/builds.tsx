@@ -69,7 +69,9 @@ function Table({ builds }: { builds: readonly Build[] }) {
                 <Ago at={build.started_at ?? build.created_at} />
               </td>
               <td class="number">{build.cached ? "cached" : build.started_at !== null && build.ended_at !== null ? duration(build.ended_at - build.started_at) : "–"}</td>
-              <td class="wide reason">{visible(build.error?.message ?? (build.state === "building" ? [build.stage, build.detail].filter(Boolean).join(": ") : ""))}</td>
+              <td class="wide reason">
+                <div class="few-lines">{visible(build.error?.message ?? (build.state === "building" ? [build.stage, build.detail].filter(Boolean).join(": ") : ""))}</div>
+              </td>
             </tr>
           ))}
         </tbody>
