@@ -28,6 +28,7 @@ _FAINT: Final = 1 / 8
 _MIN_DISTANCE: Final = 1e-3
 _MAX_DISTANCE: Final = 1e-2
 _SMALL: Final = 0.1
+_HINT: Final = "; set samples= if only generated inputs do this"
 
 
 def why_alone(
@@ -110,7 +111,7 @@ def _difference(group: Sequence[int], alone: Sequence[Arrays], together: Arrays,
             if array.shape != (len(group), *own[index].shape[1:]):
                 return f"output {name} has the shape {list(array.shape)} for {len(group)} rows"
             if not _is_near(own[index], array[place : place + 1], own, limit):
-                return f"output {name} of a row depends on the rows beside it; set samples= if only generated inputs do this"
+                return f"output {name} of a row depends on the rows beside it{_HINT}"
     return ""
 
 

@@ -168,7 +168,7 @@ async def test_a_return_restores_the_split_before(nats: Any, make: Any, is_repla
         await gateway.http.delete(path)
 
 
-async def test_a_return_does_not_restore_a_split_that_would_go_on_calling_the_bad_revision(nats: Any, make: Any) -> None:
+async def test_a_return_does_not_restore_a_split_that_calls_the_bad_revision(nats: Any, make: Any) -> None:
     async with gateway_on(nats) as gateway:
         path = await deployed(gateway, make.spec("recipe"))
         await put(gateway, path, {"weights": {"1": 90, "2": 10}})  # as `gpufn deploy --traffic 10%`: without rules
