@@ -12,6 +12,7 @@ import pytest
 from gpufn_core.protocol.codec import encode
 from gpufn_core.spec.function_spec import MethodSpec, Serves
 from gpufn_gateway.auth.access import new_key
+from gpufn_gateway.protocols.openai.streams import ChatChunks
 from gpufn_platform.bus.storage.key_value import Entry
 from tests.gateway.listening import serving
 
@@ -116,6 +117,14 @@ def talk(url: str) -> dict[str, Any]:
                 client.chat.completions.create(messages=HELLO, **request)
             got[name] = (caught.value.code, caught.value.param)
     return got
+
+
+def test_only_the_first_chunk_of_a_chat_has_the_role() -> None:
+    """Bug: OpenAI's `chat.completions.stream` joined the roles: assistantassistant."""
+    chunks = ChatChunks("toy")
+    sent = [chunks.item(number, "application/json", b'"hi"').removeprefix(b"data: ") for number in range(2)]
+    deltas = [msgspec.json.decode(chunk)["choices"][0]["delta"] for chunk in sent]
+    assert deltas == [{"role": "assistant", "content": "hi"}, {"content": "hi"}]
 
 
 async def test_openai_works_unmodified(models: Any) -> None:

@@ -28,7 +28,8 @@ class ChatChunks:
         self._model = model
 
     def item(self, number: int, content_type: str, body: bytes) -> bytes:
-        return self._chunk({"role": "assistant", "content": bodies.message(msgspec.json.decode(body))}, None)
+        role = {"role": "assistant"} if number == 0 else {}  # clients join the roles of all chunks
+        return self._chunk(role | {"content": bodies.message(msgspec.json.decode(body))}, None)
 
     def end(self, items: int) -> bytes:
         return self._chunk({}, "stop") + _DONE
