@@ -99,6 +99,23 @@ class Removals:
             cause = Cause.IDLE if decided.role in (Role.SERVING, Role.SPLIT) else Cause.DEPLOY
             self._park_or_drain(worker, decided.decision.reason, cause)
 
+    def end_moves(self, decided: RevisionDecision, function: Function) -> None:
+        """Drain the workers whose replacements are READY. Cancel moves without a replacement that starts in time."""
+        moving_workers = self._world.moving
+        if decided.revision is None or not moving_workers:
+            return
+        ready, starting = decided.view.in_state(WorkerState.READY), decided.view.in_state(WorkerState.STARTING)
+        staying = sum(worker.assignment.worker not in moving_workers for worker in ready)
+        for worker in list(decided.view.workers.values()):
+            moving = moving_workers.get(worker.assignment.worker)
+            if moving is None:
+                continue
+            if staying >= policy.effective(decided.revision.spec.scaling, function).min_workers:
+                self.drain(worker, f"has moved to make room for {moving.for_function}", Cause.ROOM)
+            elif starting and self._now < moving.until and worker.state is WorkerState.READY:
+                continue
+            del moving_workers[worker.assignment.worker]
+
     def leave_nodes(self, decided: RevisionDecision) -> None:
         """Drain the workers on drained nodes that have no calls and do not wait for any: they start elsewhere."""
         states = (WorkerState.STARTING, WorkerState.RESUMING, WorkerState.PARKING, WorkerState.PARKED)
