@@ -17,7 +17,7 @@ from gpufn_core.domain.devices.device import Device, DeviceShare, DeviceType, Mp
 from gpufn_core.domain.worker import Assignment
 from gpufn_core.protocol.reports import NodeReport
 from gpufn_core.spec.resources import Resources
-from gpufn_gateway.controller.decide.moves import find_moves
+from gpufn_gateway.controller.decide.room.moves import find_moves
 from gpufn_gateway.controller.limits import Limits
 from gpufn_gateway.controller.placement.node_choice import NoRoom, Placement, place
 from gpufn_gateway.controller.placement.request import Requirements

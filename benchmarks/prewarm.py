@@ -20,8 +20,8 @@ from typing import Any, NamedTuple
 
 import measure
 from gpufn_core.spec.function_spec import ScalingPolicy
-from gpufn_gateway.controller.decide import prewarm
-from gpufn_gateway.controller.decide.policy import Demand, Workers, decide
+from gpufn_gateway.controller.decide.scaling import prewarm
+from gpufn_gateway.controller.decide.scaling.policy import Demand, Workers, decide
 
 _MINUTE, _HOUR, _DAY, _WEEK = 60.0, 3600.0, 86_400.0, 7 * 86_400.0
 _MONDAY = 1_767_571_200.0  # 2026-01-05 00:00 UTC

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gpufn_core.protocol import subjects
-from gpufn_gateway.controller.decide.prewarm import ArrivalHistory, slot_of
+from gpufn_gateway.controller.decide.scaling.prewarm import ArrivalHistory, slot_of
 from gpufn_platform.bus.connection import Bus
 from gpufn_platform.bus.storage.key_value import Entry, KeyValue
 from tests.conftest import Platform

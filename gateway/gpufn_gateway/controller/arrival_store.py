@@ -14,7 +14,7 @@ from typing import Final
 import msgspec
 
 from gpufn_gateway.background_loop import log_failures
-from gpufn_gateway.controller.decide.prewarm import ArrivalHistory
+from gpufn_gateway.controller.decide.scaling.prewarm import ArrivalHistory
 from gpufn_gateway.controller.state.arrivals import Arrivals
 from gpufn_platform.bus.storage.key_value import KeyValue
 

@@ -3,7 +3,7 @@
 deploy    1. the bundle must be stored   2. create `REVISIONS <fn>.<n>`, create-only: n is one above the highest
           3. move `active` in `FUNCTIONS <fn>` to n; `serving` moves with it only if the old revision has no READY
              worker, and the new revision needs no check. The controller does the rest
-             (`gpufn_gateway.controller.decide.rollout`)
+             (`gpufn_gateway.controller.decide.scaling.rollout`)
 build     deploy of a function with models: step 2 creates a BUILDING revision, after its builds; step 3 is `finish`,
           when the builds have ended (`gpufn_gateway.builds.revision_activation`)
 delete    remove the Function's record, cancel its builds, end queued calls as cancelled; retire or fail its revisions,

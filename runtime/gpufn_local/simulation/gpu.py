@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from gpufn_gateway.controller.decide.host_memory import HostMemory, Parked
+from gpufn_gateway.controller.decide.room.host_memory import HostMemory, Parked
 from gpufn_local.simulation.traces import Function
 
 _GIB = 1 << 30

@@ -9,7 +9,7 @@ import pytest
 
 from gpufn_core.protocol import subjects
 from gpufn_gateway.controller.arrival_store import ArrivalStore, is_due
-from gpufn_gateway.controller.decide.prewarm import SLOT_S, ArrivalHistory, slot_of
+from gpufn_gateway.controller.decide.scaling.prewarm import SLOT_S, ArrivalHistory, slot_of
 from gpufn_gateway.controller.state.arrivals import Arrivals
 from gpufn_local.nats_process import EmbeddedServer
 from gpufn_platform.bus.connection import Bus

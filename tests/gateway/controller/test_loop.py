@@ -27,7 +27,7 @@ from gpufn_core.spec.function_spec import ScalingPolicy
 from gpufn_gateway.buckets import Buckets
 from gpufn_gateway.controller import arrival_store
 from gpufn_gateway.controller.decide.actions import Drain, Park, Resume, Start
-from gpufn_gateway.controller.decide.prewarm import ArrivalHistory, slot_of
+from gpufn_gateway.controller.decide.scaling.prewarm import ArrivalHistory, slot_of
 from gpufn_gateway.controller.loop import Controller
 from gpufn_local.nats_process import EmbeddedServer
 from gpufn_platform.bus.connection import Bus, Message, NotStored

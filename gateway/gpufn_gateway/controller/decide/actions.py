@@ -10,8 +10,8 @@ from gpufn_core.domain.revision import CheckState, Revision, RevisionKey
 from gpufn_core.domain.worker import Cause
 from gpufn_core.errors import ErrorInfo
 from gpufn_core.protocol.reports import FunctionStatus
-from gpufn_gateway.controller.decide.policy import Demand, ScaleDecision, Workers
-from gpufn_gateway.controller.decide.rollout import Role
+from gpufn_gateway.controller.decide.scaling.policy import Demand, ScaleDecision, Workers
+from gpufn_gateway.controller.decide.scaling.rollout import Role
 from gpufn_gateway.controller.placement.node_choice import Placement
 from gpufn_gateway.controller.placement.request import Requirements
 from gpufn_gateway.controller.placement.start_time import StartTimes

@@ -32,16 +32,17 @@ from gpufn_core.domain.invocation import OutcomeKind, deleted_error
 from gpufn_core.domain.revision import Function, Revision, RevisionState
 from gpufn_core.domain.worker import Cause, WorkerState
 from gpufn_core.protocol.reports import FunctionStatus
-from gpufn_gateway.controller.decide import actions, deploy_check, rollout
+from gpufn_gateway.controller.decide import actions
 from gpufn_gateway.controller.decide.actions import Action, Need, RevisionDecision
-from gpufn_gateway.controller.decide.circuit import CircuitState
-from gpufn_gateway.controller.decide.make_room import RoomMaker
-from gpufn_gateway.controller.decide.preemption import Allocator, Resumption
-from gpufn_gateway.controller.decide.rollout import Role
-from gpufn_gateway.controller.decide.scale_down import Removals
+from gpufn_gateway.controller.decide.room.allocator import Allocator, Resumption
+from gpufn_gateway.controller.decide.room.make_room import RoomMaker
+from gpufn_gateway.controller.decide.room.scale_down import Removals
+from gpufn_gateway.controller.decide.room.team_shares import Rounds, TeamShares
+from gpufn_gateway.controller.decide.scaling import deploy_check, rollout
+from gpufn_gateway.controller.decide.scaling.circuit import CircuitState
+from gpufn_gateway.controller.decide.scaling.rollout import Role
+from gpufn_gateway.controller.decide.scaling.worker_counts import WorkerCounts, health_of
 from gpufn_gateway.controller.decide.status import NO_ROOM, StatusWriter
-from gpufn_gateway.controller.decide.team_shares import Rounds, TeamShares
-from gpufn_gateway.controller.decide.worker_counts import WorkerCounts, health_of
 from gpufn_gateway.controller.limits import Limits
 from gpufn_gateway.controller.placement.last_failure import PlacementFailure
 from gpufn_gateway.controller.placement.node_choice import NoRoom

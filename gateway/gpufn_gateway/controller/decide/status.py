@@ -20,11 +20,11 @@ from gpufn_core.protocol.reports import (
 from gpufn_core.spec.naming.names import home_of
 from gpufn_core.spec.units import format_bytes
 from gpufn_core.spec.volume_spec import full_name_at, source_of
-from gpufn_gateway.controller.decide import policy, rollout
 from gpufn_gateway.controller.decide.actions import Need, RevisionDecision
-from gpufn_gateway.controller.decide.circuit import CircuitState
-from gpufn_gateway.controller.decide.demand import demand_of
-from gpufn_gateway.controller.decide.preemption import Allocator
+from gpufn_gateway.controller.decide.room.allocator import Allocator
+from gpufn_gateway.controller.decide.scaling import policy, rollout
+from gpufn_gateway.controller.decide.scaling.circuit import CircuitState
+from gpufn_gateway.controller.decide.scaling.demand import demand_of
 from gpufn_gateway.controller.state.views import RevisionView
 from gpufn_gateway.controller.state.world import World
 from gpufn_gateway.controller.store_health import NOT_STORED

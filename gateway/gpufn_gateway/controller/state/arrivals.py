@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Set
 from typing import Final
 
-from gpufn_gateway.controller.decide.prewarm import ArrivalHistory, Forecast, expected_call, forecast, slot_of
+from gpufn_gateway.controller.decide.scaling.prewarm import ArrivalHistory, Forecast, expected_call, forecast, slot_of
 
 _AHEAD_SLOTS: Final = 4  # an hour
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import msgspec
 
 from gpufn_core.domain.worker import Desired, ParkedMemory
-from gpufn_gateway.controller.decide.host_memory import HostMemory, Parked
+from gpufn_gateway.controller.decide.room.host_memory import HostMemory, Parked
 from gpufn_gateway.controller.state.leases import LeaseBook
 from gpufn_gateway.controller.state.views import WorkerView
 

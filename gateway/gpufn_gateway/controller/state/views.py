@@ -12,8 +12,8 @@ import msgspec
 from gpufn_core.domain.revision import RevisionKey
 from gpufn_core.domain.worker import Assignment, ColdStart, Desired, ParkedMemory, WorkerState
 from gpufn_core.protocol.reports import LastStart, NodeReport, RevisionTraffic, WorkerEvent
-from gpufn_gateway.controller.decide.circuit import Circuit
-from gpufn_gateway.controller.decide.policy import ScaleDecision
+from gpufn_gateway.controller.decide.scaling.circuit import Circuit
+from gpufn_gateway.controller.decide.scaling.policy import ScaleDecision
 from gpufn_gateway.controller.placement.last_failure import PlacementFailure
 from gpufn_gateway.controller.state.window import Average, Peak, Rate
 

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from gpufn_core.errors import ErrorInfo
-from gpufn_gateway.controller.decide.circuit import Circuit, CircuitState
+from gpufn_gateway.controller.decide.scaling.circuit import Circuit, CircuitState
 
 ERROR = ErrorInfo("function_start_failed", "no module named nope")
 

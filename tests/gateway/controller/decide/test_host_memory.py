@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpufn_gateway.controller.decide.host_memory import HostMemory, Parked
+from gpufn_gateway.controller.decide.room.host_memory import HostMemory, Parked
 
 PARKED = st.builds(
     Parked,

@@ -18,7 +18,7 @@ from gpufn_core.spec.function_spec import ScalingPolicy
 from gpufn_core.spec.resources import Resources
 from gpufn_gateway.controller.decide.actions import Action, Drain, Park, Resume, RevisionDecision, Start
 from gpufn_gateway.controller.decide.plan import plan
-from gpufn_gateway.controller.decide.scale_down import Removals
+from gpufn_gateway.controller.decide.room.scale_down import Removals
 from gpufn_gateway.controller.limits import Limits
 from gpufn_gateway.controller.placement.node_choice import Placement, can_resume
 from gpufn_gateway.controller.state.leases import GpuUse, LeaseBook

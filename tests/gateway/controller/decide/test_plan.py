@@ -27,12 +27,12 @@ from gpufn_core.spec.image_spec import ImageSpec
 from gpufn_core.spec.model_spec import ModelFile, ModelSpec
 from gpufn_core.spec.resources import Resources
 from gpufn_core.spec.weights_spec import WeightsFile, WeightsSpec
-from gpufn_gateway.controller.decide import policy
 from gpufn_gateway.controller.decide.actions import Delete, Drain, EndQueued, MoveServing, Start
-from gpufn_gateway.controller.decide.demand import demand_of
 from gpufn_gateway.controller.decide.plan import plan
-from gpufn_gateway.controller.decide.policy import Demand, ScaleDecision
-from gpufn_gateway.controller.decide.rollout import LINGER_S
+from gpufn_gateway.controller.decide.scaling import policy
+from gpufn_gateway.controller.decide.scaling.demand import demand_of
+from gpufn_gateway.controller.decide.scaling.policy import Demand, ScaleDecision
+from gpufn_gateway.controller.decide.scaling.rollout import LINGER_S
 from gpufn_gateway.controller.state.world import World
 from tests.gateway.controller.known_worlds import tell, world
 from tests.gateway.controller.simulation import GIB, assignment, cpu, function, node, revision

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from gpufn_core.spec.function_spec import ScalingPolicy
-from gpufn_gateway.controller.decide.policy import Demand, ScaleDecision, Workers, decide, effective
+from gpufn_gateway.controller.decide.scaling.policy import Demand, ScaleDecision, Workers, decide, effective
 from tests.gateway.controller.simulation import function
 
 BUSY = Demand(queued=0, running=4, service_s=0.4)

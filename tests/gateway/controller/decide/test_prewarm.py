@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from gpufn_gateway.controller.decide.prewarm import (
+from gpufn_gateway.controller.decide.scaling.prewarm import (
     EARLY_S,
     SLOT_S,
     SLOTS,

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from gpufn_gateway.controller.decide.policy import Demand, Workers
-from gpufn_gateway.controller.decide.rollout import (
+from gpufn_gateway.controller.decide.scaling.policy import Demand, Workers
+from gpufn_gateway.controller.decide.scaling.rollout import (
     LINGER_S,
     RevisionHealth,
     may_move,

@@ -8,8 +8,8 @@ from gpufn_core.domain.durations import bucket_of
 from gpufn_core.domain.traffic import HeaderRule, Split
 from gpufn_core.protocol.reports import CallCounts, RevisionTraffic
 from gpufn_core.spec.function_spec import ScalingPolicy
-from gpufn_gateway.controller.decide import rollout
-from gpufn_gateway.controller.decide.rollout import Role
+from gpufn_gateway.controller.decide.scaling import rollout
+from gpufn_gateway.controller.decide.scaling.rollout import Role
 from gpufn_gateway.controller.state.split_calls import SplitCalls
 from tests.gateway.controller.simulation import Sim, function, revision
 

@@ -11,7 +11,7 @@ from gpufn_core.spec.function_spec import ScalingPolicy
 from gpufn_core.spec.resources import Resources
 from gpufn_gateway.controller.decide.actions import Drain, Start
 from gpufn_gateway.controller.decide.plan import plan
-from gpufn_gateway.controller.decide.prewarm import SLOT_S, ArrivalHistory, slot_of
+from gpufn_gateway.controller.decide.scaling.prewarm import SLOT_S, ArrivalHistory, slot_of
 from gpufn_gateway.controller.state.world import World
 from tests.gateway.controller.known_worlds import tell, world
 from tests.gateway.controller.simulation import GIB, function, revision

@@ -9,11 +9,11 @@ from __future__ import annotations
 from gpufn_core.domain.worker import Cause, WorkerState
 from gpufn_gateway.controller.decide import actions
 from gpufn_gateway.controller.decide.actions import Action, Need
-from gpufn_gateway.controller.decide.circuit import CircuitState
-from gpufn_gateway.controller.decide.moves import Move
-from gpufn_gateway.controller.decide.preemption import Allocator
-from gpufn_gateway.controller.decide.scale_down import Removals
-from gpufn_gateway.controller.decide.team_shares import TeamShares
+from gpufn_gateway.controller.decide.room.allocator import Allocator
+from gpufn_gateway.controller.decide.room.moves import Move
+from gpufn_gateway.controller.decide.room.scale_down import Removals
+from gpufn_gateway.controller.decide.room.team_shares import TeamShares
+from gpufn_gateway.controller.decide.scaling.circuit import CircuitState
 from gpufn_gateway.controller.state.views import Moving, WorkerView
 from gpufn_gateway.controller.state.world import World
 

@@ -10,12 +10,12 @@ import msgspec
 
 from gpufn_core.domain.revision import Function, Revision, RevisionState
 from gpufn_core.domain.worker import WorkerState
-from gpufn_gateway.controller.decide import deploy_check, policy, rollout
 from gpufn_gateway.controller.decide.actions import RevisionDecision
-from gpufn_gateway.controller.decide.circuit import CircuitState
-from gpufn_gateway.controller.decide.demand import demand_of, workers_of
-from gpufn_gateway.controller.decide.policy import Demand, ScaleDecision, Workers
-from gpufn_gateway.controller.decide.rollout import RevisionHealth, Role
+from gpufn_gateway.controller.decide.scaling import deploy_check, policy, rollout
+from gpufn_gateway.controller.decide.scaling.circuit import CircuitState
+from gpufn_gateway.controller.decide.scaling.demand import demand_of, workers_of
+from gpufn_gateway.controller.decide.scaling.policy import Demand, ScaleDecision, Workers
+from gpufn_gateway.controller.decide.scaling.rollout import RevisionHealth, Role
 from gpufn_gateway.controller.state.views import RevisionView, window_for
 from gpufn_gateway.controller.state.world import World
 

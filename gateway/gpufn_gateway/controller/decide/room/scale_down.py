@@ -10,10 +10,10 @@ from gpufn_core.domain.revision import Function
 from gpufn_core.domain.worker import Cause, ParkedMemory, WorkerState
 from gpufn_core.protocol.launch import RECONNECT_S
 from gpufn_core.spec.function_spec import ScalingPolicy
-from gpufn_gateway.controller.decide import policy
 from gpufn_gateway.controller.decide.actions import Action, Delete, Drain, Park, RevisionDecision
-from gpufn_gateway.controller.decide.parking import Admission, admit
-from gpufn_gateway.controller.decide.rollout import Role
+from gpufn_gateway.controller.decide.room.parking import Admission, admit
+from gpufn_gateway.controller.decide.scaling import policy
+from gpufn_gateway.controller.decide.scaling.rollout import Role
 from gpufn_gateway.controller.state.views import WorkerView
 from gpufn_gateway.controller.state.world import World
 

@@ -7,9 +7,9 @@ from typing import Final
 from gpufn_core.domain.revision import CheckState, Function, Revision
 from gpufn_core.domain.worker import WorkerState
 from gpufn_core.errors import ErrorInfo, WorkerLost
-from gpufn_gateway.controller.decide import policy
 from gpufn_gateway.controller.decide.actions import EndCheck, Need, RevisionDecision
-from gpufn_gateway.controller.decide.rollout import Role
+from gpufn_gateway.controller.decide.scaling import policy
+from gpufn_gateway.controller.decide.scaling.rollout import Role
 from gpufn_gateway.controller.state.views import RevisionView, WorkerView
 
 ROOM_WITHIN_S: Final = 5.0  # time for a node to report, or for a rollout to make room

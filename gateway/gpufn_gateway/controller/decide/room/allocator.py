@@ -16,12 +16,12 @@ from gpufn_core.domain.revision import Revision, RevisionKey
 from gpufn_core.domain.worker import Cause, ParkedMemory, WorkerState
 from gpufn_core.protocol.reports import NodeReport
 from gpufn_core.spec.priority import Priority
-from gpufn_gateway.controller.decide import policy, rollout
 from gpufn_gateway.controller.decide.actions import Need
-from gpufn_gateway.controller.decide.circuit import CircuitState
-from gpufn_gateway.controller.decide.moves import Move, find_moves
-from gpufn_gateway.controller.decide.rollout import Role
-from gpufn_gateway.controller.decide.scale_down import Removals, idle_longest_first
+from gpufn_gateway.controller.decide.room.moves import Move, find_moves
+from gpufn_gateway.controller.decide.room.scale_down import Removals, idle_longest_first
+from gpufn_gateway.controller.decide.scaling import policy, rollout
+from gpufn_gateway.controller.decide.scaling.circuit import CircuitState
+from gpufn_gateway.controller.decide.scaling.rollout import Role
 from gpufn_gateway.controller.limits import Limits
 from gpufn_gateway.controller.placement.node_choice import NoRoom, Placement, can_resume, explain, place
 from gpufn_gateway.controller.placement.request import Requirements

@@ -32,7 +32,7 @@ import msgspec
 from gpufn_core.domain.revision import CheckState, Function
 from gpufn_core.domain.traffic import WHOLE
 from gpufn_core.spec.function_spec import ScalingPolicy
-from gpufn_gateway.controller.decide.policy import Demand, Workers
+from gpufn_gateway.controller.decide.scaling.policy import Demand, Workers
 
 LINGER_S = 2.0
 

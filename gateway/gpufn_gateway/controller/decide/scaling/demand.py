@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gpufn_core.domain.revision import RevisionKey
 from gpufn_core.domain.worker import WorkerState
-from gpufn_gateway.controller.decide.policy import Demand, Workers
+from gpufn_gateway.controller.decide.scaling.policy import Demand, Workers
 from gpufn_gateway.controller.state.views import RevisionView
 from gpufn_gateway.controller.state.world import World
 

@@ -1,0 +1,1 @@
+"""How many workers each revision gets, and when calls move to the next one. Pure."""
