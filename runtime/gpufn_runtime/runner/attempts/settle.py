@@ -41,8 +41,8 @@ from gpufn_runtime.runner.attempts.start_log import StartLog
 from gpufn_runtime.runner.attempts.unacknowledged_replies import UnacknowledgedReplies
 from gpufn_runtime.runner.core.actions import Settle
 from gpufn_runtime.runner.core.attempt import Attempt
-from gpufn_runtime.runner.core.machine import TOUCH_EVERY_S
 from gpufn_runtime.runner.core.start_numbers import next_start
+from gpufn_runtime.runner.core.step import TOUCH_EVERY_S
 from gpufn_runtime.runner.core.views import DeliveryView
 from gpufn_runtime.runner.dispatch.fast_path import DirectDelivery, too_large
 from gpufn_runtime.runner.dispatch.large_bodies import NodeBodies

@@ -4,7 +4,7 @@
 2. Before it begins: its arguments are fetched, its worker gets a turn on a shared GPU, and a call that was handed over
    before is looked up.
 3. ResultReceived, the runner's decision (a timeout, a cancel), or the loss of the worker ends it. `end_rules` decides
-   whether it runs again.
+   whether it runs again, `ends` charges it, and `lost_workers` waits for the exit of its process.
 4. Ticked: ack deadlines are extended, and attempts that are overdue end.
 
 The lookups, the sockets and the bus are the edge's: an action requests something, and an event answers it.
@@ -12,17 +12,13 @@ The lookups, the sockets and the bus are the edge's: an action requests somethin
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, ClassVar, Final, Generic
 
-import msgspec
-
-from gpufn_core.domain.durations import bucket_of
 from gpufn_core.domain.invocation import STOPS_WITHIN_S, Outcome, OutcomeKind, queue_timeout_error
 from gpufn_core.domain.revision import Revision
-from gpufn_core.domain.worker import Exit, WorkerState
-from gpufn_core.errors import ErrorInfo, InvalidInput, WorkerLost
+from gpufn_core.domain.worker import WorkerState
+from gpufn_core.errors import InvalidInput, WorkerLost
 from gpufn_core.protocol import frames
 from gpufn_core.protocol.messages import InvocationMessage
 from gpufn_core.protocol.records import StartNote
@@ -34,18 +30,16 @@ from gpufn_runtime.runner.core.backlog import LONG_RUNNING_S
 from gpufn_runtime.runner.core.capacity import Capacity, W
 from gpufn_runtime.runner.core.end_rules import (
     CANCELLED,
-    SETTLEMENTS,
     Ending,
-    ending_of,
-    hand_back_reason,
     outcome_of_stop,
-    worker_exit_error,
 )
+from gpufn_runtime.runner.core.ends import Ends, within
 from gpufn_runtime.runner.core.events import Now
+from gpufn_runtime.runner.core.lost_workers import LostWorkers
+from gpufn_runtime.runner.core.step import TOUCH_EVERY_S, Step
 from gpufn_runtime.runner.core.views import DeliveryView, WorkerView
 
 ACK_WAIT_S: Final = 8.0  # NATS redelivers a call whose ack deadline was not extended for this long
-TOUCH_EVERY_S: Final = 2.0
 NOTED_AFTER_S: Final = 0.25  # a start is noted when it lasts: most calls end sooner and need no write to the bus
 _MAX_DELIVERIES = 100  # each one is a hand-back, or a runner that died with the call
 _CALLER_RECONNECT_S = 1.0  # a caller that lost the bus has reconnected by then
@@ -60,66 +54,49 @@ _HAS_WORKER = (WorkerState.READY, WorkerState.PARKING, WorkerState.DRAINING)  # 
 _STOP_TIMEOUT_S = {OutcomeKind.TIMED_OUT: STOPS_WITHIN_S, OutcomeKind.CANCELLED: 5.0}
 
 
-class _Loss(msgspec.Struct):
-    """Attempts of a lost worker, until the report of its exit or `until` (monotonic)."""
-
-    worker: WorkerView
-    attempts: list[Attempt]
-    until: float
-
-
 class RevisionMachine(Generic[W]):
-    """`started`, `ended`, `failed`, `run_seconds` and `gpu_seconds` are counters. `errors` counts
-    failed attempts, without cancelled or handed-back attempts, and `durations` the run times (`bucket_of`) while
-    `counts_durations`, for a split function. `batches` counts gathered calls by the size of their batch."""
-
     def __init__(self, revision: Revision) -> None:
         self.revision = revision
         self.capacity: Capacity[W] = Capacity(revision.spec)
-        self.started = self.ended = self.failed = self.errors = 0
-        self.run_seconds = self.gpu_seconds = 0.0
-        self.counts_durations = False
-        self.durations: defaultdict[int, int] = defaultdict(int)
-        self.batches: defaultdict[int, int] = defaultdict(int)
         self._spec = revision.spec
-        self._gathers = self._spec.largest_batch is not None
         self._methods = {method.name: method for method in revision.spec.methods}
         self._unbegun: dict[Attempt, None] = {}  # attempts that have a slot and have not begun, in order
-        self._losses: dict[str, _Loss] = {}
-        self._emit = list[actions.Action]().append  # to the actions of the event that is being handled
-        self._now = Now(0.0, 0.0)
+        self._step = Step()
+        self._ends = Ends(revision.spec, self._step)
+        self._lost_workers = LostWorkers(revision.spec, self._step, self._ends)
+        self.totals = self._ends.totals
 
     def handle(self, event: events.Event, now: Now) -> list[actions.Action]:
         """Return the actions that follow from the event, in order."""
-        self._now = now
         result: list[actions.Action] = []
-        self._emit = result.append
+        self._step.now, self._step.emit = now, result.append
         self._HANDLERS[type(event)](self, event)
         return result
 
     @property
     def is_busy(self) -> bool:
         """Whether attempts depend on the time: Ticked has to come."""
-        return bool(self._unbegun or self._losses) or any(worker.attempts for worker in self.capacity.workers.values())
+        return bool(self._unbegun or self._lost_workers.losses) or any(
+            worker.attempts for worker in self.capacity.workers.values()
+        )
 
     @property
     def awaits_exits(self) -> bool:
         """Whether attempts wait for the death of their process."""
-        return bool(self._losses)
+        return bool(self._lost_workers.losses)
 
     def attempts(self) -> Iterator[Attempt]:
         """Attempts that have begun: in workers, and of lost workers."""
         yield from self.capacity.attempts()
-        for loss in self._losses.values():
-            yield from loss.attempts
+        yield from self._lost_workers.attempts()
 
     # --- arrival ------------------------------------------------------------------------------------------------------
 
     def _on_arrived(self, event: events.Arrived) -> None:
-        delivery, message, now = event.delivery, event.message, self._now.unix
+        delivery, message, now = event.delivery, event.message, self._step.now.unix
         if message.not_before > now:
-            self._emit(actions.Nak(delivery, min(message.not_before - now, self._max_delay_s(message))))
-            self._emit(actions.OfferCredits())
+            self._step.emit(actions.Nak(delivery, min(message.not_before - now, self._max_delay_s(message))))
+            self._step.emit(actions.OfferCredits())
         elif now >= message.expires_at(self._spec.queue_timeout_s, delivery.delivered):
             expired = queue_timeout_error(now - message.submitted_at).info()
             self._refuse(delivery, message, Outcome(OutcomeKind.EXPIRED, expired))
@@ -138,7 +115,7 @@ class RevisionMachine(Generic[W]):
                 message,
                 method,
                 worker,
-                touched_at=self._now.monotonic,
+                touched_at=self._step.now.monotonic,
                 body=event.body,
                 caller_was_away=event.caller_was_away,
             )
@@ -148,11 +125,11 @@ class RevisionMachine(Generic[W]):
             worker.idle_since = None
             self._unbegun[attempt] = None
             if message.shared_body or message.reference is not None:
-                self._emit(actions.GetArguments(attempt))
+                self._step.emit(actions.GetArguments(attempt))
             else:
                 self._proceed(attempt)
             if worker.slots.is_spent:
-                self._emit(actions.WorkerSpent(worker))
+                self._step.emit(actions.WorkerSpent(worker))
 
     def _add_to_backlog(self, call: events.Arrived) -> None:
         """Let the call wait, or return it. A call from the queue may exceed the room: it had a credit."""
@@ -163,9 +140,9 @@ class RevisionMachine(Generic[W]):
             backlog.append(call)
 
     def _return_waiting(self, call: events.Arrived) -> None:
-        self._emit(actions.Nak(call.delivery))
+        self._step.emit(actions.Nak(call.delivery))
         if not call.delivery.is_direct:
-            self._emit(actions.CountReturned(call.message))
+            self._step.emit(actions.CountReturned(call.message))
 
     def _return_backlog(self) -> None:
         while self.capacity.backlog:
@@ -178,7 +155,7 @@ class RevisionMachine(Generic[W]):
         while backlog and self.capacity.free:
             call = backlog.popleft()
             if call.delivery.is_withdrawn:
-                self._emit(actions.Term(call.delivery))
+                self._step.emit(actions.Term(call.delivery))
             else:
                 self._on_arrived(call)
         if backlog and not (self.capacity.slots and backlog.is_short):
@@ -213,9 +190,9 @@ class RevisionMachine(Generic[W]):
             self._check_or_run(attempt)
             return
         expires_at = attempt.message.expires_at(self._spec.queue_timeout_s, attempt.delivery.delivered)
-        attempt.expires_at = self._now.monotonic + expires_at - self._now.unix
+        attempt.expires_at = self._step.now.monotonic + expires_at - self._step.now.unix
         attempt.move(AttemptState.WAITING)
-        self._emit(actions.RequestTurn(attempt))
+        self._step.emit(actions.RequestTurn(attempt))
 
     def _on_turn_granted(self, event: events.TurnGranted) -> None:
         if event.attempt.state is AttemptState.WAITING:  # it may have ended since the turn was granted
@@ -225,17 +202,17 @@ class RevisionMachine(Generic[W]):
         for attempt in attempts:
             if attempt.state is AttemptState.WAITING:
                 self._free_unbegun(attempt)  # nothing new begins in the slot: the worker is about to end
-                self._emit(actions.Nak(attempt.delivery))
+                self._step.emit(actions.Nak(attempt.delivery))
 
     def _check_or_run(self, attempt: Attempt) -> None:
         """Look up a call that may have been started before, or whose caller may have left."""
         is_repeated = attempt.delivery.delivered > 1
         if attempt.is_submitted and (is_repeated or attempt.message.attempt > 1):
             attempt.move(AttemptState.CHECKING)
-            self._emit(actions.CheckRecord(attempt))
+            self._step.emit(actions.CheckRecord(attempt))
         elif is_repeated or (attempt.caller_was_away and not attempt.is_direct):
             attempt.move(AttemptState.CHECKING)
-            self._emit(actions.CheckCaller(attempt))
+            self._step.emit(actions.CheckCaller(attempt))
         else:
             if attempt.message.may_have_begun:
                 self._number(attempt, None)
@@ -290,16 +267,16 @@ class RevisionMachine(Generic[W]):
     def _number(self, attempt: Attempt, note: StartNote | None) -> None:
         """Number an attempt whose call may have been started before."""
         unknown = attempt.delivery.starts_since(note.delivered if note is not None else 0)
-        attempt.message, attempt.reason = start_numbers.next_start(attempt.message, note, unknown, self._now.unix)
+        attempt.message, attempt.reason = start_numbers.next_start(attempt.message, note, unknown, self._step.now.unix)
 
     def _free_unbegun(self, attempt: Attempt) -> None:
         """Free the slot of an attempt that does not begin."""
         attempt.move(_ENDED)
         del self._unbegun[attempt]
         if attempt.shared_body:
-            self._emit(actions.DropBody(attempt.worker, attempt.shared_body))
+            self._step.emit(actions.DropBody(attempt.worker, attempt.shared_body))
         attempt.worker.slots.release()
-        self._emit(actions.Release(attempt))
+        self._step.emit(actions.Release(attempt))
 
     def _return(self, attempt: Attempt, delay_s: float = 0.0) -> None:
         self._give_up(attempt, actions.Nak(attempt.delivery, delay_s))
@@ -312,18 +289,18 @@ class RevisionMachine(Generic[W]):
         """Settle the delivery of an attempt that does not begin."""
         self._free_unbegun(attempt)
         for action in settlement:
-            self._emit(action)
+            self._step.emit(action)
         if attempt.worker.state.live:
             self._after_end(attempt.worker)
 
     def _refuse(self, delivery: DeliveryView, message: InvocationMessage, outcome: Outcome) -> None:
-        self._emit(actions.Refuse(delivery, message, outcome))
-        self._emit(actions.OfferCredits())
+        self._step.emit(actions.Refuse(delivery, message, outcome))
+        self._step.emit(actions.OfferCredits())
 
     # --- a run --------------------------------------------------------------------------------------------------------
 
     def _run(self, attempt: Attempt) -> None:
-        message, worker, now = attempt.message, attempt.worker, self._now
+        message, worker, now = attempt.message, attempt.worker, self._step.now
         timeout_s = may_run_s(message, self._spec.timeout_s, now.unix)
         granted = STREAM_WINDOW if message.stream and attempt.method.kind.streams else 0
         attempt.begun = Execution(
@@ -344,19 +321,19 @@ class RevisionMachine(Generic[W]):
             attempt.delivery.settled_at, message.is_live and attempt.method.kind.streams,
         )  # fmt: skip
         body, attempt.body = attempt.body, b""
-        self._emit(actions.SendRun(attempt, run, b"" if attempt.shared_body else body))
+        self._step.emit(actions.SendRun(attempt, run, b"" if attempt.shared_body else body))
         self._record_start(attempt)
 
     def _record_start(self, attempt: Attempt) -> None:
         """Count a start, here or under the previous runner, and announce it to the followers of the call."""
-        self.started += 1
+        self.totals.started += 1
         if attempt.is_submitted or (self._spec.queue_timeout_s is not None and not attempt.is_direct):
-            self._emit(actions.AnnounceStart(attempt))
+            self._step.emit(actions.AnnounceStart(attempt))
 
     def _note(self, attempt: Attempt) -> None:
         if not attempt.run.is_noted:
             attempt.run.is_noted = True
-            self._emit(actions.NoteStart(attempt))
+            self._step.emit(actions.NoteStart(attempt))
 
     def _on_unfinished_found(self, event: events.UnfinishedFound) -> None:
         """Adopt an attempt of an earlier runner. Its deadline stays; its GPU time is counted from now on."""
@@ -364,10 +341,10 @@ class RevisionMachine(Generic[W]):
         if not worker.state.live:
             return
         if delivery is None or message is None or message.method not in self._methods:
-            self._emit(actions.StopUnfinished(worker, unfinished.attempt))
+            self._step.emit(actions.StopUnfinished(worker, unfinished.attempt))
             return
         message, reason = start_numbers.adopted(message, event.note, unfinished.number, event.counted)
-        now = self._now
+        now = self._step.now
         ran_s = min(max(0.0, unfinished.ran_s), max(0.0, now.unix - message.submitted_at))
         began, started_at = now.monotonic - ran_s, now.unix - ran_s
         attempt = Attempt(
@@ -388,7 +365,7 @@ class RevisionMachine(Generic[W]):
             ),
         )
         worker.attempts[attempt.number] = attempt
-        self._emit(actions.Adopt(attempt))
+        self._step.emit(actions.Adopt(attempt))
         self._record_start(attempt)
 
     def _cancel(self, attempt: Attempt) -> None:
@@ -398,7 +375,7 @@ class RevisionMachine(Generic[W]):
             case AttemptState.WAITING:
                 self._end_unbegun(attempt, CANCELLED)
             case AttemptState.RUNNING | AttemptState.STOPPING | AttemptState.LOST:
-                self._stop(attempt, OutcomeKind.CANCELLED, self._now.monotonic)
+                self._stop(attempt, OutcomeKind.CANCELLED, self._step.now.monotonic)
             case AttemptState.ENDED:
                 pass
 
@@ -416,180 +393,64 @@ class RevisionMachine(Generic[W]):
         attempt.run.ending = Stop(kind, now if is_uninterruptible else now + _STOP_TIMEOUT_S[kind])
         if attempt.state is AttemptState.RUNNING:
             attempt.move(AttemptState.STOPPING)
-            self._emit(actions.SendStop(attempt))
+            self._step.emit(actions.SendStop(attempt))
 
     # --- its end ------------------------------------------------------------------------------------------------------
 
     def _on_result_received(self, event: events.ResultReceived) -> None:
         attempt, result, run = event.attempt, event.result, event.attempt.run
         attempt.worker.slots.release()
-        self._leave_worker(attempt)
-        run.elapsed_s = self._now.monotonic - run.began
-        run.run_s = _within(result.run_s, run.elapsed_s, run.elapsed_s)
+        self._ends.leave_worker(attempt)
+        run.elapsed_s = self._step.now.monotonic - run.began
+        run.run_s = within(result.run_s, run.elapsed_s, run.elapsed_s)
         run.busy_s = min(run.busy_s, run.run_s)
         outcome = Outcome(result.kind, result.error)
         if run.ending is not None:
             outcome = outcome_of_stop(run, run.ending, self._spec.timeout_s)
         if result.shared_body and outcome.kind is _SUCCEEDED:
-            self._emit(actions.CollectResult(attempt, result))
+            self._step.emit(actions.CollectResult(attempt, result))
         else:
             if result.shared_body:
-                self._emit(actions.DropBody(attempt.worker, result.shared_body))
-            self._end_with_result(attempt, result, outcome, body=event.body)
+                self._step.emit(actions.DropBody(attempt.worker, result.shared_body))
+            self._ends.end_with_result(attempt, result, outcome, body=event.body)
         self.capacity.ended(run.run_s, len(event.body))
         self._after_end(attempt.worker)
 
     def _on_result_collected(self, event: events.ResultCollected) -> None:
-        self._end_with_result(
+        self._ends.end_with_result(
             event.attempt, event.result, event.outcome, shared_body=event.shared_body, runner_file=event.runner_file
         )
 
-    def _end_with_result(
-        self,
-        attempt: Attempt,
-        result: frames.Result,
-        outcome: Outcome,
-        *,
-        body: bytes = b"",
-        shared_body: str = "",
-        runner_file: str = "",
-    ) -> None:
-        run = attempt.run
-        self.ended += 1
-        self.run_seconds += run.run_s
-        if outcome.kind is not _SUCCEEDED:
-            self.failed += 1
-            body = b""
-            self._emit(actions.LogFailure(attempt.worker, outcome.error, attempt.message))
-        ending = ending_of(attempt, outcome, self._now.unix)
-        if ending is _HAND_BACK:
-            self._hand_back(attempt, outcome)
-            return
-        self.errors += outcome.kind is not _SUCCEEDED and outcome.kind is not _CANCELLED
-        if self.counts_durations:
-            self.durations[bucket_of(run.run_s)] += 1
-        charged_s = run.run_s if result.charged_s is None else _within(result.charged_s, run.elapsed_s, run.run_s)
-        if result.charged_s is not None and (batch := self._spec.largest_batch) is not None:
-            self.batches[_batch_size(run.run_s, charged_s, batch.max_size)] += 1
-        gpu_s = attempt.gpu_s
-        self.gpu_seconds += gpu_s
-        self._emit(
-            actions.Settle(
-                attempt,
-                outcome,
-                SETTLEMENTS[ending],
-                charged_s,
-                gpu_s,
-                content_type=result.content_type,
-                body=body,
-                shared_body=shared_body,
-                runner_file=runner_file,
-                run_s=run.run_s,
-                gather_s=run.elapsed_s - run.run_s if self._gathers else 0.0,
-            )
-        )
-
-    def _end_without_result(self, attempt: Attempt, error: ErrorInfo | None) -> None:
-        """End an attempt that cannot be proven to have stopped: its slot is poisoned."""
-        attempt.worker.slots.poison()
-        self._leave_worker(attempt)
-        self.ended += 1
-        self.failed += 1
-        run = attempt.run
-        outcome = Outcome(OutcomeKind.LOST, error)
-        if run.ending is not None:
-            outcome = outcome_of_stop(run, run.ending, self._spec.timeout_s)
-        ending = ending_of(attempt, outcome, self._now.unix)
-        if ending is _HAND_BACK:
-            self._hand_back(attempt, outcome)
-            return
-        self.errors += outcome.kind is not _CANCELLED
-        self._emit(actions.LogFailure(attempt.worker, outcome.error, attempt.message))
-        run_s = min(self._now.monotonic, run.lost_at) - run.began
-        if self.counts_durations:
-            self.durations[bucket_of(run_s)] += 1
-        # For a batch, only the worker knew which calls ran together.
-        charged_s = min(run_s, run.busy_s) if self._gathers else run_s
-        gpu_s = attempt.gpu_s
-        self.gpu_seconds += gpu_s
-        self._emit(actions.Settle(attempt, outcome, SETTLEMENTS[ending], charged_s, gpu_s, run_s=run_s))
-
-    def _hand_back(self, attempt: Attempt, outcome: Outcome) -> None:
-        reason = hand_back_reason(outcome)
-        assert reason is not None
-        assert outcome.error is not None
-        self._emit(actions.HandBack(attempt, reason, outcome.error.summary))
-
-    def _leave_worker(self, attempt: Attempt) -> None:
-        attempt.move(_ENDED)
-        attempt.worker.attempts.pop(attempt.number, None)
-        self._stop_counting(attempt)
-        self._emit(actions.Release(attempt))
-
-    def _stop_counting(self, attempt: Attempt) -> None:
-        """Stop counting the worker's time for this attempt."""
-        run = attempt.run
-        if run.busy_from is not None:
-            run.busy_s = attempt.worker.busy.end(run.busy_from, self._now.monotonic)
-            run.busy_from = None
-
     def _after_end(self, worker: WorkerView) -> None:
         """A slot is free again, or poisoned."""
-        self._emit(actions.SlotChanged(worker))
+        self._step.emit(actions.SlotChanged(worker))
         self._serve_backlog()
 
     def _on_slot_freed(self, event: events.SlotFreed) -> None:
         if event.shared_body:
-            self._emit(actions.DropBody(event.worker, event.shared_body))
+            self._step.emit(actions.DropBody(event.worker, event.shared_body))
         self._after_end(event.worker)
 
     # --- workers ------------------------------------------------------------------------------------------------------
 
     def _on_capacity_increased(self, _: events.CapacityIncreased) -> None:
-        self._emit(actions.ReportLimit())
-        self._emit(actions.OfferCredits())
+        self._step.emit(actions.ReportLimit())
+        self._step.emit(actions.OfferCredits())
 
     def _on_capacity_decreased(self, _: events.CapacityDecreased) -> None:
-        self._emit(actions.ShrinkCredits())
-        self._emit(actions.ReportLimit())
+        self._step.emit(actions.ShrinkCredits())
+        self._step.emit(actions.ReportLimit())
         self._serve_backlog()
 
-    def _on_worker_lost(self, event: events.WorkerLost) -> None:
-        """Keep its attempts until its process is known to be dead: a call must not start again before that."""
-        worker, now = event.worker, self._now.monotonic
-        lost = list(worker.attempts.values())
-        if not lost:
-            return
-        worker.attempts.clear()
-        for attempt in lost:
-            attempt.move(AttemptState.LOST)
-            attempt.run.lost_at = now
-            self._stop_counting(attempt)
-        self._losses[worker.id] = _Loss(worker, lost, now + event.explained_within_s)
-        self._emit(actions.AwaitExit(worker.id))
-
-    def _end_loss(self, worker_id: str, exit_: Exit | None) -> None:
-        if (loss := self._losses.pop(worker_id, None)) is not None:
-            self._emit(actions.StopAwaiting(worker_id))
-            self._end_with_worker(loss.worker, loss.attempts, exit_)
-
-    def _end_with_worker(self, worker: WorkerView, attempts: Iterable[Attempt], exit_: Exit | None) -> None:
-        error = worker_exit_error(worker.id, exit_).info()
-        for attempt in attempts:
-            self._end_without_result(attempt, error)
-
     def _on_closed(self, _: events.Closed) -> None:
-        """NATS redelivers the calls of lost workers: this runner will not know whether their processes are dead."""
-        for worker_id in self._losses:
-            self._emit(actions.StopAwaiting(worker_id))
-        self._losses.clear()
+        self._lost_workers.forget()
         self._return_backlog()
-        self._emit(actions.ReportLimit())
+        self._step.emit(actions.ReportLimit())
 
     # --- the time -----------------------------------------------------------------------------------------------------
 
     def _on_ticked(self, event: events.Ticked) -> None:
-        cutoff, now = event.cutoff, self._now.monotonic
+        cutoff, now = event.cutoff, self._step.now.monotonic
         has_long_running = False
         for worker in list(self.capacity.workers.values()):
             for attempt in list(worker.attempts.values()):
@@ -597,12 +458,11 @@ class RevisionMachine(Generic[W]):
                 self._tick_running(attempt, cutoff)
         for attempt in list(self._unbegun):
             if attempt.state is AttemptState.WAITING and cutoff >= attempt.expires_at:
-                expired = queue_timeout_error(self._now.unix - attempt.message.submitted_at).info()
+                expired = queue_timeout_error(self._step.now.unix - attempt.message.submitted_at).info()
                 self._end_unbegun(attempt, Outcome(OutcomeKind.EXPIRED, expired))
             elif attempt.state is not AttemptState.ENDED:
-                self._touch(attempt)
-        for loss in list(self._losses.values()):
-            self._tick_loss(loss, cutoff)
+                self._step.touch(attempt)
+        self._lost_workers.tick(cutoff)
         self._set_long_running(has_long_running)
 
     def _tick_running(self, attempt: Attempt, cutoff: float) -> None:
@@ -610,45 +470,26 @@ class RevisionMachine(Generic[W]):
         if cutoff >= run.must_end_at:
             self._stop(attempt, OutcomeKind.TIMED_OUT, cutoff)
         if run.ending is not None and cutoff >= run.ending.until:
-            self._emit(actions.RevokeTurns(attempt.worker))
+            self._step.emit(actions.RevokeTurns(attempt.worker))
             # Return them now: SlotChanged ends the worker only if no slot is in use.
             self._return_waiting_for_turn([each for each in self._unbegun if each.worker is attempt.worker])
-            self._end_without_result(attempt, None)
-            self._emit(actions.ShrinkCredits())
+            self._ends.end_without_result(attempt, None)
+            self._step.emit(actions.ShrinkCredits())
             self._after_end(attempt.worker)
             return
-        self._touch(attempt)
-        if attempt.is_submitted and self._now.monotonic - run.began >= NOTED_AFTER_S:
+        self._step.touch(attempt)
+        if attempt.is_submitted and self._step.now.monotonic - run.began >= NOTED_AFTER_S:
             self._note(attempt)
-
-    def _tick_loss(self, loss: _Loss, cutoff: float) -> None:
-        over = [each for each in loss.attempts if self._may_end_early(each, cutoff)]
-        loss.attempts = [each for each in loss.attempts if each not in over]
-        self._end_with_worker(loss.worker, over, None)
-        for attempt in loss.attempts:
-            self._touch(attempt)
-        if cutoff >= loss.until or not loss.attempts:
-            self._end_loss(loss.worker.id, None)
-
-    def _may_end_early(self, attempt: Attempt, cutoff: float) -> bool:
-        """Return whether a lost attempt may end before its exit report: the caller has left, and no retry follows."""
-        is_late = attempt.run.ending is not None or cutoff >= attempt.run.must_end_at
-        return attempt.is_cancelled or (is_late and self._spec.retries is None)
-
-    def _touch(self, attempt: Attempt) -> None:
-        if self._now.monotonic - attempt.touched_at >= TOUCH_EVERY_S:
-            attempt.touched_at = self._now.monotonic
-            self._emit(actions.Touch(attempt.delivery))
 
     def _set_long_running(self, is_long_running: bool) -> None:
         """Close the backlog while a call runs for long, and return the calls that wait in it."""
         backlog = self.capacity.backlog
         if is_long_running is not backlog.is_closed:
             backlog.is_closed = is_long_running
-            self._emit(actions.ReportLimit())
+            self._step.emit(actions.ReportLimit())
         if is_long_running:
             self._return_backlog()
-            self._emit(actions.ShrinkCredits())
+            self._step.emit(actions.ShrinkCredits())
 
     _HANDLERS: ClassVar[dict[type[events.Event], Callable[[Any, Any], None]]] = {
         events.Arrived: _on_arrived,
@@ -667,23 +508,8 @@ class RevisionMachine(Generic[W]):
         events.WorkerReady: lambda self, event: self.capacity.became_ready(event.worker, event.since),
         events.CapacityIncreased: _on_capacity_increased,
         events.CapacityDecreased: _on_capacity_decreased,
-        events.WorkerLost: _on_worker_lost,
-        events.WorkerExited: lambda self, event: self._end_loss(event.worker_id, event.exit),
+        events.WorkerLost: lambda self, event: self._lost_workers.on_lost(event),
+        events.WorkerExited: lambda self, event: self._lost_workers.on_exit(event.worker_id, event.exit),
         events.Ticked: _on_ticked,
         events.Closed: _on_closed,
     }
-
-
-def _within(value: float, limit: float, default: float) -> float:
-    """Return a duration that a worker reported, or `default` if it is not in 0..limit."""
-    return value if 0 <= value <= limit else default
-
-
-def _batch_size(run_s: float, charged_s: float, largest: int) -> int:
-    """Return the number of calls of a batch, from one call's part of its run, rounded up to a power of two.
-
-    >>> [_batch_size(3.0, charged_s, 32) for charged_s in (3.0, 1.0, 0.0, 9.0)]
-    [1, 4, 32, 1]
-    """
-    size = min(round(run_s / charged_s), largest) if charged_s > run_s / largest else largest
-    return 1 << (max(size, 1) - 1).bit_length()

@@ -122,21 +122,21 @@ class RevisionQueue:
         return not self.workers.links and not self._machine.awaits_exits
 
     def traffic(self) -> RevisionTraffic:
-        machine = self._machine
-        machine.counts_durations = self.nested.directory.is_split(self.revision.function)
-        if not machine.counts_durations:
-            machine.durations.clear()
+        machine, totals = self._machine, self._machine.totals
+        totals.counts_durations = self.nested.directory.is_split(self.revision.function)
+        if not totals.counts_durations:
+            totals.durations.clear()
         return RevisionTraffic(
             self.revision.function,
             self.revision.number,
-            started=machine.started,
-            ended=machine.ended,
-            failed=machine.failed,
-            errors=machine.errors,
-            durations=dict(machine.durations),
-            batches=dict(machine.batches),
-            run_seconds=machine.run_seconds,
-            gpu_seconds=machine.gpu_seconds,
+            started=totals.started,
+            ended=totals.ended,
+            failed=totals.failed,
+            errors=totals.errors,
+            durations=dict(totals.durations),
+            batches=dict(totals.batches),
+            run_seconds=totals.run_seconds,
+            gpu_seconds=totals.gpu_seconds,
             direct=sum(attempt.is_direct and not attempt.is_cancelled for attempt in machine.attempts())
             + sum(call.delivery.is_direct for call in self._capacity.backlog),
         )

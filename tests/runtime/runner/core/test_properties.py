@@ -29,7 +29,8 @@ from gpufn_core.protocol.records import BodyReference, CallRecord
 from gpufn_core.spec.function_spec import CallKind, Retry
 from gpufn_runtime.runner.core import actions, events
 from gpufn_runtime.runner.core.attempt import TRANSITIONS, Attempt, AttemptState, Stop
-from gpufn_runtime.runner.core.machine import TOUCH_EVERY_S, RevisionMachine
+from gpufn_runtime.runner.core.machine import RevisionMachine
+from gpufn_runtime.runner.core.step import TOUCH_EVERY_S
 from tests.runtime.runner.core.bench import NOW, RAISED, START, FakeDelivery, FakeWorker, message_of, revision_of
 
 T = TypeVar("T")

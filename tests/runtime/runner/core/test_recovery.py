@@ -14,7 +14,7 @@ from gpufn_core.protocol.frames import Unfinished
 from gpufn_core.spec.function_spec import Batch, CallKind, Retry
 from gpufn_runtime.runner.core import actions, events
 from gpufn_runtime.runner.core.attempt import AttemptState
-from gpufn_runtime.runner.core.machine import TOUCH_EVERY_S
+from gpufn_runtime.runner.core.step import TOUCH_EVERY_S
 from tests.runtime.runner.core.bench import NOW, START, Bench, FakeDelivery, FakeWorker, message_of
 from tests.runtime.runner.core.states import (
     KILLED,
@@ -171,7 +171,7 @@ def test_an_attempt_of_an_earlier_runner_is_adopted_and_keeps_its_deadline() -> 
     attempt = bench.one(actions.Adopt).attempt
     assert (attempt.number, attempt.state, worker.attempts) == (7, AttemptState.RUNNING, {7: attempt})
     assert attempt.run.must_end_at == START + 1.0
-    assert (worker.slots.in_use, bench.machine.started) == (1, 1)
+    assert (worker.slots.in_use, bench.machine.totals.started) == (1, 1)
 
 
 def test_an_adopted_delivery_is_touched_at_the_next_tick(bench: Bench) -> None:

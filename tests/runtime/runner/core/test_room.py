@@ -10,7 +10,7 @@ from gpufn_core.domain.invocation import OutcomeKind
 from gpufn_core.domain.worker import WorkerState
 from gpufn_runtime.runner.core import actions, events
 from gpufn_runtime.runner.core.attempt import Attempt, AttemptState
-from gpufn_runtime.runner.core.machine import TOUCH_EVERY_S
+from gpufn_runtime.runner.core.step import TOUCH_EVERY_S
 from tests.runtime.runner.core.bench import NOW, RAISED, START, Bench, message_of
 from tests.runtime.runner.core.states import (
     KILLED,
@@ -110,9 +110,14 @@ def test_the_counters_count_starts_ends_failures_and_seconds() -> None:
     bench.result(second, OutcomeKind.RAISED, RAISED, run_s=2.0)
     bench.lose(worker)
     bench.handle(events.WorkerExited("w-1", KILLED))
-    machine = bench.machine
-    assert (machine.started, machine.ended, machine.failed, machine.run_seconds) == (3, 3, 2, 5.0)
-    assert machine.gpu_seconds == pytest.approx(3.0)
+    totals = bench.machine.totals
+    assert (totals.started, totals.ended, totals.failed, totals.run_seconds) == (
+        3,
+        3,
+        2,
+        5.0,
+    )
+    assert totals.gpu_seconds == pytest.approx(3.0)
 
 
 def test_the_machine_needs_ticks_while_attempts_depend_on_the_time(bench: Bench) -> None:

@@ -157,7 +157,7 @@ def test_a_large_result_that_cannot_be_collected_fails_the_call(bench: Bench) ->
     outcome = Outcome(OutcomeKind.RAISED, ResultNotEncodable("gone").info())
     bench.handle(events.ResultCollected(attempt, bench.one(actions.CollectResult).result, outcome))
     assert bench.kinds == [actions.LogFailure, actions.Settle]
-    assert bench.machine.failed == 1
+    assert bench.machine.totals.failed == 1
 
 
 def test_a_large_result_of_a_call_that_did_not_succeed_is_dropped(bench: Bench) -> None:
@@ -184,14 +184,14 @@ def test_a_call_of_a_batch_is_charged_its_share() -> None:
     bench.result(attempt, run_s=1.5, charged_s=0.5)
     settled = bench.one(actions.Settle)
     assert (settled.run_s, settled.gather_s, bench.one(actions.Settle).charged_s) == (1.5, 0.5, 0.5)
-    assert bench.machine.batches == {4: 1}  # of three calls
+    assert bench.machine.totals.batches == {4: 1}  # of three calls
 
 
 def test_only_gathered_calls_have_a_size_of_their_batch(bench: Bench) -> None:
     attempt = bench.start()
     bench.wait(2.0)
     bench.result(attempt, run_s=1.5, charged_s=0.5)
-    assert bench.machine.batches == {}
+    assert bench.machine.totals.batches == {}
 
 
 def test_two_concurrent_calls_share_the_gpu_seconds() -> None:
@@ -202,15 +202,15 @@ def test_two_concurrent_calls_share_the_gpu_seconds() -> None:
     bench.result(first, run_s=2.0)
     bench.wait(1.0)
     bench.result(second, run_s=3.0)
-    assert (first.gpu_s, second.gpu_s, bench.machine.gpu_seconds) == (0.5, 1.0, 1.5)
+    assert (first.gpu_s, second.gpu_s, bench.machine.totals.gpu_seconds) == (0.5, 1.0, 1.5)
 
 
 def test_errors_are_calls_that_failed_and_durations_are_counted_on_request(bench: Bench) -> None:
     machine = bench.machine
     bench.result(bench.start())
-    assert machine.durations == {}
-    machine.counts_durations = True
+    assert machine.totals.durations == {}
+    machine.totals.counts_durations = True
     for kind in (OutcomeKind.SUCCEEDED, OutcomeKind.RAISED, OutcomeKind.CANCELLED):
         bench.result(bench.start(), kind, None if kind is OutcomeKind.SUCCEEDED else RAISED, run_s=0.5)
-    assert (machine.ended, machine.failed, machine.errors) == (4, 2, 1)
-    assert sum(machine.durations.values()) == 3
+    assert (machine.totals.ended, machine.totals.failed, machine.totals.errors) == (4, 2, 1)
+    assert sum(machine.totals.durations.values()) == 3

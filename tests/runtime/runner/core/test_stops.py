@@ -34,7 +34,7 @@ def test_a_sync_function_that_times_out_is_ended_at_once() -> None:
     bench.tick(0.1)
     assert bench.kinds[:3] == [actions.SendStop, actions.RevokeTurns, actions.Release]
     assert bench.one(actions.Settle).outcome.kind is OutcomeKind.TIMED_OUT
-    assert (worker.slots.poisoned, bench.capacity.free, bench.machine.failed) == (1, 0, 1)
+    assert (worker.slots.poisoned, bench.capacity.free, bench.machine.totals.failed) == (1, 0, 1)
 
 
 def test_an_async_function_that_times_out_has_a_second_to_stop() -> None:

@@ -147,6 +147,11 @@ def test_nothing_is_kept_of_calls_that_have_ended(url: str, tmp_path: Path, exit
         assert queue is not None
         while queue._timer is not None or node.serving._settler.unsettled or node.serving._start_log._notes:
             await node.reports.get()
-        assert (dict(node.serving._attempts), dict(queue._machine._unbegun), queue._machine._losses) == ({}, {}, {})
+        machine = queue._machine
+        assert (dict(node.serving._attempts), dict(machine._unbegun), machine._lost_workers.losses) == (
+            {},
+            {},
+            {},
+        )
 
     on_node(url, tmp_path, test)
