@@ -33,7 +33,7 @@ from gpufn_platform.bus.storage import object_store, streams
 from gpufn_platform.bus.storage.key_value import KeyValue, stream_of
 from gpufn_platform.bus.tls import BusTls
 from gpufn_platform.process import fd_limit
-from gpufn_platform.process.clock import SystemClock
+from gpufn_platform.process.clock import Clock, SystemClock
 from gpufn_platform.process.file_lock import lock_file
 from gpufn_platform.process.proc_hardening import hide_environment
 from gpufn_platform.process.settings import EXIT_CONFIGURATION, InvalidSetting
@@ -45,10 +45,12 @@ from gpufn_platform.secrets.master_key import KEY, MasterKey
 from gpufn_platform.signing.local_trust import LocalTrust
 from gpufn_platform.signing.signatures import Signatures
 from gpufn_platform.volume_store.choose import volume_store
+from gpufn_platform.volume_store.store import VolumeStore
 from gpufn_runtime.agent.bytecode.background import BackgroundCompiler
 from gpufn_runtime.agent.bytecode.compiler import Compiler
 from gpufn_runtime.agent.cache.build_log import LogLine
 from gpufn_runtime.agent.cache.bundles import BundleCache
+from gpufn_runtime.agent.cache.caches import Caches
 from gpufn_runtime.agent.cache.engines import EngineCache
 from gpufn_runtime.agent.cache.images import Images
 from gpufn_runtime.agent.cache.volumes import Volumes
@@ -74,7 +76,7 @@ from gpufn_runtime.agent.launchers.choose import LauncherByImage
 from gpufn_runtime.agent.launchers.containers.launcher import ContainerLauncher
 from gpufn_runtime.agent.launchers.process import ProcessLauncher
 from gpufn_runtime.agent.launchers.template import TemplateLauncher
-from gpufn_runtime.agent.loop import Agent
+from gpufn_runtime.agent.loop import Agent, AgentBuckets, AgentOptions
 from gpufn_runtime.agent.mps.daemon import ContainerFolders, Daemon
 from gpufn_runtime.agent.mps.daemon_factory import DaemonFactory
 from gpufn_runtime.agent.mps.daemons import MpsDaemons
@@ -173,21 +175,6 @@ async def _run_agent(
     open_files: int,
     support: Support,
 ) -> None:
-    async def fetch(digest: Digest) -> bytes:
-        return await object_store.get(bus, subjects.BUNDLES, digest)
-
-    async def fetch_file(digest: str, path: Path) -> None:
-        await object_store.get_file(bus, subjects.ENGINE_FILES, digest, path)
-
-    def read_weights(digest: str) -> AsyncGenerator[bytes, None]:
-        return object_store.read(bus, subjects.MODEL_FILES, digest)
-
-    manifests = KeyValue(bus, subjects.ENGINES)
-
-    async def find_engine(key: str) -> EngineManifest | None:
-        entry = await manifests.get(key)
-        return msgspec.msgpack.decode(entry.value, type=EngineManifest) if entry is not None else None
-
     home, clock = settings.home, SystemClock()
     volume_files = volume_store(settings.volume_store, os.environ, bus, clock)
     secrets = StoredSecrets(KeyValue(bus, subjects.SECRETS), MasterKey.from_env(os.environ, home))
@@ -218,20 +205,17 @@ async def _run_agent(
     if containers is not None:
         mounted = (home.run, home.cache, home.claim_shared_bodies(), *map(Path, worker_packages()))
         await asyncio.to_thread(label_for_containers, *mounted)
-    fetch_weights = WeightsFetch(read_weights, os.environ, clock, read_volumes=volume_files.read)
     agent = Agent(
         node=settings.node,
         home=home,
         bus=bus,
-        assignments=KeyValue(bus, subjects.ASSIGNMENTS),
-        functions=KeyValue(bus, subjects.FUNCTIONS),
-        teams=KeyValue(bus, subjects.TEAMS),
-        revisions=KeyValue(bus, subjects.REVISIONS),
-        bundles=BundleCache(home.bundles, fetch),
-        engines=EngineCache(home.engines, find_engine, fetch_file),
-        weights=WeightsCache(home.weights, fetch_weights, settings.weights_bytes),
-        volumes=Volumes(KeyValue(bus, subjects.VOLUMES), volume_files.get),
-        environments=_environments(settings, sandboxes, groups),
+        buckets=AgentBuckets(
+            assignments=KeyValue(bus, subjects.ASSIGNMENTS),
+            functions=KeyValue(bus, subjects.FUNCTIONS),
+            revisions=KeyValue(bus, subjects.REVISIONS),
+            teams=KeyValue(bus, subjects.TEAMS),
+        ),
+        caches=_caches(settings, bus, clock, volume_files=volume_files, sandboxes=sandboxes, groups=groups),
         bytecode=_bytecode(sandboxes, groups),
         secrets=secrets,
         signatures=Signatures(KeyValue(bus, subjects.SIGNING), LocalTrust.from_env(os.environ)),
@@ -242,14 +226,16 @@ async def _run_agent(
         egress=egress,
         clock=clock,
         prove_cuda=proofs.request,
-        default_image=settings.default_image,
-        open_files=open_files,
-        supervisor_fifo=settings.supervisor_fifo,
         sandboxes=sandboxes,
-        isolation_trouble=isolation_trouble,
-        park_bytes=settings.park_bytes,
-        grace_s=settings.grace_s,
-        address=settings.address or address_towards(settings.nats_url),
+        options=AgentOptions(
+            default_image=settings.default_image,
+            open_files=open_files,
+            supervisor_fifo=settings.supervisor_fifo,
+            isolation_trouble=isolation_trouble,
+            park_bytes=settings.park_bytes,
+            grace_s=settings.grace_s,
+            address=settings.address or address_towards(settings.nats_url),
+        ),
     )
     # If a task fails, the agent ends; workers live on and are adopted.
     async with contextlib.aclosing(volume_files), asyncio.TaskGroup() as tasks:
@@ -263,6 +249,41 @@ async def _run_agent(
             task.cancel()
     await egress.remove()
     power_limits.restore()  # not after an error: workers live on, and the next agent restores the limits first
+
+
+def _caches(
+    settings: AgentSettings,
+    bus: Bus,
+    clock: Clock,
+    *,
+    volume_files: VolumeStore,
+    sandboxes: Sandboxes | None,
+    groups: MemoryGroups,
+) -> Caches:
+    async def fetch(digest: Digest) -> bytes:
+        return await object_store.get(bus, subjects.BUNDLES, digest)
+
+    async def fetch_file(digest: str, path: Path) -> None:
+        await object_store.get_file(bus, subjects.ENGINE_FILES, digest, path)
+
+    def read_weights(digest: str) -> AsyncGenerator[bytes, None]:
+        return object_store.read(bus, subjects.MODEL_FILES, digest)
+
+    manifests = KeyValue(bus, subjects.ENGINES)
+
+    async def find_engine(key: str) -> EngineManifest | None:
+        entry = await manifests.get(key)
+        return msgspec.msgpack.decode(entry.value, type=EngineManifest) if entry is not None else None
+
+    home = settings.home
+    fetch_weights = WeightsFetch(read_weights, os.environ, clock, read_volumes=volume_files.read)
+    return Caches(
+        bundles=BundleCache(home.bundles, fetch),
+        engines=EngineCache(home.engines, find_engine, fetch_file),
+        weights=WeightsCache(home.weights, fetch_weights, settings.weights_bytes),
+        volumes=Volumes(KeyValue(bus, subjects.VOLUMES), volume_files.get),
+        environments=_environments(settings, sandboxes, groups),
+    )
 
 
 async def _template_sandbox(

@@ -21,6 +21,7 @@ import logging
 import os
 import signal
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import msgspec
@@ -32,26 +33,22 @@ from gpufn_core.protocol import subjects
 from gpufn_core.protocol.messages import KillOrder
 from gpufn_core.protocol.reports import RunnerReport
 from gpufn_core.spec.image_spec import ImageSpec
-from gpufn_platform.bus.connection import Bus, Message
-from gpufn_platform.bus.storage.key_value import Entry, KeyValue
+from gpufn_platform.bus.connection import Bus, Message, Subscription
+from gpufn_platform.bus.storage.key_value import Entry, KeyValue, Watch
 from gpufn_platform.process import grace_period
 from gpufn_platform.process.clock import Clock
 from gpufn_platform.process.grace_period import GRACE_S
 from gpufn_platform.secrets.redaction import Patterns
 from gpufn_platform.signing.signatures import Signatures
 from gpufn_runtime.agent.bytecode.background import BackgroundCompiler
-from gpufn_runtime.agent.cache.bundles import BundleCache
-from gpufn_runtime.agent.cache.engines import EngineCache
+from gpufn_runtime.agent.cache.caches import Caches
 from gpufn_runtime.agent.cache.prefetch import Prefetch, Preparer
-from gpufn_runtime.agent.cache.volumes import Volumes
-from gpufn_runtime.agent.cache.weights import WeightsCache
 from gpufn_runtime.agent.clock_check import ClockCheck
 from gpufn_runtime.agent.decide import reconcile
 from gpufn_runtime.agent.decide.fleet import Fleet, Phase
 from gpufn_runtime.agent.decide.reconcile import DeleteAssignment, Drain, Kill, Launch, Refuse, Stop
 from gpufn_runtime.agent.devices.watch import DeviceWatch
 from gpufn_runtime.agent.egress.namespace import EgressNamespace
-from gpufn_runtime.agent.environments.cache import EnvironmentCache
 from gpufn_runtime.agent.isolation.sandboxes import Sandboxes
 from gpufn_runtime.agent.mps.base import GpuShares
 from gpufn_runtime.agent.reports import Readiness, Reports, image_log
@@ -92,6 +89,36 @@ class AgentLauncher(WorkerLauncher, Preparer, Readiness, Protocol):
     def set_standby_memory(self, limit_bytes: int) -> None: ...
 
 
+@dataclass(frozen=True, kw_only=True)
+class AgentBuckets:
+    """The agent reads all of them, and deletes the assignments of workers that have ended."""
+
+    assignments: KeyValue
+    functions: KeyValue
+    revisions: KeyValue
+    teams: KeyValue | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class AgentOptions:
+    """What differs between nodes. `park_bytes` is the host memory for parked workers. `isolation_trouble` says why a
+    kind of isolation is not available here."""
+
+    default_image: ImageSpec | None = None
+    open_files: int | None = None
+    supervisor_fifo: str = ""
+    isolation_trouble: dict[str, str] = field(default_factory=dict)
+    park_bytes: int | None = None
+    address: str = ""
+    grace_s: float = GRACE_S
+    kill_after_s: float = reconcile.KILL_AFTER_S
+    drain_grace_s: float = reconcile.DRAIN_GRACE_S
+    tick_s: float = _TICK_S
+
+
+_DEFAULT_OPTIONS = AgentOptions()
+
+
 class Agent:
     def __init__(
         self,
@@ -99,55 +126,32 @@ class Agent:
         node: str,
         home: Home,
         bus: Bus,
-        assignments: KeyValue,
-        functions: KeyValue,
-        revisions: KeyValue,
-        bundles: BundleCache,
-        engines: EngineCache,
-        weights: WeightsCache,
-        volumes: Volumes | None = None,
-        environments: EnvironmentCache | None = None,
+        buckets: AgentBuckets,
+        caches: Caches,
         bytecode: BackgroundCompiler | None = None,
         secrets: Secrets,
-        teams: KeyValue | None = None,
         signatures: Signatures,
         launcher: AgentLauncher,
         groups: MemoryGroups,
         devices: DeviceWatch,
         shares: GpuShares,
         egress: EgressNamespace,
+        sandboxes: Sandboxes | None = None,
         clock: Clock,
         prove_cuda: Callable[[Iterable[str]], None] = lambda gpus: None,
-        default_image: ImageSpec | None = None,
-        open_files: int | None = None,
-        supervisor_fifo: str = "",
-        sandboxes: Sandboxes | None = None,
-        isolation_trouble: dict[str, str] | None = None,
-        park_bytes: int | None = None,
-        address: str = "",
-        grace_s: float = GRACE_S,
-        kill_after_s: float = reconcile.KILL_AFTER_S,
-        drain_grace_s: float = reconcile.DRAIN_GRACE_S,
-        tick_s: float = _TICK_S,
+        options: AgentOptions = _DEFAULT_OPTIONS,
     ) -> None:
         self._node = node
         self._home = home
         self._bus = bus
-        self._assignments = assignments
-        self._bundles = bundles
-        self._engines = engines
-        self._weights = weights
-        self._volumes = volumes
-        self._environments = environments
+        self._assignments = buckets.assignments
+        self._caches = caches
         self._bytecode = bytecode
         self._secrets = secrets
         self._signatures = signatures
         self._launcher = launcher
         self._clock = clock
-        self._grace_s = grace_s
-        self._kill_after_s = kill_after_s
-        self._drain_grace_s = drain_grace_s
-        self._tick_s = tick_s
+        self._options = options
         self._devices = devices
         self._shares = shares
         self._egress = egress
@@ -155,7 +159,10 @@ class Agent:
         self._fleet = Fleet()
         self._running_workers: RunningWorkers = {}
         self._profiler = Profiler(bus, node, self._running_workers)
-        self._clock_check = ClockCheck(bus, assignments.stream, node=node, clock=clock)
+        self._clock_check = ClockCheck(bus, buckets.assignments.stream, node=node, clock=clock)
+        park_bytes = options.park_bytes
+        if park_bytes is None:
+            park_bytes = devices.pool.memory_bytes // _PARKED_DIVISOR
         self._reports = Reports(
             bus,
             node=node,
@@ -164,22 +171,29 @@ class Agent:
             readiness=launcher,
             clock=clock,
             clock_check=self._clock_check,
-            weights=weights.report,
-            pythons=tuple if environments is None else environments.pythons,
-            contains_all=default_image is not None,
-            isolation_trouble={} if isolation_trouble is None else isolation_trouble,
-            address=address,
-            park_bytes=devices.pool.memory_bytes // _PARKED_DIVISOR if park_bytes is None else park_bytes,
+            weights=caches.weights.report,
+            pythons=tuple if caches.environments is None else caches.environments.pythons,
+            contains_all=options.default_image is not None,
+            isolation_trouble=options.isolation_trouble,
+            address=options.address,
+            park_bytes=park_bytes,
         )
-        configs = WorkerConfigs(home, devices, default_image, open_files, supervisor_fifo, sandboxes=sandboxes)
+        configs = WorkerConfigs(
+            home,
+            devices,
+            options.default_image,
+            options.open_files,
+            options.supervisor_fifo,
+            sandboxes=sandboxes,
+        )
         self._prefetch = Prefetch(
-            functions=functions,
-            revisions=revisions,
-            bundles=bundles,
-            engines=engines,
-            weights=weights,
-            volumes=volumes,
-            environments=environments,
+            functions=buckets.functions,
+            revisions=buckets.revisions,
+            bundles=caches.bundles,
+            engines=caches.engines,
+            weights=caches.weights,
+            volumes=caches.volumes,
+            environments=caches.environments,
             signatures=signatures,
             gpus=devices.gpus,
             launcher=launcher,
@@ -190,15 +204,15 @@ class Agent:
             environment_of=configs.environment,
             log_line=image_log(bus, clock, node),
             compile_later=None if bytecode is None else bytecode.request,
-            teams=teams,
+            teams=buckets.teams,
         )
         self._cleanup = Cleanup(
             self._fleet,
             node=node,
-            assignments=assignments,
+            assignments=buckets.assignments,
             groups=groups,
             on_done=self._prefetch.note_end,
-            retry_s=tick_s,
+            retry_s=options.tick_s,
         )
         self._supervisor = Supervisor(
             self._running_workers,
@@ -236,46 +250,15 @@ class Agent:
         over, or when `force_stop` is set."""
         processes.become_subreaper()
         grace_period.clear_running_calls(self._home)
-        self._bundles.sweep()
-        self._engines.sweep()
-        self._weights.sweep()
-        if self._environments is not None:
-            self._environments.sweep()
-        folders = worker_folder.all_folders(self._home)
-        await self._signatures.start()
-        watches = [
-            *await self._prefetch.watch(),
-            await self._assignments.watch(self._on_assignment, prefix=f"{self._node}."),
-        ]
-        await self._shares.take_over()
-        self._take_over(folders, await secret_patterns_of(folders, self._secrets))
-        if self._volumes is not None:
-            self._volumes.inherit(self._fleet.records)
-        in_use = {uuid for record in self._fleet.records.values() for uuid in record.gpus}
-        self._prove_cuda(gpu.uuid for gpu in self._devices.gpus if gpu.uuid not in in_use)
-        subscriptions = [
-            self._bus.subscribe(subjects.kill(self._node), self._on_kill_order),
-            self._profiler.start(),
-            self._bus.subscribe(subjects.runner_report(self._node), self._on_runner_report),
-        ]
+        self._caches.sweep()
+        watches = await self._watch_and_take_over()
+        subscriptions = self._subscribe()
         self._devices.start(self._reports.send_metrics, self._parking.verify, self._owns)
-        tasks = [
-            asyncio.create_task(self._prefetch.run(), name="prepare"),
-            asyncio.create_task(self._shares.run(self._end_because_of_gpu), name="shares"),
-        ]
-        if self._bytecode is not None:
-            tasks.append(asyncio.create_task(self._bytecode.run(), name="bytecode"))
+        tasks = self._background_tasks()
         devices = ",".join(device.uuid for device in (self._devices.pool, *self._devices.gpus))
         log.info("node %s is ready: devices=%s", self._node, devices)
         try:
-            while not stop.is_set():
-                try:
-                    self.step(self._clock.monotonic())
-                except Exception:
-                    log.exception("a step failed; next step in %g s", self._tick_s)
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(self._tick_s):
-                        await stop.wait()
+            await self._step_until(stop)
             await self._shut_down(force_stop or asyncio.Event())
         finally:
             # After an error the workers live on, and the next agent adopts them.
@@ -293,6 +276,50 @@ class Agent:
             for subscription in subscriptions:
                 subscription.unsubscribe()
 
+    async def _watch_and_take_over(self) -> list[Watch]:
+        """Start the watches. Take over the workers of an earlier agent once all Assignments are known."""
+        folders = worker_folder.all_folders(self._home)
+        await self._signatures.start()
+        watches = [
+            *await self._prefetch.watch(),
+            await self._assignments.watch(self._on_assignment, prefix=f"{self._node}."),
+        ]
+        await self._shares.take_over()
+        self._take_over(folders, await secret_patterns_of(folders, self._secrets))
+        if self._caches.volumes is not None:
+            self._caches.volumes.inherit(self._fleet.records)
+        in_use = {uuid for record in self._fleet.records.values() for uuid in record.gpus}
+        self._prove_cuda(gpu.uuid for gpu in self._devices.gpus if gpu.uuid not in in_use)
+        return watches
+
+    def _subscribe(self) -> list[Subscription]:
+        return [
+            self._bus.subscribe(subjects.kill(self._node), self._on_kill_order),
+            self._profiler.start(),
+            self._bus.subscribe(subjects.runner_report(self._node), self._on_runner_report),
+        ]
+
+    def _background_tasks(self) -> list[asyncio.Task[None]]:
+        tasks = [
+            asyncio.create_task(self._prefetch.run(), name="prepare"),
+            asyncio.create_task(self._shares.run(self._end_because_of_gpu), name="shares"),
+        ]
+        if self._bytecode is not None:
+            tasks.append(asyncio.create_task(self._bytecode.run(), name="bytecode"))
+        return tasks
+
+    async def _step_until(self, stop: asyncio.Event) -> None:
+        """Take a step each tick. A failed step is logged, and the next one tries again."""
+        tick_s = self._options.tick_s
+        while not stop.is_set():
+            try:
+                self.step(self._clock.monotonic())
+            except Exception:
+                log.exception("a step failed; next step in %g s", tick_s)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(tick_s):
+                    await stop.wait()
+
     def _owns(self, pid: int) -> bool:
         """Return whether a process is the platform's: an MPS daemon or a worker, or a child of one or of the agent."""
         workers = (worker.process.pid for worker in self._running_workers.values())
@@ -305,7 +332,7 @@ class Agent:
         self._end_workers_of_failed_devices(now)
         self._update_standby_memory()
         for record in list(self._fleet.records.values()):
-            self._act(reconcile.when_overdue(record, now, self._kill_after_s))
+            self._act(reconcile.when_overdue(record, now, self._options.kill_after_s))
         self._supervisor.step(now)
         self._reports.send_unsent()
         self._cleanup.step()
@@ -382,7 +409,7 @@ class Agent:
                 record = self._fleet.records[assignment.worker]
                 if record.drain_by is None:
                     timeout_s = self._prefetch.timeout_s(record.key)
-                    record.drain_by = self._clock.monotonic() + timeout_s + self._drain_grace_s
+                    record.drain_by = self._clock.monotonic() + timeout_s + self._options.drain_grace_s
             case Stop(worker, reason):
                 self._supervisor.end(self._fleet.records[worker], signal.SIGTERM, reason)
             case Kill(worker, reason):
@@ -402,7 +429,7 @@ class Agent:
     def _reap_unknown_children(self) -> None:
         """Reap templates that have ended, and orphans of workers. During a launch nothing is reaped: an unknown child
         may be the new worker."""
-        parts = (self._shares, self._egress, self._launcher, self._environments, self._bytecode, self._profiler)
+        parts = (self._shares, self._egress, self._launcher, self._caches.environments, self._bytecode, self._profiler)
         if self._launches.tasks or any(part is not None and part.has_child_processes for part in parts):
             return
         workers = {worker.process.pid for worker in self._running_workers.values()}
@@ -426,7 +453,7 @@ class Agent:
     async def _shut_down(self, force_stop: asyncio.Event) -> None:
         self._is_stopping = True
         grace_period.set_running_calls(self._home, self._calls_running())
-        grace_s = grace_period.grace_s(self._home, self._grace_s)
+        grace_s = grace_period.grace_s(self._home, self._options.grace_s)
         log.info("stopping: %d workers have %g s to finish their calls", len(self._running_workers), grace_s)
         self._devices.pause_placements("its node stops")
         self._reports.send()  # from now on the controller places no workers here
@@ -458,7 +485,7 @@ class Agent:
             while (remaining_s := deadline - self._clock.monotonic()) > 0:
                 grace_period.set_running_calls(self._home, self._calls_running())
                 finished, _ = await asyncio.wait(
-                    waiters, timeout=min(remaining_s, self._tick_s), return_when=asyncio.FIRST_COMPLETED
+                    waiters, timeout=min(remaining_s, self._options.tick_s), return_when=asyncio.FIRST_COMPLETED
                 )
                 if finished:
                     return

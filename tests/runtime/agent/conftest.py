@@ -10,7 +10,7 @@ import os
 import sys
 import time
 import zipfile
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,7 @@ from gpufn_platform.process.clock import SystemClock
 from gpufn_platform.signing.local_trust import LocalTrust
 from gpufn_platform.signing.signatures import Signatures
 from gpufn_runtime.agent.cache.bundles import BundleCache
+from gpufn_runtime.agent.cache.caches import Caches
 from gpufn_runtime.agent.cache.engines import EngineCache
 from gpufn_runtime.agent.cache.weights import WeightsCache
 from gpufn_runtime.agent.cache.weights_disk import PartFile
@@ -50,7 +51,7 @@ from gpufn_runtime.agent.egress.namespace import EgressNamespace
 from gpufn_runtime.agent.launchers.choose import LauncherByImage
 from gpufn_runtime.agent.launchers.process import ProcessLauncher
 from gpufn_runtime.agent.launchers.template import TemplateLauncher
-from gpufn_runtime.agent.loop import Agent
+from gpufn_runtime.agent.loop import Agent, AgentBuckets, AgentOptions
 from gpufn_runtime.agent.mps.base import GpuShares
 from gpufn_runtime.agent.mps.control import Control
 from gpufn_runtime.agent.mps.daemon import ContainerFolders, Daemon
@@ -181,6 +182,7 @@ class Node:
         groups: MemoryGroups | None = None,
         gpus: tuple[Device, ...] = (),
         inventory: Inventory | None = None,
+        prove_cuda: Callable[[Iterable[str]], None] = lambda gpus: None,
         **options: Any,
     ) -> None:
         self._stop = asyncio.Event()
@@ -201,12 +203,12 @@ class Node:
             node=self.name,
             home=self.home,
             bus=self.bus,
-            assignments=self.assignments,
-            functions=self.functions,
-            revisions=self.revisions,
-            bundles=BundleCache(self.home.bundles, self.fetch),
-            engines=EngineCache(self.home.engines, self.find_engine, self.fetch_file),
-            weights=WeightsCache(self.home.weights, self.weights, 1 << 30),
+            buckets=AgentBuckets(assignments=self.assignments, functions=self.functions, revisions=self.revisions),
+            caches=Caches(
+                bundles=BundleCache(self.home.bundles, self.fetch),
+                engines=EngineCache(self.home.engines, self.find_engine, self.fetch_file),
+                weights=WeightsCache(self.home.weights, self.weights, 1 << 30),
+            ),
             secrets=self.secrets,
             signatures=Signatures(self.signing, self.local_trust),
             launcher=LauncherByImage(self.launcher, None),
@@ -217,7 +219,8 @@ class Node:
             shares=shares,
             egress=EgressNamespace(self.home, trouble="tests change no network"),
             clock=SystemClock(),
-            **{"grace_s": 2.0, "tick_s": 0.05, **options},
+            prove_cuda=prove_cuda,
+            options=AgentOptions(**{"grace_s": 2.0, "tick_s": 0.05, **options}),
         )
         self._tasks = [
             asyncio.create_task(self.launcher.run(), name="templates"),
