@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,12 @@ from typing import Any
 import numpy as np
 from onnx import ModelProto, numpy_helper
 
-from gpufn_builder.build_job import PROCESS, TIMEOUT_S, BuildExecutor
-from gpufn_builder.processes.process_messages import MeasurePlan
+from gpufn_builder import identity
+from gpufn_builder.build_job import PROCESS, TIMEOUT_S, BuildExecutor, BuildOutcome
+from gpufn_builder.processes.process_messages import MeasurePlan, ProgressUpdate
 from gpufn_builder.processes.sandboxes import BuildSandboxes
 from gpufn_builder.store import RETRY_FOR_S, Store
-from gpufn_core.domain.devices.engine import Build
+from gpufn_core.domain.devices.engine import Backend, Build
 from gpufn_core.ids import new_ulid
 from gpufn_core.protocol import subjects
 from gpufn_core.spec.model_spec import ModelFile, ModelSpec
@@ -28,6 +30,21 @@ from tests.builder.models import model, node, value
 
 _QUICK = MeasurePlan(warm_up_s=0.001, least_s=0.003, most_s=0.02, trial_s=0.001)
 _ROOT = str(Path(__file__).parents[2])
+
+
+CPU = identity.cpu_target()
+
+
+def ignore(update: ProgressUpdate) -> None: ...
+
+
+def key_of(spec: Any) -> str:
+    """The key of the model's engine for ONNX Runtime on a CPU."""
+    return identity.identity(spec, CPU, Backend.ORT_CPU, identity.installed()[Backend.ORT_CPU]).key
+
+
+async def report_of(bus: Any, ended: BuildOutcome) -> Any:
+    return json.loads(await object_store.get(bus, subjects.ENGINE_FILES, ended.report))
 
 
 def scaled(factor: float) -> ModelProto:

@@ -1,4 +1,4 @@
-"""Routes that need no bus; the others are in test_on_bus.py."""
+"""Routes that need no bus; the others are in test_on_bus.py and beside it."""
 
 from __future__ import annotations
 

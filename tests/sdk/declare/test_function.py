@@ -1,8 +1,8 @@
+"""Calls of functions and classes in this process, and their options."""
+
 from __future__ import annotations
 
 import asyncio
-import dataclasses
-import functools
 import gc
 import io
 import pickle
@@ -14,7 +14,7 @@ from typing import Any, assert_type, cast
 import cloudpickle
 import pytest
 
-from gpufn import Batch, Call, Function, Graph, Retry, current, enter, exit, gpu_function, method  # noqa: A004
+from gpufn import Batch, Call, Graph, Retry, current, enter, exit, gpu_function, method  # noqa: A004
 from gpufn.call import transport as _transport
 from gpufn.call.transport_protocol import EncodedCall, Target
 from gpufn.testing import LocalTransport, RemoteCall, run_locally
@@ -160,89 +160,6 @@ def test_method_names_of_other_sdks_get_a_hint(use: Callable[[], Any], message: 
 def test_only_generators_stream() -> None:
     with run_locally(), pytest.raises(InvalidInput, match="not a generator"):
         plus.stream(1)
-
-
-def test_map_keeps_the_order_and_its_window() -> None:
-    under_way, most = 0, 0
-    lock = threading.Lock()
-    three = threading.Barrier(3)
-
-    def slow(a: int, b: int = 1) -> int:
-        nonlocal under_way, most
-        with lock:
-            under_way += 1
-            most = max(most, under_way)
-        three.wait(30)  # so three calls run at the same time
-        with lock:
-            under_way -= 1
-        return a
-
-    with run_locally(plus=slow):
-        assert list(plus.map(range(9), window=3)) == list(range(9))
-    assert most == 3
-
-
-def test_map_consumes_no_more_arguments_than_it_needs() -> None:
-    taken = []
-
-    def numbers() -> Iterator[int]:
-        for n in range(1000):
-            taken.append(n)
-            yield n
-
-    with run_locally():
-        results = plus.map(numbers(), window=2)
-        assert next(results) == 1
-        results.close()
-    assert len(taken) <= 3
-
-
-def test_an_asyncio_map_can_be_closed() -> None:
-    async def main() -> list[Any]:
-        left: list[Any] = []
-        for end in ("close", "cancel"):
-            results = plus.aio.map(range(100), window=2)
-            first = await anext(results)
-            left.append((first, await getattr(results, end)(), [result async for result in results]))
-        return left
-
-    with run_locally():
-        assert asyncio.run(main()) == [(1, None, []), (1, False, [])]
-
-
-def test_an_asyncio_map_can_be_cancelled_while_a_task_waits_in_it() -> None:
-    may_go_on = threading.Event()
-
-    def held(a: int, b: int = 1) -> int:
-        assert may_go_on.wait(30)
-        return a + b
-
-    async def main() -> tuple[bool, int]:
-        results = plus.aio.map([1, 2], window=1)
-        waiting = asyncio.ensure_future(anext(results))
-        await asyncio.sleep(0)  # now it waits
-        cancelled = await results.cancel()
-        may_go_on.set()
-        return cancelled, await waiting
-
-    with run_locally(plus=held):
-        assert asyncio.run(main()) == (False, 2)
-
-
-def test_map_raises_the_first_failure_or_returns_it_in_its_place() -> None:
-    def picky(a: int, b: int = 1) -> int:
-        return 1 // a
-
-    with run_locally(plus=picky):
-        with pytest.raises(FunctionRaised):
-            list(plus.map([1, 0]))
-        good, bad = plus.map([1, 0], return_exceptions=True)
-    assert (good, isinstance(bad, FunctionRaised)) == (1, True)
-
-
-def test_starmap_unpacks_each_tuple() -> None:
-    with run_locally():
-        assert list(plus.starmap([(1, 2), (3, 4)])) == [3, 7]
 
 
 def test_a_spawned_call_can_be_found_again() -> None:
@@ -614,21 +531,6 @@ def test_a_timeout_is_a_number_of_seconds(timeout: Any, message: str) -> None:
         plus.options(timeout=timeout)
 
 
-@pytest.mark.parametrize(
-    "begin",
-    [
-        lambda f: f.map([1]),
-        lambda f: f.starmap([(1, 2)]),
-        lambda f: f.aio.map([1]),
-        lambda f: f.aio.starmap([(1, 2)]),
-    ],
-)
-def test_a_map_has_no_timeout(begin: Callable[[Any], Any]) -> None:
-    with pytest.raises(InvalidInput) as caught:
-        begin(plus.options(timeout=2))
-    assert caught.value.field == "timeout"
-
-
 def test_options_keep_everything_else_of_a_function() -> None:
     urgent = plus.options(priority="hi")
     assert repr(urgent) == "<Function plus>.options(priority='hi')"
@@ -639,13 +541,6 @@ def test_options_keep_everything_else_of_a_function() -> None:
         urgent.stream(1)
     with pytest.raises(InvalidInput, match="not 'high'"):
         plus.options(priority="high")  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("map_of", [plus.map, plus.starmap, plus.aio.map, plus.aio.starmap])
-def test_an_unknown_option_of_a_map_raises_a_type_error_about_arguments(map_of: Callable[..., Any]) -> None:
-    message = r"a map has no option 'b'; it has ordered, .*, and arguments of the function are iterables"
-    with run_locally(), pytest.raises(TypeError, match=message):
-        map_of([1, 2], b=5)
 
 
 def test_a_remote_call_of_a_class_names_its_methods() -> None:
@@ -667,67 +562,3 @@ def test_a_remote_call_of_a_class_names_its_methods() -> None:
     assert (Model.map, Model().map, Model().stream) == ("the user's own", "the user's own", "the instance's own")
     with pytest.raises(AttributeError, match=r"'Model'.* 'nothing'"):
         getattr(Model, "nothing")  # noqa: B009  mypy knows that there is none
-
-
-class Thing:
-    """A class without a form of its own: its instances need a pickle."""
-
-
-@dataclasses.dataclass
-class Spot:
-    x: int
-
-
-@gpu_function(pickle=True)
-def things(make: Any) -> Any:
-    return make()
-
-
-@gpu_function
-def spots(spot: Spot, other: Any = None) -> list[Spot]:
-    return [spot, Spot(len(other))]
-
-
-def test_pickled_results_are_read_by_callers_that_trust_the_function() -> None:
-    with run_locally():
-        with pytest.raises(InvalidInput, match=r"Thing .*pickle.*trust_results=True"):
-            things.remote(Thing)
-        trusted = things.options(trust_results=True)
-        results = [trusted.remote(Thing), *trusted.map([Thing]), trusted.spawn(Thing).result()]
-        assert [type(each) for each in results] == [Thing] * 3
-        with pytest.raises(InvalidInput):
-            trusted.options(trust_results=False).remote(Thing)
-        call = things.spawn(Thing)
-        assert type(Call.from_id(call.id, trust_results=True).result()) is Thing
-        with pytest.raises(InvalidInput):
-            Call.from_id(call.id).result()
-
-
-def test_an_argument_that_needs_a_pickle_is_refused_at_the_call() -> None:
-    with run_locally() as platform:
-        with pytest.raises(InvalidInput, match=r"^other: a type .*deploy"):
-            spots.remote(Spot(1), other=Thing)
-        with pytest.raises(InvalidInput, match=r"@gpu_function\(pickle=True\)"):
-            spots.spawn(Spot(1), Thing())
-    assert platform.calls == []
-
-
-def test_instances_are_made_of_the_classes_that_hints_name() -> None:
-    with run_locally():
-        assert spots.remote(Spot(3), other={"x": Spot(4)}) == [Spot(3), Spot(1)]
-        assert things.remote(functools.partial(Spot, 5)) == {"x": 5}
-        assert things.options(trust_results=True).remote(functools.partial(Spot, 5)) == Spot(5)
-
-
-@gpu_function(pickle=True)
-def applied(function: Callable[[int], int], x: int) -> int:
-    return function(x)
-
-
-def test_a_function_known_by_name_sends_pickles_if_the_caller_allows_them() -> None:
-    """Regression: the handle does not know the option of the function, and refused every argument without a form."""
-    with run_locally():
-        assert Function.from_name("applied", pickle=True).remote(lambda x: x + 1, 2) == 3
-        assert Function.from_name("applied", pickle=True).options(timeout=5).remote(lambda x: x + 1, 2) == 3
-        with pytest.raises(InvalidInput, match="pickle"):
-            Function.from_name("applied").remote(lambda x: x + 1, 2)
