@@ -15,7 +15,6 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from gpufn_core.errors import InvalidInput
 from gpufn_core.signing.statement import DeploySignature, Statement, signed_bytes
 
-PUBLIC_KEY_BYTES = 32
 _RAW = serialization.Encoding.Raw, serialization.PublicFormat.Raw
 
 

@@ -28,10 +28,8 @@ _EVENT_BYTES: Final = 512  # an empty message costs memory and time too
 # Close codes of RFC 6455 that the platform uses.
 NORMAL_CLOSE: Final = 1000
 ABNORMAL_CLOSE: Final = 1006
-MESSAGE_TOO_BIG: Final = 1009
 INTERNAL_ERROR: Final = 1011
 SERVICE_RESTART: Final = 1012
-TRY_AGAIN_LATER: Final = 1013
 
 Headers = tuple[tuple[bytes, bytes], ...]
 
