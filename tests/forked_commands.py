@@ -28,6 +28,7 @@ _ALSO_IMPORTED = (
     "gpufn.client.login.stored_logins",
     "gpufn.declare.decorator",
     "gpufn.deploy.deploy_source",
+    "gpufn.deploy.deployables",
     "gpufn.deploy.deployment",
     "httpcore",
     "httpx",

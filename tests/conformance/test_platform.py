@@ -18,7 +18,7 @@ from onnx import ModelProto
 from tritonclient import http as triton
 
 from gpufn import Client, Model
-from gpufn.deploy import deployment
+from gpufn.deploy import deployables, deployment
 from tests.conformance import requests, suite
 from tests.conftest import Platform
 
@@ -114,7 +114,7 @@ class Deploying:
     def _deploy(self, name: str, case: suite.Case) -> str:
         model, samples = suite.write(case, self._folder / name)
         net = Model(model, samples=samples, max_batch=suite.max_batch(case))
-        deployable = deployment.deployable_model(net, {"name": name})
+        deployable = deployables.deployable_model(net, {"name": name})
         with Client(self._platform.url) as client:
             deployment.finish(client, deployment.deploy(client, deployable))
         return name

@@ -120,6 +120,7 @@ class Client(CallApi, ModelRequests, TerminalRequests, VolumeRequests, DataReque
         case. One function's failure does not stop the deploys of the others; it is raised after them. If no node has
         room for a worker now, the revision is not checked, and a warning gives the reason.
         """
+        from gpufn.deploy import deployables as _deployables  # noqa: PLC0415
         from gpufn.deploy import deployment as _deployment  # noqa: PLC0415
         from gpufn.deploy.signing_key import read_signer  # noqa: PLC0415
 
@@ -129,7 +130,7 @@ class Client(CallApi, ModelRequests, TerminalRequests, VolumeRequests, DataReque
         home = names.Home(self.environment or names.DEFAULT, app or names.DEFAULT)
         deploy_id = new_ulid()
         signer = read_signer(sign)
-        for deployable in list(_deployment.deployables(functions, include, home)):  # validate all before sending any
+        for deployable in list(_deployables.deployables(functions, include, home)):  # validate all before sending any
             deployment = _deployment.deploy(
                 self, deployable, force=force, check=check, replace=replace, deploy_id=deploy_id, signer=signer
             )

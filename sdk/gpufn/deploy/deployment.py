@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
@@ -35,41 +35,19 @@ from gpufn_core.errors import (
     FunctionNotFound,
     FunctionStartFailed,
     GpufnError,
-    InvalidSpec,
 )
 from gpufn_core.ids import Digest
 from gpufn_core.signing.statement import DeploySignature, Statement
-from gpufn_core.spec.function_spec import Batch, EntryPoint, FunctionSpec, MethodSpec, Packaging, spec_from_json
-from gpufn_core.spec.naming.names import HOME, Home
+from gpufn_core.spec.function_spec import FunctionSpec, spec_from_json
 
 if TYPE_CHECKING:
-    from gpufn.declare.model import Model
-    from gpufn.deploy.bundle import AnyFunction
+    from gpufn.deploy.deployables import Deployable
     from gpufn_core.signing.ed25519 import Signer
 
 _FIRST_POLL_S, _LONGEST_POLL_S = 0.05, 1.0
 _BUILD_POLL_S = 0.2  # short enough to show every build stage of a noticeable length
 _ACTIVATION_S = 10.0  # limit from the last build to the activation of the revision
 _MANY_PARALLEL_CALLS = 4096  # in one worker; a higher number is rarely intended
-
-
-class Deployable(NamedTuple):
-    """A spec, its bundle, the paths of the files to upload by digest, and the source of the deploy.
-
-    `code` is the digest of the function's own code; the bundle may contain other functions too.
-    """
-
-    spec: FunctionSpec
-    bundle: Digest
-    data: bytes
-    paths: Mapping[str, Path] = {}
-    source: Source | None = None
-    code: str = ""
-
-    @property
-    def size(self) -> int:
-        """Bytes of the bundle and the files to upload."""
-        return len(self.data) + sum(path.stat().st_size for path in self.paths.values())
 
 
 class Deployment(msgspec.Struct, frozen=True):
@@ -127,98 +105,6 @@ class Api(Protocol):
     ) -> FunctionView | BuildingRevision: ...
     def set_traffic(self, name: str, weights: Mapping[int, int]) -> Any: ...
     def rollback(self, name: str, revision: int | None = None) -> FunctionView: ...
-
-
-def deployables(
-    functions: Iterable[AnyFunction],
-    include: Sequence[str] = (),
-    home: Home = HOME,
-    on_progress: Callable[[str], None] = lambda progress: None,
-) -> Iterator[Deployable]:
-    """Read and hash the code, the models and the weights of each function, and lock its packages. `home` is the
-    environment, and the app of functions that declare none.
-
-    Raises InvalidSpec, InvalidBundle, and ArtifactUnavailable if the origin of weights does not respond.
-    """
-    from gpufn.declare import image as _image  # noqa: PLC0415
-    from gpufn.declare.function import Function, FunctionClass  # noqa: PLC0415
-    from gpufn.deploy.bundle import bundles_of  # noqa: PLC0415
-    from gpufn.deploy.code_digest import code_digest  # noqa: PLC0415
-    from gpufn.deploy.deploy_source import source_of  # noqa: PLC0415
-    from gpufn.deploy.model_files import folder_of, prepare_all  # noqa: PLC0415
-    from gpufn.deploy.weights.files import prepare_each  # noqa: PLC0415
-
-    functions = list(functions)
-    for function in functions:
-        if not isinstance(function, (Function, FunctionClass)):
-            raise _not_a_function(function)
-    functions = list(dict.fromkeys(functions))
-    by_name: dict[str, AnyFunction] = {}
-    for function in functions:
-        if (other := by_name.setdefault(function.name, function)) is not function:
-            both = f"{other.raw.__name__} and {function.raw.__name__}"
-            raise InvalidSpec(f"{both} would both be deployed as {function.name}: set name=... on one of them")
-    declared_images = {
-        function: (declared, folder_of(function.raw))
-        for function in functions
-        if (declared := function.settings.declared_image) is not None
-    }
-    prepared_images = {each: _image.prepare(*each, on_progress) for each in dict.fromkeys(declared_images.values())}
-    images = {function: prepared_images[each] for function, each in declared_images.items()}
-    weights = prepare_each(each for function in functions for each in function.settings.declared_weights)
-    contents = {name: data for image in images.values() for name, data in image.contents.items()}
-    for function, packaging, bundle in bundles_of(functions, include, contents):
-        models = prepare_all(function.settings.declared_models, folder_of(function.raw))
-        image = images[function].spec if function in images else None
-        used = [weights[each] for each in function.settings.declared_weights]
-        spec = function.spec(
-            packaging,
-            bundle.modules,
-            tuple(model.spec for model in models),
-            image,
-            tuple(prepared.spec for prepared in used),
-            home=home,
-        )
-        paths = {digest: path for model in models for digest, path in model.paths.items()}
-        paths |= {digest: path for prepared in used for digest, path in prepared.paths.items()}
-        code = ""
-        if packaging is Packaging.SOURCE:
-            code = code_digest(bundle.contents(), spec.entry.module, spec.entry.qualname)
-        yield Deployable(spec, bundle.digest, bundle.data, paths, source_of(function), code)
-
-
-def _not_a_function(value: Any) -> InvalidSpec:
-    hint = ""
-    if isinstance(value, str):
-        hint = "; to deploy a file, run `gpufn deploy FILE`"
-    elif isinstance(value, Iterable):
-        hint = "; deploy takes functions one by one: deploy(*functions)"
-    return InvalidSpec(
-        f"{value!r} is not a @gpu_function: deploy takes functions and classes with that decorator{hint}"
-    )
-
-
-def deployable_model(model: Model, options: Mapping[str, Any], home: Home = HOME) -> Deployable:
-    """Return a model as a function without code. Relative paths start at the working folder.
-
-    `options` are the options of `@gpu_function`, with the function's name. Calls are batched to up to `max_batch` rows;
-    with 1, the worker decodes one call while another runs.
-    """
-    from gpufn.declare.options import settings_from  # noqa: PLC0415
-    from gpufn.deploy.bundle import EMPTY_BUNDLE  # noqa: PLC0415
-    from gpufn.deploy.model_files import prepare  # noqa: PLC0415
-
-    batching = {"batch": Batch(model.max_batch)} if model.max_batch > 1 else {"concurrency": 2}
-    settings = settings_from({**batching, **options}, "model")
-    prepared = prepare("model", model, Path.cwd())
-    spec = settings.spec(
-        (MethodSpec(parameters={"type": "object"}),),
-        is_class=False,
-        entry=EntryPoint("", "", Packaging.MODEL),
-        models=(prepared.spec,),
-        home=home,
-    )
-    return Deployable(spec, EMPTY_BUNDLE.digest, EMPTY_BUNDLE.data, prepared.paths)
 
 
 def deploy(

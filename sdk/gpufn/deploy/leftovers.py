@@ -10,7 +10,7 @@ from gpufn_core.spec.naming.variant_names import is_variant
 
 if TYPE_CHECKING:
     from gpufn.client.views.functions import FunctionView
-    from gpufn.deploy.deployment import Deployable
+    from gpufn.deploy.deployables import Deployable
 
 
 def leftovers(deployed: Iterable[FunctionView], deployables: Sequence[Deployable]) -> list[str]:

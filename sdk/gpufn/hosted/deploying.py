@@ -16,7 +16,7 @@ from gpufn.declare.function import Function
 from gpufn.declare.options import settings_from
 from gpufn.deploy import bundle
 from gpufn.deploy.deploy_source import source_of_file
-from gpufn.deploy.deployment import Deployable
+from gpufn.deploy.deployables import Deployable
 from gpufn.deploy.imports import import_guard, missing_packages
 from gpufn.deploy.imports.import_collector import Collector, import_name
 from gpufn.hosted import cog_predictor, cog_yaml, runpod_handler

@@ -13,7 +13,7 @@ import pytest
 from gpufn import Image
 from gpufn.declare.image import prepare
 from gpufn.deploy.bundle import load
-from gpufn.deploy.deployment import deployables
+from gpufn.deploy.deployables import deployables
 from gpufn_core.errors import InvalidSpec
 from gpufn_core.ids import digest_of
 from gpufn_core.spec.image_spec import FILES_FOLDER, ImageFile, ImageSpec

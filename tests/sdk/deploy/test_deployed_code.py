@@ -16,7 +16,7 @@ import pytest
 
 from gpufn.call import transport as _transport
 from gpufn.client.http_transport import HttpTransport
-from gpufn.deploy.deployment import Deployable, deployables
+from gpufn.deploy.deployables import Deployable, deployables
 from gpufn_core.encoding import values
 from gpufn_core.encoding.media import NATIVE
 from gpufn_core.errors import DeployedCodeDiffers

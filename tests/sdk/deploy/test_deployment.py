@@ -12,7 +12,8 @@ import pytest
 from gpufn.client.views.functions import BuildingRevision, FunctionView, RevisionProgress, RevisionView, SplitView
 from gpufn.client.views.models import BuildView
 from gpufn.deploy.capacity_warnings import unmet_requirement
-from gpufn.deploy.deployment import Deployable, deploy, wait_until_built, wait_until_serving
+from gpufn.deploy.deployables import Deployable
+from gpufn.deploy.deployment import deploy, wait_until_built, wait_until_serving
 from gpufn_core.domain.devices.device import Share
 from gpufn_core.domain.devices.engine import BuildStage, BuildState
 from gpufn_core.domain.package_needs import PackageNeeds

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gpufn.deploy import bundle
-from gpufn.deploy.deployment import Deployable, deployables
+from gpufn.deploy.deployables import Deployable, deployables
 from gpufn_core.errors import InvalidBundle
 from tests.sdk.cli.commands import command
 from tests.sdk.conftest import Project, StubGateway

@@ -9,7 +9,7 @@ import pytest
 
 from gpufn import Image, gpu_function
 from gpufn.declare.image import prepare
-from gpufn.deploy.deployment import deployables
+from gpufn.deploy.deployables import deployables
 from gpufn_core.errors import InvalidSpec
 from gpufn_core.spec.image_spec import FILES_FOLDER
 from tests.wheels import use_only, write_wheel

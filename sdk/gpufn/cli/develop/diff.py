@@ -19,7 +19,7 @@ from gpufn_core.spec.function_spec import spec_from_json
 if TYPE_CHECKING:
     from gpufn.client.client import Client
     from gpufn.client.views.functions import FunctionView
-    from gpufn.deploy.deployment import Deployable
+    from gpufn.deploy.deployables import Deployable
 
 
 class FunctionChange(msgspec.Struct):

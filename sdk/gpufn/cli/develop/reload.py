@@ -24,13 +24,14 @@ from gpufn_core.domain.revision import Lease
 from gpufn_core.spec.naming.names import Home
 
 if TYPE_CHECKING:
-    from gpufn.deploy.deployment import Deployable
+    from gpufn.deploy.deployables import Deployable
 
 _PRELOADED: Final = [
     "gpufn.cli.develop.reload",
     "gpufn.cli.develop.temporary",
     "gpufn.cli.functions.deploy",
     "gpufn.client.client",
+    "gpufn.deploy.deployables",
     "gpufn.deploy.deployment",
     "gpufn.deploy.bundle",
     "gpufn.deploy.code_digest",

@@ -30,7 +30,7 @@ from gpufn_core.spec.naming.temporary_names import run_environment
 
 if TYPE_CHECKING:
     from gpufn.client.client import Client
-    from gpufn.deploy.deployment import Deployable
+    from gpufn.deploy.deployables import Deployable
     from gpufn_core.protocol.messages import LogLine
 
 

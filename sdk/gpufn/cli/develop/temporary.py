@@ -21,7 +21,7 @@ from gpufn_core.ids import new_ulid
 
 if TYPE_CHECKING:
     from gpufn.client.client import Client
-    from gpufn.deploy.deployment import Deployable
+    from gpufn.deploy.deployables import Deployable
 
 LEASE_S: Final = 30.0
 _RENEW_S: Final = 8.0

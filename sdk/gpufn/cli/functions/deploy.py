@@ -36,7 +36,8 @@ if TYPE_CHECKING:
     from gpufn.client.client import Client
     from gpufn.client.views.functions import FunctionView
     from gpufn.deploy import bundle
-    from gpufn.deploy.deployment import Deployable, Deployment
+    from gpufn.deploy.deployables import Deployable
+    from gpufn.deploy.deployment import Deployment
     from gpufn_core.spec.function_spec import FunctionSpec
 
 
@@ -192,7 +193,7 @@ def _read_model(
     selection: _Selection, model_options: ModelOptions, worker_options: WorkerOptions
 ) -> Iterator[list[Deployable]]:
     """Yield the model. An exported model's file is removed after the `with`."""
-    from gpufn.deploy import deployment as _deployment  # noqa: PLC0415
+    from gpufn.deploy import deployables as _deployables  # noqa: PLC0415
     from gpufn.deploy.deploy_source import source_of_file  # noqa: PLC0415
 
     file, names, include, home = selection
@@ -201,7 +202,7 @@ def _read_model(
     with onnx_of(file, model_options) as onnx:
         with step(f"Reading {file}"), as_usage_error():
             options = {"name": _single(names) or name_of(file), **worker_options.specified()}
-            deployable = _deployment.deployable_model(model_options.model(onnx), options, home)
+            deployable = _deployables.deployable_model(model_options.model(onnx), options, home)
             source = source_of_file(Path(file if Path(file).exists() else file.rpartition(":")[0]))
         yield [deployable._replace(source=source)]
 
@@ -258,7 +259,7 @@ def read_functions(file: str, names: list[str], include: Sequence[str], home: Ho
     """Import a file and return its functions with these names (empty for all). Warn about packages that are not
     installed here."""
     from gpufn.deploy import bundle  # noqa: PLC0415
-    from gpufn.deploy import deployment as _deployment  # noqa: PLC0415
+    from gpufn.deploy import deployables as _deployables  # noqa: PLC0415
     from gpufn.deploy.imports.import_collector import check_globs, import_root  # noqa: PLC0415
 
     path = Path(file)
@@ -269,7 +270,7 @@ def read_functions(file: str, names: list[str], include: Sequence[str], home: Ho
     with step(f"Importing {file}") as update, contextlib.redirect_stdout(sys.stderr):
         project = bundle.load(path, to_run=False)
         functions = _select(project.functions, names, path)
-        deployables = list(_deployment.deployables(functions, include, home, update))
+        deployables = list(_deployables.deployables(functions, include, home, update))
     if project.missing:
         say(f"gpufn: warning: imported {file} without {', '.join(project.missing)}: not installed here", err=True)
     return deployables
