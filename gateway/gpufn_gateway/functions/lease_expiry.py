@@ -18,7 +18,8 @@ from gpufn_core.errors import FunctionNotFound
 from gpufn_core.spec.naming.variant_names import is_variant
 from gpufn_gateway.audit.log import AuditLog
 from gpufn_gateway.background_loop import log_failures
-from gpufn_gateway.functions.deploys import Deploys, LeaseLost
+from gpufn_gateway.functions.deploy_checks import LeaseLost
+from gpufn_gateway.functions.deploys import Deploys
 from gpufn_gateway.functions.registry import Registry
 from gpufn_platform.process.clock import Clock
 

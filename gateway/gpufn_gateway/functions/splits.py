@@ -57,7 +57,7 @@ class Splits:
             )
             revisions = [self._revision(name, number) for number in {*split.called, *split.weights}]
             for revision in revisions:
-                self.deploys.check_rules(revision)
+                self.deploys.checks.check_earlier(revision)
                 check(revision)
             if len(split.called) == 1 and split.mirror is None and not split.return_if:
                 (only,) = split.called

@@ -10,7 +10,7 @@ import pytest
 from gpufn_core.encoding import media, values
 from gpufn_core.ids import new_map_id
 from gpufn_gateway.calls.shared_bodies import GatewaySharedBodies
-from gpufn_gateway.functions.deploys import DeployOptions
+from gpufn_gateway.functions.deploy_checks import DeployOptions
 from gpufn_gateway.http.body_reader import BodyBudget
 from gpufn_platform.shared_bodies.bodies import MIN_SHARED_BYTES
 from tests.gateway.calls.test_priorities import key_of

@@ -29,7 +29,7 @@ from gpufn_core.spec.volume_spec import VolumeFile
 from gpufn_core.spec.web_spec import WebKind, WebSpec
 from gpufn_gateway.auth.access import new_key
 from gpufn_gateway.auth.tokens import User
-from gpufn_gateway.functions.deploys import DeployOptions
+from gpufn_gateway.functions.deploy_checks import DeployOptions
 from gpufn_gateway.history.blocks import Event, EventKind, encode_event
 from gpufn_platform.bus.storage import object_store
 from gpufn_platform.queue.records import dead_letters

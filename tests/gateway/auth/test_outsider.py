@@ -21,7 +21,7 @@ from gpufn_core.protocol.codec import encode
 from gpufn_core.protocol.messages import LogLine
 from gpufn_core.spec.function_spec import EntryPoint, FunctionSpec, MethodSpec
 from gpufn_gateway.auth.access import new_key
-from gpufn_gateway.functions.deploys import DeployOptions
+from gpufn_gateway.functions.deploy_checks import DeployOptions
 from gpufn_platform.bus.connection import Bus
 from gpufn_platform.bus.storage.key_value import Entry
 from gpufn_platform.secrets.envelope import decode_secret

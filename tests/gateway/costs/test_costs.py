@@ -17,7 +17,7 @@ from gpufn_core.protocol.codec import encode
 from gpufn_gateway.costs import budgets as budget_checks
 from gpufn_gateway.costs import groups
 from gpufn_gateway.costs import ledger as ledgers
-from gpufn_gateway.functions.deploys import DeployOptions
+from gpufn_gateway.functions.deploy_checks import DeployOptions
 from gpufn_gateway.history.blocks import SECONDS_10, Event, encode_blocks, subject_of
 from gpufn_gateway.history.fields import Field, Points
 from gpufn_gateway.routes import costs as cost_routes

@@ -9,7 +9,7 @@ import pytest
 
 from gpufn_core.domain.revision import Lease, RevisionKey, RevisionState
 from gpufn_core.errors import FunctionNotFound
-from gpufn_gateway.functions.deploys import DeployOptions, LeaseLost
+from gpufn_gateway.functions.deploy_checks import DeployOptions, LeaseLost
 from gpufn_gateway.functions.lease_expiry import LeaseExpiry
 from tests.gateway.whole import DIGEST, Whole, gateway_on
 from tests.waiting import until_async

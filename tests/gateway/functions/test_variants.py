@@ -13,7 +13,7 @@ from gpufn_core.protocol.reports import FunctionStatus, WorkerCounts
 from gpufn_core.spec.function_spec import EntryPoint, FunctionSpec, MethodSpec
 from gpufn_core.spec.naming.variant_names import variant_name
 from gpufn_gateway.auth.access import LOCAL, principal_with
-from gpufn_gateway.functions.deploys import DeployOptions
+from gpufn_gateway.functions.deploy_checks import DeployOptions
 from gpufn_gateway.functions.variants import TTL_S, Variants
 from gpufn_gateway.garbage_collection import rules
 from tests.gateway.functions.test_leases import Leader

@@ -17,7 +17,7 @@ from gpufn_core.errors import BusUnavailable, RevisionNotFound
 from gpufn_core.ids import digest_of
 from gpufn_core.protocol import subjects
 from gpufn_core.spec.priority import QUEUES
-from gpufn_gateway.functions.deploys import DeployOptions
+from gpufn_gateway.functions.deploy_checks import DeployOptions
 from gpufn_gateway.garbage_collection import collector
 from gpufn_gateway.garbage_collection.collector import GarbageCollector
 from gpufn_platform.bus.storage import object_store, streams

@@ -12,7 +12,7 @@ from gpufn.cli.functions.history import sparkline
 from gpufn_core.protocol import subjects
 from gpufn_core.spec.function_spec import Batch, FunctionSpec, ScalingPolicy
 from gpufn_core.spec.resources import Resources
-from gpufn_gateway.functions.deploys import DeployOptions
+from gpufn_gateway.functions.deploy_checks import DeployOptions
 from gpufn_gateway.history.advice import RecordedUse, advise, replay
 from gpufn_gateway.history.blocks import HOUR, MINUTE, encode_blocks, subject_of
 from gpufn_gateway.history.collector import OVERVIEW

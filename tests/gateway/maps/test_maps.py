@@ -18,7 +18,7 @@ from gpufn_core.protocol.messages import unpack_invocation
 from gpufn_core.protocol.records import CallRecord, DeadLetter, Webhook
 from gpufn_core.spec.function_spec import Retry
 from gpufn_gateway.auth.access import new_key
-from gpufn_gateway.functions.deploys import DeployOptions
+from gpufn_gateway.functions.deploy_checks import DeployOptions
 from gpufn_gateway.maps.map_closer import MapCloser
 from gpufn_gateway.maps.maps import Maps
 from gpufn_gateway.maps.outcomes import Cursor

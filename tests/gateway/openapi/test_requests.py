@@ -15,7 +15,7 @@ from gpufn_core.ids import digest_of
 from gpufn_core.protocol import subjects
 from gpufn_core.protocol.codec import pack
 from gpufn_core.protocol.messages import ResultReply, unpack_invocation
-from gpufn_gateway.functions.deploys import DeployOptions
+from gpufn_gateway.functions.deploy_checks import DeployOptions
 from gpufn_platform.bus.connection import Bus
 from gpufn_platform.bus.storage import object_store
 from tests.conftest import ROOT

@@ -8,7 +8,7 @@ import msgspec
 
 from gpufn_core.spec.function_spec import FunctionSpec
 from gpufn_gateway.auth.access import new_key
-from gpufn_gateway.functions.deploys import DeployOptions
+from gpufn_gateway.functions.deploy_checks import DeployOptions
 from tests.gateway.whole import DIGEST, gateway_on
 
 A, B = "prod/search/predict", "prod/ads/predict"

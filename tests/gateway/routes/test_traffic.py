@@ -10,7 +10,7 @@ import pytest
 from gpufn_core.domain.revision import RevisionState
 from gpufn_core.ids import new_invocation_id
 from gpufn_core.protocol.codec import encode
-from gpufn_gateway.functions.deploys import DeployOptions
+from gpufn_gateway.functions.deploy_checks import DeployOptions
 from tests.gateway.whole import DIGEST, Whole, gateway_on
 from tests.waiting import until_async
 

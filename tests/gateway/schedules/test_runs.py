@@ -15,7 +15,7 @@ from gpufn_core.protocol.messages import InvocationMessage, unpack_invocation
 from gpufn_core.protocol.records import ScheduleRecord
 from gpufn_core.spec.function_spec import MethodSpec
 from gpufn_core.spec.schedule import Schedule
-from gpufn_gateway.functions.deploys import DeployOptions
+from gpufn_gateway.functions.deploy_checks import DeployOptions
 from gpufn_gateway.schedules import store
 from gpufn_gateway.schedules.runs import ScheduleRuns
 from gpufn_gateway.schedules.store import Schedules

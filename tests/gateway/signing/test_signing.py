@@ -12,7 +12,7 @@ from gpufn_core.signing.ed25519 import Signer
 from gpufn_core.signing.statement import DeploySignature, Statement
 from gpufn_core.spec.function_spec import FunctionSpec
 from gpufn_gateway.auth.access import new_key
-from gpufn_gateway.functions.deploys import DeployOptions
+from gpufn_gateway.functions.deploy_checks import DeployOptions
 from tests.gateway.whole import DIGEST, Whole, gateway_on
 
 SIGNER, OTHER = Signer.new(), Signer.new()

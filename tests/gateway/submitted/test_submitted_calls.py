@@ -22,7 +22,7 @@ from gpufn_core.protocol.records import AttemptRecord, CallRecord, Checkpoint, W
 from gpufn_core.protocol.reports import Waiting, WaitReason
 from gpufn_core.spec.function_spec import MethodSpec, Retry
 from gpufn_gateway.auth.access import new_key
-from gpufn_gateway.functions.deploys import DeployOptions
+from gpufn_gateway.functions.deploy_checks import DeployOptions
 from gpufn_gateway.protocols.replicate import adapter
 from gpufn_gateway.protocols.replicate.predictions import PREFIX
 from gpufn_gateway.submitted import call_events

@@ -12,7 +12,7 @@ from gpufn_core.errors import CapacityError, Forbidden, FunctionNotFound
 from gpufn_core.ids import Digest
 from gpufn_core.spec.function_spec import EntryPoint, FunctionSpec, MethodSpec
 from gpufn_gateway.auth.access import LOCAL, Principal, principal_with
-from gpufn_gateway.functions.deploys import DeployOptions
+from gpufn_gateway.functions.deploy_checks import DeployOptions
 from gpufn_gateway.functions.secret_use import check_secret_view
 from gpufn_gateway.terminals.records import MAX_TERMINALS
 from gpufn_gateway.terminals.terminals import function_in

@@ -55,7 +55,7 @@ class AppRoutes:
             raise RevisionNotFound(f"No function of the app {'/'.join(home)} has an earlier revision.")
         for name, number in earlier:  # before the first change, so that none returns alone
             revision = self._registry.revision(name, number)
-            self._deploys.check_rules(revision)
+            self._deploys.checks.check_earlier(revision)
             check_secret_use(principal, self._registry, revision)
         changed = [await self._deploys.rollback(name, number) for name, number in earlier]
         return json_response(

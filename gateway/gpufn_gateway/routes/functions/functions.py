@@ -29,7 +29,8 @@ from gpufn_gateway.audit.request_audit import add_details, name_object
 from gpufn_gateway.auth.access import Principal
 from gpufn_gateway.auth.scopes import DEPLOY, HI, READ
 from gpufn_gateway.builds.builds import Builds
-from gpufn_gateway.functions.deploys import DeployOptions, Deploys, check_lease
+from gpufn_gateway.functions.deploy_checks import DeployOptions
+from gpufn_gateway.functions.deploys import Deploys, check_lease
 from gpufn_gateway.functions.registry import Registry
 from gpufn_gateway.functions.secret_use import check_secret_use
 from gpufn_gateway.functions.splits import Splits
@@ -286,7 +287,7 @@ class FunctionRoutes:
         return await list_calls(request, self.submissions, self._function(request, READ).name)
 
     async def has_bundle(self, request: Request) -> Response:
-        exists = await self.deploys.has_bundle(digest_in(request, "the bundle"))
+        exists = await self.deploys.checks.has_bundle(digest_in(request, "the bundle"))
         return Response(status_code=200 if exists else 404)
 
     async def put_bundle(self, request: Request) -> Response:
