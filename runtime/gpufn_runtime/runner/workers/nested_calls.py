@@ -38,9 +38,9 @@ from gpufn_core.errors import (
 from gpufn_core.ids import is_call_or_item_id, new_invocation_id
 from gpufn_core.protocol import frames, subjects
 from gpufn_core.protocol.frames import Verb
-from gpufn_core.protocol.limits import CHECKPOINT_BYTES, LONGEST_TIMEOUT_S, MESSAGE_BYTES, RECORD_BYTES, inline_bytes
+from gpufn_core.protocol.limits import LONGEST_TIMEOUT_S, MESSAGE_BYTES, RECORD_BYTES, inline_bytes
 from gpufn_core.protocol.messages import ResultReply
-from gpufn_core.protocol.records import BodyReference, CallRecord, Checkpoint
+from gpufn_core.protocol.records import BodyReference, CallRecord
 from gpufn_core.protocol.streams.stream_window import UnreadItems
 from gpufn_core.spec.naming.names import home_of
 from gpufn_core.spec.priority import Priority
@@ -50,11 +50,12 @@ from gpufn_platform.queue import large_bodies as bodies
 from gpufn_platform.queue import wakeups
 from gpufn_platform.queue.call_request import CallRequest
 from gpufn_platform.queue.caller import Caller
-from gpufn_platform.queue.records import call_records, checkpoints
+from gpufn_platform.queue.records import call_records
 from gpufn_runtime.runner.circuits import Circuits
 from gpufn_runtime.runner.core.attempt import Attempt
 from gpufn_runtime.runner.directory import Directory
 from gpufn_runtime.runner.dispatch.large_bodies import NodeBodies
+from gpufn_runtime.runner.workers.call_checkpoints import CallCheckpoints
 from gpufn_runtime.runner.workers.data_requests import DataRequests
 from gpufn_runtime.runner.workers.shared_bodies import NodeSharedBodies
 from gpufn_runtime.runner.workers.team_queues import TeamQueues
@@ -126,6 +127,7 @@ class NestedCalls:
     def __post_init__(self) -> None:
         self._tasks: dict[tuple[str, int], asyncio.Task[_Answer]] = {}
         self._windows: dict[tuple[str, int], _Window] = {}  # one per open stream
+        self._checkpoints = CallCheckpoints(self.bus, self.shared_bodies, self.clock)
         self._team_queues = TeamQueues(self.bus, self.directory, self.clock)
 
     def open(self, link: WorkerLink, call: frames.Call, body: bytes, parent: Attempt | None) -> None:
@@ -381,30 +383,12 @@ class NestedCalls:
         if parent is None:
             raise InvalidInput("only a running call has a checkpoint")
         if call.verb == Verb.CHECKPOINT:
-            return await self._store_checkpoint(link, call, body, parent)
-        return await self._retry_while_bus_away(self._useful_until(call, parent), lambda: self._restore(parent))
-
-    async def _store_checkpoint(self, link: WorkerLink, call: frames.Call, body: bytes, parent: Attempt) -> _Answer:
-        """Store a checkpoint. Retries during an outage of the bus, because the call may run for hours."""
-        if call.shared_body:
-            path = self.shared_bodies.kept_path(self.shared_bodies.accept(link.id, call.shared_body))
-            try:
-                size = path.stat().st_size
-                body = path.read_bytes() if size <= CHECKPOINT_BYTES else b""
-            finally:
-                path.unlink(missing_ok=True)
-            if size > CHECKPOINT_BYTES:
-                raise _checkpoint_too_large(size)
-        if len(body) > CHECKPOINT_BYTES:
-            raise _checkpoint_too_large(len(body))
-        checkpoint = Checkpoint(call.content_type, parent.message.attempt, self.clock.time())
-        while True:
-            try:
-                parent.run.checkpoint_seq = await checkpoints.store(self.bus, parent.message.id, checkpoint, body)
-                return _Answer(OutcomeKind.SUCCEEDED)
-            except BusUnavailable as error:
-                log.info("cannot store a checkpoint of %s yet: %s", parent.message.id, error)
-                await asyncio.sleep(_RETRY_BUS_S)
+            await self._checkpoints.store(link.id, call, body, parent)
+            return _Answer(OutcomeKind.SUCCEEDED)
+        last = await self._retry_while_bus_away(
+            self._useful_until(call, parent), lambda: self._checkpoints.last(parent)
+        )
+        return _Answer(OutcomeKind.SUCCEEDED, None, *last)
 
     async def _data(self, link: WorkerLink, call: frames.Call, body: bytes, parent: Attempt | None) -> _Answer:
         request = body
@@ -419,14 +403,6 @@ class NestedCalls:
             lambda: self.data.execute(link.id, link.revision.function, link.revision.spec, request),
         )
         return _Answer(OutcomeKind.SUCCEEDED, None, *reply)
-
-    async def _restore(self, parent: Attempt) -> _Answer:
-        """Return the last checkpoint. An empty content type means that there is none."""
-        stored = await checkpoints.last(self.bus, parent.message.id)
-        if stored is None:
-            return _Answer(OutcomeKind.SUCCEEDED)
-        parent.run.checkpoint_seq = stored.seq
-        return _Answer(OutcomeKind.SUCCEEDED, None, stored.checkpoint.content_type, stored.body)
 
     async def _state(self, record: CallRecord) -> str:
         if record.state.ended or await call_records.locate(self.bus, record.id) is None:
@@ -522,10 +498,6 @@ def _request(
     caller_message = parent.message
     trace = trace_context.of_nested_call(caller_message.id, caller_message.attempt, caller_message.trace)
     return request._replace(parent=caller_message.id, trace=trace, owner=caller_message.owner)
-
-
-def _checkpoint_too_large(size: int) -> PayloadTooLarge:
-    return PayloadTooLarge(f"a checkpoint of {size:,} bytes is larger than the {CHECKPOINT_BYTES:,} bytes allowed")
 
 
 def _requested_priority(
