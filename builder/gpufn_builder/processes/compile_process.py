@@ -11,11 +11,13 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 from gpufn_builder.checks import golden, row_independence, verify
 from gpufn_builder.checks.measure import Measurement, measure
+from gpufn_builder.checks.verify import Comparison
 from gpufn_builder.compilers.base import CompileJob, Compiler, Engine
 from gpufn_builder.onnx_model.tensors import Arrays
 from gpufn_builder.processes.measure_lock import measuring_alone
@@ -35,18 +37,7 @@ def make(
     cases = {name: golden.load(Path(file), request.inputs, expected) for name, file in request.cases.items()}
     measured, _ = golden.load(Path(request.measured), request.inputs, ())
     seconds: dict[BuildStage, float] = {}
-    job = CompileJob(
-        model=Path(request.model),
-        inputs=request.inputs,
-        outputs=request.outputs,
-        profiles=request.profiles,
-        flags=request.identity.flags,
-        device=request.identity.device,
-        golden=measured,
-        folder=Path(request.folder),
-        caches=Path(request.caches),
-        trial_s=(request.measuring or THOROUGH).trial_s,
-    )
+    job = _job(request, measured)
     job.folder.mkdir(parents=True, exist_ok=True)
     began = clock()
 
@@ -59,36 +50,19 @@ def make(
     compiled = compiler.compile(job, lambda part, detail: report_progress(BuildStage.COMPILE, part * span, detail))
     done(BuildStage.COMPILE)
     with contextlib.closing(compiler.load(job, compiled)) as engine:
-        count = f"{len(cases)} case{'s' if len(cases) > 1 else ''}"
-        outputs = []
-        for name, (case, _) in cases.items():
-            report_progress(BuildStage.VERIFY, _BEGIN[BuildStage.VERIFY], f"{count}: {name}")
-            outputs.append(engine.run(case))
-        comparison = None
-        if request.tolerance is not None:
-            reference = [outputs_of_case for _, outputs_of_case in cases.values()]
-            comparison = verify.compare(
-                list(cases), reference, outputs, request.tolerance, rounding_floors=request.rounding_floors
-            )
-            verify.check(comparison, request.tolerance, draws_other_numbers=request.draws_other_numbers)
-        why_alone = row_independence.NO_ROWS
-        if request.batched:
-            inputs = [inputs for inputs, _ in cases.values()]
-
-            def run_rows(rows: Arrays) -> Arrays:
-                report_progress(BuildStage.VERIFY, _BEGIN[BuildStage.VERIFY], "independence of rows")
-                return engine.run(rows)
-
-            why_alone = row_independence.why_alone(run_rows, inputs, measured, request.profiles, request.tolerance)
+        verified = _verify(
+            engine, request, cases, measured, on_step=lambda detail: report_progress(BuildStage.VERIFY, span, detail)
+        )
         done(BuildStage.VERIFY)
         speed = _measure(engine, measured, request, report_progress, clock)
         done(BuildStage.MEASURE)
     sample, _ = next(iter(cases.values()))
-    golden.save(job.folder / GOLDEN_FILE, sample, outputs[0])
+    golden.save(job.folder / GOLDEN_FILE, sample, verified.first)
+    comparison = verified.comparison
     return CandidateResult(
         files=(*compiled.files, GOLDEN_FILE),
         settings=compiled.settings,
-        why_alone=why_alone,
+        why_alone=verified.why_alone,
         accuracy=comparison.worst_accuracy if comparison else None,
         outputs=comparison.outputs if comparison else (),
         latency=speed.latency if speed else None,
@@ -99,6 +73,62 @@ def make(
         notes=compiled.notes,
         seconds=seconds,
     )
+
+
+def _job(request: CandidateRequest, measured: Arrays) -> CompileJob:
+    return CompileJob(
+        model=Path(request.model),
+        inputs=request.inputs,
+        outputs=request.outputs,
+        profiles=request.profiles,
+        flags=request.identity.flags,
+        device=request.identity.device,
+        golden=measured,
+        folder=Path(request.folder),
+        caches=Path(request.caches),
+        trial_s=(request.measuring or THOROUGH).trial_s,
+    )
+
+
+class _Verified(NamedTuple):
+    """`first` are the outputs for the first case. `comparison` is None if nothing is compared."""
+
+    first: Arrays
+    comparison: Comparison | None
+    why_alone: str
+
+
+def _verify(
+    engine: Engine,
+    request: CandidateRequest,
+    cases: Mapping[str, tuple[Arrays, Arrays]],
+    measured: Arrays,
+    *,
+    on_step: Callable[[str], None],
+) -> _Verified:
+    """Run all cases, compare their outputs with the reference, and find out whether rows are independent."""
+    count = f"{len(cases)} case{'s' if len(cases) > 1 else ''}"
+    outputs = []
+    for name, (case, _) in cases.items():
+        on_step(f"{count}: {name}")
+        outputs.append(engine.run(case))
+    comparison = None
+    if request.tolerance is not None:
+        reference = [outputs_of_case for _, outputs_of_case in cases.values()]
+        comparison = verify.compare(
+            list(cases), reference, outputs, request.tolerance, rounding_floors=request.rounding_floors
+        )
+        verify.check(comparison, request.tolerance, draws_other_numbers=request.draws_other_numbers)
+    if not request.batched:
+        return _Verified(outputs[0], comparison, row_independence.NO_ROWS)
+
+    def run_rows(rows: Arrays) -> Arrays:
+        on_step("independence of rows")
+        return engine.run(rows)
+
+    inputs = [inputs for inputs, _ in cases.values()]
+    why_alone = row_independence.why_alone(run_rows, inputs, measured, request.profiles, request.tolerance)
+    return _Verified(outputs[0], comparison, why_alone)
 
 
 def _measure(
