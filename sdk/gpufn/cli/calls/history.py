@@ -6,6 +6,7 @@ import contextlib
 import math
 import re
 import time
+from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
@@ -15,6 +16,9 @@ from gpufn_core.domain.invocation import InvocationState
 from gpufn_core.domain.worker import ColdStart
 from gpufn_core.errors import FunctionNotFound
 from gpufn_core.ids import item_of
+
+if TYPE_CHECKING:
+    from gpufn.client.views.calls import DeadLetterView, InvocationView, MapView
 
 _SPAN = re.compile(r"(\d+(?:\.\d+)?)([smhd]?)")
 _UNITS_S = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -63,30 +67,40 @@ def calls(
     if json:
         print_json([*views, *maps, *items])
         return
-    rows = []
-    for call in views:
-        note = call.waiting.detail if call.waiting else call.cause
-        status = call.state.value if call.attempt == 1 else f"{call.state.value}, attempt {call.attempt}"
-        function_cell = () if name else (call.function,)
-        start_s = sum(seconds for name, seconds in call.timings.items() if name in _START_PHASES)
-        times = ago(call.submitted_at), duration(call.queue_s), duration(start_s or None), duration(call.run_s)
-        rows.append((call.submitted_at, (call.id, *function_cell, status, *times, note)))
-    for item in items:
-        function_cell = () if name else (item.function,)
-        ran = duration(sum(each.ended_at - each.started_at for each in item.attempts if each.started_at) or None)
-        cells = (item.id, *function_cell, item.state.value, ago(item.submitted_at), "-", "-", ran, item.cause)
-        rows.append((item.submitted_at, cells))
-    for each in maps:
-        function_cell = () if name else (each.function,)
-        failed = f", {each.failed:,} failed" if each.failed else ""
-        note = f"a map: {each.ended:,} of {each.accepted:,} items have ended{failed}"
-        rows.append(
-            (each.submitted_at, (each.id, *function_cell, each.state, ago(each.submitted_at), "-", "-", "-", note))
-        )
-    rows.sort(key=lambda row: row[0] or 0.0, reverse=True)
+    rows = [*map(_call_row, views), *map(_item_row, items), *map(_map_row, maps)]
+    rows.sort(key=lambda row: row.submitted_at or 0.0, reverse=True)
     heading = ("id", *(() if name else ("function",)), "state", "submitted", "queued", "cold start", "ran", "note")
-    shown = [row for _, row in rows[:limit]]
+    shown = [(row.id, *(() if name else (row.function,)), *row.cells) for row in rows[:limit]]
     print_table(heading, shown, empty=f"{name} has no submitted calls" if name else "no submitted calls")
+
+
+class _Row(NamedTuple):
+    """`cells` are the columns from the state on."""
+
+    submitted_at: float | None
+    id: str
+    function: str
+    cells: tuple[str, ...]
+
+
+def _call_row(call: InvocationView) -> _Row:
+    note = call.waiting.detail if call.waiting else call.cause
+    state = call.state.value if call.attempt == 1 else f"{call.state.value}, attempt {call.attempt}"
+    start_s = sum(seconds for name, seconds in call.timings.items() if name in _START_PHASES)
+    times = ago(call.submitted_at), duration(call.queue_s), duration(start_s or None), duration(call.run_s)
+    return _Row(call.submitted_at, call.id, call.function, (state, *times, note))
+
+
+def _item_row(item: DeadLetterView) -> _Row:
+    ran_s = sum(each.ended_at - each.started_at for each in item.attempts if each.started_at)
+    cells = item.state.value, ago(item.submitted_at), "-", "-", duration(ran_s or None), item.cause
+    return _Row(item.submitted_at, item.id, item.function, cells)
+
+
+def _map_row(each: MapView) -> _Row:
+    failed = f", {each.failed:,} failed" if each.failed else ""
+    note = f"a map: {each.ended:,} of {each.accepted:,} items have ended{failed}"
+    return _Row(each.submitted_at, each.id, each.function, (each.state, ago(each.submitted_at), "-", "-", "-", note))
 
 
 def parse_span_s(text: str, option: str = "--since") -> float:
