@@ -307,12 +307,31 @@ def _function_methods(function: Callable[..., Any], models: Collection[str]) -> 
 
 
 def _class_methods(cls: type, models: Collection[str]) -> tuple[MethodSpec, ...]:
+    _check_constructor(cls)
+    _check_hooks(cls)
+    methods = hooks(cls, "method")
+    _check_method_names(cls, methods, models)
+    for name, function in methods.items():
+        try:
+            _check_parameters(list(signature_of(function).parameters.values())[1:])
+        except InvalidSpec as error:
+            raise InvalidSpec(f"{name}: {error.message}") from None
+    return tuple(
+        MethodSpec(name=name, kind=kind_of(function), batch=vars(function).get(BATCH, msgspec.UNSET))
+        for name, function in methods.items()
+    )
+
+
+def _check_constructor(cls: type) -> None:
     optional = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     constructor = signature_of(cls).parameters.values()
     if required := [p.name for p in constructor if p.default is p.empty and p.kind not in optional]:
         raise InvalidSpec(
             f"a worker creates the instance without arguments: give {', '.join(required)} of __init__ a default"
         )
+
+
+def _check_hooks(cls: type) -> None:
     for hook in ("enter", *HOOKS_WITH_CAUSE):
         for name, function in hooks(cls, hook).items():
             number = len(signature_of(function).parameters)
@@ -323,22 +342,15 @@ def _class_methods(cls: type, models: Collection[str]) -> tuple[MethodSpec, ...]
     if bool(hooks(cls, "park")) != bool(hooks(cls, "resume")):
         present, missing = ("park", "resume") if hooks(cls, "park") else ("resume", "park")
         raise InvalidSpec(f"the class has @{present} but no @{missing}: @resume moves back the data that @park moved")
-    methods = hooks(cls, "method")
+
+
+def _check_method_names(cls: type, methods: Collection[str], models: Collection[str]) -> None:
     if taken := [name for name in models if name in methods]:
         raise InvalidSpec(f"models: {taken[0]} is a @method; a model is an attribute of the class, so rename one")
-    if taken := sorted(methods.keys() & _RESERVED):
+    if taken := sorted(_RESERVED.intersection(methods)):
         raise InvalidSpec(f"{cls.__qualname__}.{taken[0]} is an attribute of gpufn: give the @method another name")
     if special := [name for name in methods if name.startswith("__") and name.endswith("__")]:
         raise InvalidSpec(f"callers use the name of a @method: give {special[0]} a name without double underscores")
-    for name, function in methods.items():
-        try:
-            _check_parameters(list(signature_of(function).parameters.values())[1:])
-        except InvalidSpec as error:
-            raise InvalidSpec(f"{name}: {error.message}") from None
-    return tuple(
-        MethodSpec(name=name, kind=kind_of(function), batch=vars(function).get(BATCH, msgspec.UNSET))
-        for name, function in methods.items()
-    )
 
 
 def _check_parameters(parameters: list[inspect.Parameter]) -> None:
