@@ -276,27 +276,9 @@ class Prefetch:
 
     async def _prepare(self) -> None:
         current = self._trusted()
-        as_processes = [
-            revision
-            for revision in current
-            if self._image_of(revision.spec) is None
-            and (self._gpu_kinds or not revision.spec.resources.gpu)
-            and (self._environment_of(revision.spec) is None or self._found_environment(revision) is not None)
-        ]
         self._launcher.set_uses(
-            [
-                Use(
-                    self.modules(each),
-                    self._used_at(each),
-                    each.spec.env,
-                    has_gpu=bool(each.spec.resources.gpu),
-                    network=network_of(each.spec),
-                    python=self._found_environment(each),
-                    domain=domain_of(each.spec.resources.trust_domain, self._known_teams.of(each.function)),
-                )
-                for each in as_processes
-            ],
-            [use for revision in current if (use := self._container_use(revision)) is not None],
+            [self._use(each) for each in current if self._may_use_template(each)],
+            [use for each in current if (use := self._container_use(each)) is not None],
         )
         self._weights.prefetch(
             (spec for revision in current if self._has_gpu_for(revision.spec) for spec in revision.spec.weights),
@@ -304,17 +286,41 @@ class Prefetch:
         )
         for revision in current:
             try:
-                was_cached = self._has_bundle(revision)
-                bundle = await self.bundle(revision)
-                self._compile_bundle(revision)
-                if (image := self._environment_of(revision.spec)) is not None and self._environments is not None:
-                    self._environments.prefetch(image, bundle, self._on_line(revision))
-                if not was_cached and self._image_of(revision.spec) is not None:
-                    self._changes.set()  # the image may use files from the bundle
-                for kind in self._kinds(revision):
-                    await self.engines(revision, kind)
+                await self._fetch_files(revision)
             except Exception as error:  # the launch tries again, and reports the error to its callers
                 log.warning("cannot prefetch %s: %s", revision, error)
+
+    def _may_use_template(self, revision: Revision) -> bool:
+        """Return whether workers are processes that can start here now: their Python environment is built."""
+        spec = revision.spec
+        return (
+            self._image_of(spec) is None
+            and bool(self._gpu_kinds or not spec.resources.gpu)
+            and (self._environment_of(spec) is None or self._found_environment(revision) is not None)
+        )
+
+    def _use(self, revision: Revision) -> Use:
+        spec = revision.spec
+        return Use(
+            self.modules(revision),
+            self._used_at(revision),
+            spec.env,
+            has_gpu=bool(spec.resources.gpu),
+            network=network_of(spec),
+            python=self._found_environment(revision),
+            domain=domain_of(spec.resources.trust_domain, self._known_teams.of(revision.function)),
+        )
+
+    async def _fetch_files(self, revision: Revision) -> None:
+        was_cached = self._has_bundle(revision)
+        bundle = await self.bundle(revision)
+        self._compile_bundle(revision)
+        if (image := self._environment_of(revision.spec)) is not None and self._environments is not None:
+            self._environments.prefetch(image, bundle, self._on_line(revision))
+        if not was_cached and self._image_of(revision.spec) is not None:
+            self._changes.set()  # the image may use files from the bundle
+        for kind in self._kinds(revision):
+            await self.engines(revision, kind)
 
     def _compile_bundle(self, revision: Revision) -> None:
         """Have the bundle compiled for the Python of the revision's workers, if that is known."""
