@@ -22,26 +22,21 @@ import asyncio
 import contextlib
 import hashlib
 import secrets
-from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
-from gpufn_core.errors import ArtifactUnavailable, BusUnavailable, Conflict, GpufnError, InvalidInput
+from gpufn_core.errors import ArtifactUnavailable, Conflict, GpufnError, InvalidInput
 from gpufn_core.ids import digest_of
-from gpufn_platform.bus import jetstream
-from gpufn_platform.bus.connection import Bus, Message
-from gpufn_platform.bus.jetstream import Stored
-from gpufn_platform.bus.storage import object_info, ordered_reader, streams
+from gpufn_platform.bus.connection import Bus
+from gpufn_platform.bus.storage import object_chunks, object_info, ordered_reader, streams
 from gpufn_platform.bus.storage.hashing import Sha256
+from gpufn_platform.bus.storage.object_chunks import CHUNK
 from gpufn_platform.bus.storage.object_info import BlobInfo
 from gpufn_platform.bus.storage.ordered_reader import StoredMessage
 
-_CHUNK: Final = 1 << 20
-_WINDOW: Final = 8
-_STALLED_S: Final = 10.0
 _REPLACE: Final = {"Nats-Rollup": "sub"}
 _MARKER_S: Final = 1.0  # the server's minimum
 
@@ -125,8 +120,8 @@ async def _put(
     subject = f"$O.{bucket}.C.{upload}"
     sha256 = Sha256()
     try:
-        async with contextlib.aclosing(_whole_chunks(parts, size, sha256)) as whole:
-            chunks = await _send_chunks(bus, subject, upload, whole, ttl_s)
+        async with contextlib.aclosing(object_chunks.regroup(parts, size, sha256)) as whole:
+            chunks = await object_chunks.send(bus, subject, upload, whole, ttl_s)
         digest = _verify_digest(await sha256.hexdigest(), digest)
     except BaseException:
         with contextlib.suppress(GpufnError):
@@ -149,7 +144,7 @@ async def _put(
 async def check(digest: str, size: int, parts: AsyncIterator[bytes]) -> None:
     """Read `parts` to the end without storing them. Raises InvalidInput like `put_stream`."""
     sha256 = Sha256()
-    async with contextlib.aclosing(_whole_chunks(parts, size, sha256)) as whole:
+    async with contextlib.aclosing(object_chunks.regroup(parts, size, sha256)) as whole:
         async for _ in whole:
             pass
     _verify_digest(await sha256.hexdigest(), digest)
@@ -282,59 +277,6 @@ async def withdraw(bus: Bus, bucket: str, digest: str) -> None:
         await streams.delete_message(bus, stream_of(bucket), description.seq)
 
 
-async def _send_chunks(bus: Bus, subject: str, upload: str, chunks: AsyncIterator[bytes], ttl_s: float | None) -> int:
-    """Store the chunks; returns their number."""
-    in_flight: deque[asyncio.Task[Stored]] = deque()
-    count = last_seq = 0
-
-    async def wait_for_oldest() -> None:
-        nonlocal last_seq
-        seq = (await in_flight.popleft()).seq
-        if seq < last_seq:  # this chunk was retried and is stored behind its successors
-            raise BusUnavailable("The chunks of a blob were stored out of order: put it again.")
-        last_seq = seq
-
-    try:
-        async for chunk in chunks:
-            if len(in_flight) == _WINDOW:
-                await wait_for_oldest()
-            # The id deduplicates a chunk whose first send has an unknown outcome.
-            sending = bus.publish_stored(subject, chunk, msg_id=f"{upload}-{count}", ttl_s=ttl_s, timeout_s=_STALLED_S)
-            in_flight.append(asyncio.create_task(sending, name=f"{upload}-{count}"))
-            count += 1
-        while in_flight:
-            await wait_for_oldest()
-    except BusUnavailable as error:
-        raise type(error)(f"Storing a blob failed: {error}") from error
-    finally:  # chunks in flight would arrive after a purge
-        await asyncio.gather(*in_flight, return_exceptions=True)
-    return count
-
-
-async def _whole_chunks(parts: AsyncIterator[bytes], size: int, sha256: Sha256) -> AsyncGenerator[bytes, None]:
-    """Regroup the bytes into whole chunks and add each to `sha256`. Raises InvalidInput at the end, or once there are
-    too many bytes."""
-    remaining, buffer = size, bytearray()
-
-    async def take(length: int) -> bytes:
-        chunk = bytes(memoryview(buffer)[:length])
-        del buffer[:length]
-        await sha256.add(chunk)
-        return chunk
-
-    async for part in parts:
-        remaining -= len(part)
-        if remaining < 0:
-            break
-        buffer += part
-        while len(buffer) >= _CHUNK:
-            yield await take(_CHUNK)
-    if remaining:
-        raise InvalidInput(f"There are {'more' if remaining < 0 else 'fewer'} bytes than the {size:,} announced.")
-    if buffer:
-        yield await take(len(buffer))
-
-
 def _verify_digest(actual: str, digest: str | None) -> str:
     """Return `actual`. Raises InvalidInput if it differs from the announced `digest`."""
     if digest not in (None, actual):
@@ -344,15 +286,15 @@ def _verify_digest(actual: str, digest: str | None) -> str:
 
 async def parts_of(data: bytes | memoryview) -> AsyncGenerator[bytes, None]:
     """Split `data` into chunks for `put_stream` and `keep_stream`."""
-    for at in range(0, len(data), _CHUNK):
-        yield bytes(data[at : at + _CHUNK])
+    for at in range(0, len(data), CHUNK):
+        yield bytes(data[at : at + CHUNK])
 
 
 async def _parts_of_file(path: Path) -> AsyncGenerator[bytes, None]:
     # Opening takes microseconds, so it is done on the event loop: a thread would leak the file when its caller is
     # cancelled. The same applies below.
     with path.open("rb") as file:
-        while part := await asyncio.to_thread(file.read, _CHUNK):
+        while part := await asyncio.to_thread(file.read, CHUNK):
             yield part
 
 
@@ -378,50 +320,13 @@ async def read(bus: Bus, bucket: str, digest: str, *, owner: str = "") -> AsyncG
     if info is None or info.deleted:
         raise ArtifactUnavailable(f"{bucket} has no {digest[:12]}.")
     sha256, size = Sha256(), 0
-    async with contextlib.aclosing(_read_chunks(bus, bucket, info)) as chunks:
+    async with contextlib.aclosing(object_chunks.read(bus, bucket, stream_of(bucket), info)) as chunks:
         async for chunk in chunks:
             size += len(chunk)
             await sha256.add(chunk)
             yield chunk
     if size != info.size or await sha256.hexdigest() != digest:
         raise ArtifactUnavailable(f"{digest[:12]} in {bucket} is damaged: put it again.")
-
-
-async def _read_chunks(bus: Bus, bucket: str, info: BlobInfo) -> AsyncGenerator[bytes, None]:
-    arrived: asyncio.Queue[Message] = asyncio.Queue()
-    inbox = bus.new_inbox()
-    subscription = bus.subscribe(inbox, arrived.put_nowait)
-    next_seq, missing = 1, info.chunks
-    incomplete = ArtifactUnavailable(f"{info.name[:12]} in {bucket} lacks chunks: put it again.")
-    try:
-        while missing:
-            batch = min(missing, _WINDOW)
-            body = {"seq": next_seq, "next_by_subj": f"$O.{bucket}.C.{info.nuid}", "batch": batch}
-            bus.publish(f"{jetstream.API}DIRECT.GET.{stream_of(bucket)}", msgspec.json.encode(body), reply=inbox)
-            # The server sends the batch, then a notice: 204 at its end, 404 if nothing matches, 503 if no node answers.
-            while not (message := await _next(arrived, bucket)).status:
-                yield message.payload
-                missing -= 1
-                next_seq = int((message.headers or {})["Nats-Sequence"]) + 1
-                batch -= 1
-            if message.status == 503:
-                raise BusUnavailable(f"{bucket} cannot be read: no server node answers for it.")
-            if batch:  # in a cluster, the node that answered may lag behind
-                chunk = await streams.next_message(bus, stream_of(bucket), f"$O.{bucket}.C.{info.nuid}", next_seq)
-                if chunk is None:
-                    raise incomplete
-                yield chunk.payload
-                missing, next_seq = missing - 1, chunk.seq + 1
-    finally:
-        subscription.unsubscribe()
-
-
-async def _next(arrived: asyncio.Queue[Message], bucket: str) -> Message:
-    try:
-        async with asyncio.timeout(_STALLED_S):
-            return await arrived.get()
-    except TimeoutError:
-        raise BusUnavailable(f"Reading from {bucket} stalled for {_STALLED_S:g} s.") from None
 
 
 # --- descriptions -----------------------------------------------------------------------------------------------------
