@@ -31,7 +31,7 @@ from gpufn_core.domain import circuit_errors
 from gpufn_core.domain.invocation import OutcomeKind, deleted_error
 from gpufn_core.domain.revision import Function, Revision, RevisionState
 from gpufn_core.domain.worker import Cause, WorkerState
-from gpufn_core.protocol.reports import FunctionStatus
+from gpufn_core.protocol.reports import FunctionStatus, NodeReport
 from gpufn_gateway.controller.decide import actions
 from gpufn_gateway.controller.decide.actions import Action, Need, RevisionDecision
 from gpufn_gateway.controller.decide.room.allocator import Allocator, Resumption
@@ -45,7 +45,7 @@ from gpufn_gateway.controller.decide.scaling.worker_counts import WorkerCounts, 
 from gpufn_gateway.controller.decide.status import NO_ROOM, StatusWriter
 from gpufn_gateway.controller.limits import Limits
 from gpufn_gateway.controller.placement.last_failure import PlacementFailure
-from gpufn_gateway.controller.placement.node_choice import NoRoom
+from gpufn_gateway.controller.placement.node_choice import NoRoom, Placement
 from gpufn_gateway.controller.placement.request import Requirements
 from gpufn_gateway.controller.placement.start_time import StartTimes
 from gpufn_gateway.controller.state.views import RevisionView
@@ -251,18 +251,13 @@ class _Step:
         """Place workers where possible, in the order of `Rounds`. Return the needs without room."""
         if not self.needs:
             return []
-        world, now = self.world, self.now
-        allocator = self._allocator = Allocator(world, now, self.limits, self.removals)
-        reports = nodes = allocator.reports
-        slots = {report.node: self.limits.starts_per_node for report in reports}
-        for worker in world.workers.values():
-            node = worker.assignment.node
-            if node in slots and worker.state is WorkerState.STARTING and now - worker.since < START_SLOT_S:
-                slots[node] -= 1
+        allocator = self._allocator = Allocator(self.world, self.now, self.limits, self.removals)
+        reports = allocator.reports
+        slots = self._starts_left(reports)
         nodes = [report for report in reports if slots[report.node] > 0]
         ordered = sorted(
             self.needs,
-            key=lambda need: (not need.waits_for_first, need.is_failing, need.view.waiting_since or now, need.key),
+            key=lambda need: (not need.waits_for_first, need.is_failing, need.view.waiting_since or self.now, need.key),
         )
         rounds = Rounds(ordered, self.shares)
         without_room: list[Need] = []
@@ -275,25 +270,39 @@ class _Step:
                     need.has_no_room = True
                     without_room.append(need)
                     continue
-                if isinstance(result, Resumption):
-                    cause = Cause.CALLS if need.calls else Cause.CAPACITY
-                    self.actions.append(actions.Resume(result.worker.assignment.worker, need.reason, cause))
-                    self.shares.grant(need, [result.worker.assignment.share])
-                else:
+                self._grant(need, result)
+                if isinstance(result, Placement):
                     for each in result.by_rank:
                         slots[each.node] -= 1
                     if any(slots[each.node] <= 0 for each in result.by_rank):
                         nodes = [report for report in nodes if slots[report.node] > 0]
-                    reason = f"{need.reason}; {'; '.join(each.why for each in result.by_rank)}"
-                    start = actions.Start(*need.key, result.node, result.share, reason, result.others)
-                    self.actions.append(start)
-                    self.shares.grant(need, [each.share for each in result.by_rank])
-                need.view.placement_failure = None
-                need.missing -= 1
-                need.has_begun = True
                 if need.missing:
                     rounds.repeat(need)
         return without_room
+
+    def _starts_left(self, reports: Iterable[NodeReport]) -> dict[str, int]:
+        """Return how many more workers may start on each node."""
+        slots = {report.node: self.limits.starts_per_node for report in reports}
+        for worker in self.world.workers.values():
+            node = worker.assignment.node
+            if node in slots and worker.state is WorkerState.STARTING and self.now - worker.since < START_SLOT_S:
+                slots[node] -= 1
+        return slots
+
+    def _grant(self, need: Need, result: Resumption | Placement) -> None:
+        """Resume or start one worker."""
+        if isinstance(result, Resumption):
+            shares = [result.worker.assignment.share]
+            cause = Cause.CALLS if need.calls else Cause.CAPACITY
+            self.actions.append(actions.Resume(result.worker.assignment.worker, need.reason, cause))
+        else:
+            shares = [each.share for each in result.by_rank]
+            reason = f"{need.reason}; {'; '.join(each.why for each in result.by_rank)}"
+            self.actions.append(actions.Start(*need.key, result.node, result.share, reason, result.others))
+        self.shares.grant(need, shares)
+        need.view.placement_failure = None
+        need.missing -= 1
+        need.has_begun = True
 
     def _explain(self, without_room: list[Need], *, is_full: bool) -> None:
         """Explain once per kind of request: hundreds of functions may wait, and each look covers a thousand nodes."""
