@@ -2,17 +2,16 @@
 
 1. authenticate (`Access`)   2. resolve the function (`Registry`) and check the key's limits (`QuotaSync`)
 3. parse the call's headers (`call_headers`)   4. check that it can be served (`admission`)
-5. receive the body, within limits   6. check the arguments against the signature
-7. wake up the controller if no worker is ready (`ColdStartWakeup`)
+5. receive the body, within limits, and check the arguments against the signature (`arguments`)
+6. wake up the controller if no worker is ready (`ColdStartWakeup`)
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 
@@ -21,7 +20,6 @@ from gpufn_core.encoding import media
 from gpufn_core.errors import (
     FunctionNotFound,
     GpufnError,
-    InvalidInput,
     InvocationExpired,
     QueueFull,
     UnsupportedMediaType,
@@ -33,12 +31,11 @@ from gpufn_core.protocol.reports import FunctionStatus
 from gpufn_core.spec.function_spec import FunctionSpec
 from gpufn_core.spec.naming.variant_names import names_variant
 from gpufn_core.spec.priority import Priority
-from gpufn_gateway.arguments import query as query_arguments
-from gpufn_gateway.arguments.form import Form
 from gpufn_gateway.auth.access import Access, Principal
 from gpufn_gateway.auth.quota_sync import QuotaSync
 from gpufn_gateway.auth.scopes import HI, PICKLE
 from gpufn_gateway.calls import admission
+from gpufn_gateway.calls.arguments import ReadArguments, read_arguments
 from gpufn_gateway.calls.call_bodies import CallBodies, CallBody
 from gpufn_gateway.calls.call_headers import parse_call_options
 from gpufn_gateway.calls.mirrors import Mirrors
@@ -49,7 +46,7 @@ from gpufn_gateway.calls.wakeup import ColdStartWakeup, Publisher
 from gpufn_gateway.functions.registry import Registry
 from gpufn_gateway.functions.target import Target
 from gpufn_gateway.functions.variants import Variants
-from gpufn_gateway.http import negotiation, sender
+from gpufn_gateway.http import sender
 from gpufn_gateway.http.body_reader import Receive
 from gpufn_gateway.metrics.telemetry import Telemetry
 from gpufn_gateway.problems import Headers, KeyLimitExceeded
@@ -63,20 +60,7 @@ from gpufn_platform.web.pending_session import PendingSession
 
 P = TypeVar("P", bound=PendingCall)
 
-_FORM_CHUNK_BYTES: Final = 64 << 10
 _NO_BODY: Final = CallBody(b"")
-
-
-class Arguments(NamedTuple):
-    """A call's body as it is queued, and the requested encoding of the result."""
-
-    content_type: str
-    accept: str
-    body: CallBody
-
-
-# Arguments: the function name in the request, its target, the request's headers, and the ASGI receive for the body.
-ReadArguments = Callable[[str, Target, dict[bytes, bytes], Receive], Awaitable[Arguments]]
 
 
 @dataclass(kw_only=True, eq=False)
@@ -125,12 +109,12 @@ class Calls:
         key: str = "",
         revision: str = "",
     ) -> PreparedCall:
-        """Run steps 1 to 6. The caller must `discard` the call in the end.
+        """Run steps 1 to 5. The caller must `discard` the call in the end.
 
         `waiting`: a client waits for the result, so the call is rejected if the function cannot serve it now.
         `may_share`: a large body may become a shared body. `is_queued`: the call will be submitted. `store_body_for`
-        then stores a body that is too large for its message; for other calls it is stored here. `read` replaces steps 5
-        and 6 for another protocol. `query` has the arguments beside a raw body. `principal` replaces step 1, and
+        then stores a body that is too large for its message; for other calls it is stored here. `read` replaces step 5
+        for another protocol. `query` has the arguments beside a raw body. `principal` replaces step 1, and
         `target` the search for the function.
         `key` and `revision` choose the revision of a split function (`Target.of`).
         """
@@ -160,8 +144,15 @@ class Calls:
                 if refusal is not None:
                     raise self._for_principal(refusal, principal, target, options.remaining_s(received_at))
             if read is None:
-                arguments = await self._read(
-                    name, target, headers, receive, may_share=may_share, is_queued=is_queued, query=query
+                arguments = await read_arguments(
+                    self.bodies,
+                    target,
+                    headers,
+                    receive,
+                    may_share=may_share,
+                    is_queued=is_queued,
+                    query=query,
+                    name=name,
                 )
             else:
                 arguments = await read(name, target, headers, receive)
@@ -202,50 +193,6 @@ class Calls:
         except GpufnError:
             self.bodies.discard(body)
             raise
-
-    async def _read(
-        self,
-        name: str,
-        target: Target,
-        headers: dict[bytes, bytes],
-        receive: Receive,
-        *,
-        may_share: bool,
-        is_queued: bool,
-        query: bytes,
-    ) -> Arguments:
-        """Receive encoded arguments, a form, or the raw bytes of one parameter."""
-        if headers.get(b"content-encoding", b"identity").lower() != b"identity":
-            raise UnsupportedMediaType("Send the body unencoded, without Content-Encoding.")
-        content_type = negotiation.body_kind(headers.get(b"content-type"))
-        if content_type is media.JSON:
-            data = await self.bodies.read(headers, receive, may_share=may_share, is_queued=is_queued) or b"{}"
-            target.signature.check(data)
-            body = self.bodies.wrap(data, may_share=may_share, is_queued=is_queued)
-            return Arguments(content_type, negotiation.result_encoding(headers.get(b"accept")), body)
-        raw_parameter = target.method.raw_parameter
-        is_raw = not negotiation.is_arguments(content_type)
-        if is_raw and raw_parameter is None:
-            raise UnsupportedMediaType(
-                f"{name} takes its arguments as {media.JSON} or {media.MSGPACK}, not as {content_type}."
-            )
-        is_form = is_raw and negotiation.is_multipart(content_type)
-        if is_form or (is_raw and query):
-            if is_form:
-                form = _new_form(content_type)
-                data = await self.bodies.read(headers, receive, may_share=may_share, is_queued=is_queued)
-                await _write_form(form, data)
-                arguments = form.arguments(target.signature)
-            else:
-                assert raw_parameter is not None
-                arguments = query_arguments.arguments(query, target.signature, raw_parameter)
-                data = await self.bodies.read(headers, receive, may_share=may_share, is_queued=is_queued)
-                arguments[raw_parameter] = data
-            content_type = media.MSGPACK
-            body = self.bodies.wrap(_pack(arguments), may_share=may_share, is_queued=is_queued)
-        else:
-            body = await self.bodies.receive_body(headers, receive, may_share=may_share, is_queued=is_queued)
-        return Arguments(content_type, negotiation.result_encoding(headers.get(b"accept")), body)
 
     def start(self, call: PreparedCall) -> PendingCall:
         """Queue a call that a client waits for. Raises BusUnavailable, KeyLimitExceeded."""
@@ -405,32 +352,6 @@ class Calls:
         failure = start_failure(status.serving, status)
         if failure is not None:
             self.queue.fail(status.function, status.serving, failure)
-
-
-def _new_form(content_type: str) -> Form:
-    """Create a form parser. Raises UnsupportedMediaType, InvalidInput."""
-    if media.media_type(content_type) != media.FORM:
-        raise UnsupportedMediaType(
-            f"The only multipart type that is supported is {media.FORM}. To send one file: "
-            "curl --data-binary @FILE -H 'Content-Type: application/octet-stream'."
-        )
-    return Form(content_type)
-
-
-async def _write_form(form: Form, body: bytes) -> None:
-    """Parse a form in pieces, so that the event loop is not blocked: a body of 40 MiB takes 60 ms."""
-    for start in range(0, len(body), _FORM_CHUNK_BYTES):
-        if start:
-            await asyncio.sleep(0)
-        form.write(body[start : start + _FORM_CHUNK_BYTES])
-
-
-def _pack(arguments: dict[str, Any]) -> bytes:
-    """Encode as msgpack. Raises InvalidInput."""
-    try:
-        return msgspec.msgpack.encode(arguments)
-    except OverflowError:
-        raise InvalidInput("an integer in the arguments has more than 64 bits") from None
 
 
 def cancel_unless_ended(pending: PendingCall) -> None:

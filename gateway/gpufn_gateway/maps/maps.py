@@ -18,8 +18,9 @@ from gpufn_core.ids import is_client_id, is_invocation_id, item_id, item_of
 from gpufn_core.protocol import subjects
 from gpufn_core.protocol.records import CallRecord, MapEntry, unpack_record
 from gpufn_gateway.auth.access import Principal
+from gpufn_gateway.calls.arguments import Arguments
 from gpufn_gateway.calls.call_bodies import CallBodies
-from gpufn_gateway.calls.prepare import Arguments, Calls
+from gpufn_gateway.calls.prepare import Calls
 from gpufn_gateway.calls.prepared_call import PreparedCall
 from gpufn_gateway.functions.target import Target
 from gpufn_gateway.http import negotiation

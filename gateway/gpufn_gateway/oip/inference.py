@@ -21,8 +21,9 @@ from gpufn_core.spec.naming import names
 from gpufn_core.spec.tensor_signature import takes_tensors
 from gpufn_gateway.auth.access import Principal
 from gpufn_gateway.calls.admission import too_large
+from gpufn_gateway.calls.arguments import Arguments
 from gpufn_gateway.calls.call_bodies import CallBodies
-from gpufn_gateway.calls.prepare import Arguments, Calls
+from gpufn_gateway.calls.prepare import Calls
 from gpufn_gateway.functions.registry import Registry
 from gpufn_gateway.functions.target import Target
 from gpufn_gateway.http.body_reader import Receive, Scope, Send

@@ -21,7 +21,8 @@ from gpufn_core.errors import InvocationNotFound
 from gpufn_core.ids import new_invocation_id
 from gpufn_core.protocol.records import CallRecord
 from gpufn_core.spec.naming import variant_names
-from gpufn_gateway.calls.prepare import Arguments, Calls, ReadArguments
+from gpufn_gateway.calls.arguments import Arguments, ReadArguments
+from gpufn_gateway.calls.prepare import Calls
 from gpufn_gateway.calls.prepared_call import PreparedCall
 from gpufn_gateway.functions.target import Target
 from gpufn_gateway.http.body_reader import Receive as ReceiveBody

@@ -17,7 +17,8 @@ from gpufn_core.protocol.messages import CallLocation
 from gpufn_core.protocol.records import CallRecord, Webhook
 from gpufn_gateway import problems
 from gpufn_gateway.auth.access import LOCAL, Principal
-from gpufn_gateway.calls.prepare import Calls, ReadArguments
+from gpufn_gateway.calls.arguments import ReadArguments
+from gpufn_gateway.calls.prepare import Calls
 from gpufn_gateway.calls.prepared_call import PreparedCall
 from gpufn_gateway.http.body_reader import Receive, Send, wait_for_disconnect
 from gpufn_gateway.http.responses import (

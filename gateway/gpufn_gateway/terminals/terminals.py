@@ -26,8 +26,9 @@ from gpufn_gateway import problems
 from gpufn_gateway.audit.request_audit import REFUSALS, RequestAudit, add_details
 from gpufn_gateway.auth.access import Principal
 from gpufn_gateway.auth.scopes import EXEC, INVOKE
+from gpufn_gateway.calls.arguments import Arguments
 from gpufn_gateway.calls.call_bodies import CallBody
-from gpufn_gateway.calls.prepare import Arguments, Calls
+from gpufn_gateway.calls.prepare import Calls
 from gpufn_gateway.calls.prepared_call import PreparedCall
 from gpufn_gateway.functions.secret_use import check_secret_view
 from gpufn_gateway.functions.target import Target

@@ -7,7 +7,7 @@ from typing import Any
 
 from gpufn_core.encoding import media
 from gpufn_gateway.arguments import query as query_arguments
-from gpufn_gateway.calls.prepare import Arguments
+from gpufn_gateway.calls.arguments import Arguments
 from gpufn_gateway.functions.target import Target
 from gpufn_gateway.http import negotiation
 from gpufn_gateway.http.body_reader import Receive, Scope, Send

@@ -17,8 +17,9 @@ from gpufn_core.protocol.messages import ResultReply
 from gpufn_core.protocol.streams import web_session
 from gpufn_core.protocol.streams.web_session import WebRequest
 from gpufn_gateway import problems
+from gpufn_gateway.calls.arguments import Arguments
 from gpufn_gateway.calls.call_bodies import CallBody
-from gpufn_gateway.calls.prepare import Arguments, Calls, cancel_unless_ended
+from gpufn_gateway.calls.prepare import Calls, cancel_unless_ended
 from gpufn_gateway.calls.prepared_call import PreparedCall
 from gpufn_gateway.functions.target import Target
 from gpufn_gateway.http.body_reader import Receive, Scope

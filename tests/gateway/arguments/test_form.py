@@ -152,7 +152,7 @@ async def test_a_large_form_leaves_the_loop_to_others(gateway: Any, make: Any, m
         write(self, data)
 
     monkeypatch.setattr(Form, "write", counted)
-    monkeypatch.setattr("gpufn_gateway.calls.prepare._FORM_CHUNK_BYTES", 1024)
+    monkeypatch.setattr("gpufn_gateway.calls.arguments._FORM_CHUNK_BYTES", 1024)
     gateway.deploy(make.spec("embed", method_of(detect)), 2)
 
     async def other() -> None:
