@@ -101,7 +101,7 @@ class AgentBuckets:
 
 @dataclass(frozen=True, kw_only=True)
 class AgentOptions:
-    """What differs between nodes. `park_bytes` is the host memory for parked workers. `isolation_trouble` says why a
+    """Options that differ between nodes. `park_bytes` is the host memory for parked workers. `isolation_trouble` says why a
     kind of isolation is not available here."""
 
     default_image: ImageSpec | None = None

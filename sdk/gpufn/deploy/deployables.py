@@ -1,4 +1,4 @@
-"""What a deploy sends: the spec of each function, its bundle, and the files of its models and weights."""
+"""The content of a deploy: the spec of each function, its bundle, and the files of its models and weights."""
 
 from __future__ import annotations
 

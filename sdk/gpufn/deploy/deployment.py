@@ -180,6 +180,7 @@ def _signature(signer: Signer, spec: FunctionSpec, bundle: Digest) -> DeploySign
 def parallelism_warning(spec: FunctionSpec) -> str:
     """Return a warning if the batches of a function add up to too many calls in one worker, else "".
 
+    >>> from gpufn_core.spec.function_spec import Batch, EntryPoint, MethodSpec
     >>> spec = FunctionSpec(name="f", entry=EntryPoint("app", "f"), methods=(MethodSpec(),))
     >>> parallelism_warning(msgspec.structs.replace(spec, concurrency=200, batch=Batch(32)))[:70]
     'each worker of f runs up to 6,400 calls at the same time (concurrency='

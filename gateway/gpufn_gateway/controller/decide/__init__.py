@@ -1,5 +1,5 @@
 """The decisions of one controller step. Pure.
 
 scaling/  how many workers each revision gets, and when calls move to the next one
-room/     who gets room, and which workers leave, park or move for it
+room/     the shares of new workers, and the workers that leave, park or move for them
 """

@@ -1,1 +1,1 @@
-"""Who gets room: the shares of new workers, and the workers that leave, park or move. Pure."""
+"""Room for workers: the shares of new ones, and the workers that leave, park or move. Pure."""
