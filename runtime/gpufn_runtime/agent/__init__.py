@@ -7,10 +7,11 @@ The agent makes the node's workers match the node's Assignments.
     workers/      worker processes: configuration, start, supervision, output, takeover, cleanup
     launchers/    how a worker process is created: forked from a template, as a fresh interpreter, or in a container
     bytecode/     byte code of bundles, compiled by the agent
-    cache/        bundles, engines and container images on this node's disk; prefetch of deployed revisions
+    cache/        bundles, engines, weights and container images on this node's disk; prefetch of deployed revisions
     devices/      this node's devices and their health
     egress/       networks of workers that reach the internet and nothing else
     mps/          GPUs that workers share through NVIDIA MPS
+    options       the records that an agent reads, and its options
     reports       node reports, worker events and raw output, sent to the bus
     clock_check   skew between this node's clock and the NATS server's
     settings      environment variables

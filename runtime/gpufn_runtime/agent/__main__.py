@@ -76,11 +76,12 @@ from gpufn_runtime.agent.launchers.choose import LauncherByImage
 from gpufn_runtime.agent.launchers.containers.launcher import ContainerLauncher
 from gpufn_runtime.agent.launchers.process import ProcessLauncher
 from gpufn_runtime.agent.launchers.template import TemplateLauncher
-from gpufn_runtime.agent.loop import Agent, AgentBuckets, AgentOptions
+from gpufn_runtime.agent.loop import Agent
 from gpufn_runtime.agent.mps.daemon import ContainerFolders, Daemon
 from gpufn_runtime.agent.mps.daemon_factory import DaemonFactory
 from gpufn_runtime.agent.mps.daemons import MpsDaemons
 from gpufn_runtime.agent.node_address import address_towards
+from gpufn_runtime.agent.options import AgentBuckets, AgentOptions
 from gpufn_runtime.agent.reports import image_log
 from gpufn_runtime.agent.selinux import label_for_containers
 from gpufn_runtime.agent.settings import AgentSettings

@@ -21,7 +21,6 @@ import logging
 import os
 import signal
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import Protocol
 
 import msgspec
@@ -32,12 +31,10 @@ from gpufn_core.home import Home
 from gpufn_core.protocol import subjects
 from gpufn_core.protocol.messages import KillOrder
 from gpufn_core.protocol.reports import RunnerReport
-from gpufn_core.spec.image_spec import ImageSpec
 from gpufn_platform.bus.connection import Bus, Message, Subscription
-from gpufn_platform.bus.storage.key_value import Entry, KeyValue, Watch
+from gpufn_platform.bus.storage.key_value import Entry, Watch
 from gpufn_platform.process import grace_period
 from gpufn_platform.process.clock import Clock
-from gpufn_platform.process.grace_period import GRACE_S
 from gpufn_platform.secrets.redaction import Patterns
 from gpufn_platform.signing.signatures import Signatures
 from gpufn_runtime.agent.bytecode.background import BackgroundCompiler
@@ -51,6 +48,7 @@ from gpufn_runtime.agent.devices.watch import DeviceWatch
 from gpufn_runtime.agent.egress.namespace import EgressNamespace
 from gpufn_runtime.agent.isolation.sandboxes import Sandboxes
 from gpufn_runtime.agent.mps.base import GpuShares
+from gpufn_runtime.agent.options import AgentBuckets, AgentOptions
 from gpufn_runtime.agent.reports import Readiness, Reports, image_log
 from gpufn_runtime.agent.workers import processes, worker_folder
 from gpufn_runtime.agent.workers.cgroups import MemoryGroups
@@ -67,7 +65,6 @@ from gpufn_runtime.agent.workers.worker_folder import WorkerFolder
 
 log = logging.getLogger(__name__)
 
-_TICK_S = 1.0
 _CLEANUP_TIMEOUT_S = 5.0
 _PARKED_DIVISOR = 4  # default: a quarter of the host's memory is for parked workers
 
@@ -87,33 +84,6 @@ class AgentLauncher(WorkerLauncher, Preparer, Readiness, Protocol):
 
     def take_over(self, containers: Iterable[str]) -> None: ...
     def set_standby_memory(self, limit_bytes: int) -> None: ...
-
-
-@dataclass(frozen=True, kw_only=True)
-class AgentBuckets:
-    """The agent reads all of them, and deletes the assignments of workers that have ended."""
-
-    assignments: KeyValue
-    functions: KeyValue
-    revisions: KeyValue
-    teams: KeyValue | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class AgentOptions:
-    """Options that differ between nodes. `park_bytes` is the host memory for parked workers. `isolation_trouble` says why a
-    kind of isolation is not available here."""
-
-    default_image: ImageSpec | None = None
-    open_files: int | None = None
-    supervisor_fifo: str = ""
-    isolation_trouble: dict[str, str] = field(default_factory=dict)
-    park_bytes: int | None = None
-    address: str = ""
-    grace_s: float = GRACE_S
-    kill_after_s: float = reconcile.KILL_AFTER_S
-    drain_grace_s: float = reconcile.DRAIN_GRACE_S
-    tick_s: float = _TICK_S
 
 
 _DEFAULT_OPTIONS = AgentOptions()

@@ -51,12 +51,13 @@ from gpufn_runtime.agent.egress.namespace import EgressNamespace
 from gpufn_runtime.agent.launchers.choose import LauncherByImage
 from gpufn_runtime.agent.launchers.process import ProcessLauncher
 from gpufn_runtime.agent.launchers.template import TemplateLauncher
-from gpufn_runtime.agent.loop import Agent, AgentBuckets, AgentOptions
+from gpufn_runtime.agent.loop import Agent
 from gpufn_runtime.agent.mps.base import GpuShares
 from gpufn_runtime.agent.mps.control import Control
 from gpufn_runtime.agent.mps.daemon import ContainerFolders, Daemon
 from gpufn_runtime.agent.mps.daemon_factory import DaemonFactory
 from gpufn_runtime.agent.mps.daemons import MpsDaemons
+from gpufn_runtime.agent.options import AgentBuckets, AgentOptions
 from gpufn_runtime.agent.workers.cgroups import MemoryGroups
 from tests.waiting import until_async
 
