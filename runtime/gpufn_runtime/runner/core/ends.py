@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-
-import msgspec
+from dataclasses import dataclass, field
 
 from gpufn_core.domain.durations import bucket_of
 from gpufn_core.domain.invocation import Outcome, OutcomeKind
@@ -21,7 +20,8 @@ _SUCCEEDED, _CANCELLED, _HAND_BACK = OutcomeKind.SUCCEEDED, OutcomeKind.CANCELLE
 _ENDED = AttemptState.ENDED
 
 
-class CallTotals(msgspec.Struct, eq=False):
+@dataclass(slots=True, eq=False)
+class CallTotals:
     """Counters of one Revision's attempts here, for reports."""
 
     started: int = 0
@@ -31,8 +31,8 @@ class CallTotals(msgspec.Struct, eq=False):
     run_seconds: float = 0.0
     gpu_seconds: float = 0.0
     counts_durations: bool = False  # set for a split function
-    durations: defaultdict[int, int] = msgspec.field(default_factory=lambda: defaultdict(int))  # by `bucket_of`
-    batches: defaultdict[int, int] = msgspec.field(default_factory=lambda: defaultdict(int))  # calls by size of batch
+    durations: defaultdict[int, int] = field(default_factory=lambda: defaultdict(int))  # by `bucket_of`
+    batches: defaultdict[int, int] = field(default_factory=lambda: defaultdict(int))  # calls by size of batch
 
 
 class Ends:

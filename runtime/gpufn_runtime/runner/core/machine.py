@@ -62,6 +62,7 @@ class RevisionMachine(Generic[W]):
         self._methods = {method.name: method for method in revision.spec.methods}
         self._unbegun: dict[Attempt, None] = {}  # attempts that have a slot and have not begun, in order
         self._step = Step()
+        self._now, self._emit = self._step.now, self._step.emit  # here too: each call needs them often
         self._ends = Ends(revision.spec, self._step)
         self._lost_workers = LostWorkers(revision.spec, self._step, self._ends)
         self.totals = self._ends.totals
@@ -69,7 +70,8 @@ class RevisionMachine(Generic[W]):
     def handle(self, event: events.Event, now: Now) -> list[actions.Action]:
         """Return the actions that follow from the event, in order."""
         result: list[actions.Action] = []
-        self._step.now, self._step.emit = now, result.append
+        self._now = self._step.now = now
+        self._emit = self._step.emit = result.append
         self._HANDLERS[type(event)](self, event)
         return result
 
@@ -93,10 +95,10 @@ class RevisionMachine(Generic[W]):
     # --- arrival ------------------------------------------------------------------------------------------------------
 
     def _on_arrived(self, event: events.Arrived) -> None:
-        delivery, message, now = event.delivery, event.message, self._step.now.unix
+        delivery, message, now = event.delivery, event.message, self._now.unix
         if message.not_before > now:
-            self._step.emit(actions.Nak(delivery, min(message.not_before - now, self._max_delay_s(message))))
-            self._step.emit(actions.OfferCredits())
+            self._emit(actions.Nak(delivery, min(message.not_before - now, self._max_delay_s(message))))
+            self._emit(actions.OfferCredits())
         elif now >= message.expires_at(self._spec.queue_timeout_s, delivery.delivered):
             expired = queue_timeout_error(now - message.submitted_at).info()
             self._refuse(delivery, message, Outcome(OutcomeKind.EXPIRED, expired))
@@ -115,7 +117,7 @@ class RevisionMachine(Generic[W]):
                 message,
                 method,
                 worker,
-                touched_at=self._step.now.monotonic,
+                touched_at=self._now.monotonic,
                 body=event.body,
                 caller_was_away=event.caller_was_away,
             )
@@ -125,11 +127,11 @@ class RevisionMachine(Generic[W]):
             worker.idle_since = None
             self._unbegun[attempt] = None
             if message.shared_body or message.reference is not None:
-                self._step.emit(actions.GetArguments(attempt))
+                self._emit(actions.GetArguments(attempt))
             else:
                 self._proceed(attempt)
             if worker.slots.is_spent:
-                self._step.emit(actions.WorkerSpent(worker))
+                self._emit(actions.WorkerSpent(worker))
 
     def _add_to_backlog(self, call: events.Arrived) -> None:
         """Let the call wait, or return it. A call from the queue may exceed the room: it had a credit."""
@@ -140,9 +142,9 @@ class RevisionMachine(Generic[W]):
             backlog.append(call)
 
     def _return_waiting(self, call: events.Arrived) -> None:
-        self._step.emit(actions.Nak(call.delivery))
+        self._emit(actions.Nak(call.delivery))
         if not call.delivery.is_direct:
-            self._step.emit(actions.CountReturned(call.message))
+            self._emit(actions.CountReturned(call.message))
 
     def _return_backlog(self) -> None:
         while self.capacity.backlog:
@@ -155,7 +157,7 @@ class RevisionMachine(Generic[W]):
         while backlog and self.capacity.free:
             call = backlog.popleft()
             if call.delivery.is_withdrawn:
-                self._step.emit(actions.Term(call.delivery))
+                self._emit(actions.Term(call.delivery))
             else:
                 self._on_arrived(call)
         if backlog and not (self.capacity.slots and backlog.is_short):
@@ -190,9 +192,9 @@ class RevisionMachine(Generic[W]):
             self._check_or_run(attempt)
             return
         expires_at = attempt.message.expires_at(self._spec.queue_timeout_s, attempt.delivery.delivered)
-        attempt.expires_at = self._step.now.monotonic + expires_at - self._step.now.unix
+        attempt.expires_at = self._now.monotonic + expires_at - self._now.unix
         attempt.move(AttemptState.WAITING)
-        self._step.emit(actions.RequestTurn(attempt))
+        self._emit(actions.RequestTurn(attempt))
 
     def _on_turn_granted(self, event: events.TurnGranted) -> None:
         if event.attempt.state is AttemptState.WAITING:  # it may have ended since the turn was granted
@@ -202,17 +204,17 @@ class RevisionMachine(Generic[W]):
         for attempt in attempts:
             if attempt.state is AttemptState.WAITING:
                 self._free_unbegun(attempt)  # nothing new begins in the slot: the worker is about to end
-                self._step.emit(actions.Nak(attempt.delivery))
+                self._emit(actions.Nak(attempt.delivery))
 
     def _check_or_run(self, attempt: Attempt) -> None:
         """Look up a call that may have been started before, or whose caller may have left."""
         is_repeated = attempt.delivery.delivered > 1
         if attempt.is_submitted and (is_repeated or attempt.message.attempt > 1):
             attempt.move(AttemptState.CHECKING)
-            self._step.emit(actions.CheckRecord(attempt))
+            self._emit(actions.CheckRecord(attempt))
         elif is_repeated or (attempt.caller_was_away and not attempt.is_direct):
             attempt.move(AttemptState.CHECKING)
-            self._step.emit(actions.CheckCaller(attempt))
+            self._emit(actions.CheckCaller(attempt))
         else:
             if attempt.message.may_have_begun:
                 self._number(attempt, None)
@@ -267,16 +269,16 @@ class RevisionMachine(Generic[W]):
     def _number(self, attempt: Attempt, note: StartNote | None) -> None:
         """Number an attempt whose call may have been started before."""
         unknown = attempt.delivery.starts_since(note.delivered if note is not None else 0)
-        attempt.message, attempt.reason = start_numbers.next_start(attempt.message, note, unknown, self._step.now.unix)
+        attempt.message, attempt.reason = start_numbers.next_start(attempt.message, note, unknown, self._now.unix)
 
     def _free_unbegun(self, attempt: Attempt) -> None:
         """Free the slot of an attempt that does not begin."""
         attempt.move(_ENDED)
         del self._unbegun[attempt]
         if attempt.shared_body:
-            self._step.emit(actions.DropBody(attempt.worker, attempt.shared_body))
+            self._emit(actions.DropBody(attempt.worker, attempt.shared_body))
         attempt.worker.slots.release()
-        self._step.emit(actions.Release(attempt))
+        self._emit(actions.Release(attempt))
 
     def _return(self, attempt: Attempt, delay_s: float = 0.0) -> None:
         self._give_up(attempt, actions.Nak(attempt.delivery, delay_s))
@@ -289,18 +291,18 @@ class RevisionMachine(Generic[W]):
         """Settle the delivery of an attempt that does not begin."""
         self._free_unbegun(attempt)
         for action in settlement:
-            self._step.emit(action)
+            self._emit(action)
         if attempt.worker.state.live:
             self._after_end(attempt.worker)
 
     def _refuse(self, delivery: DeliveryView, message: InvocationMessage, outcome: Outcome) -> None:
-        self._step.emit(actions.Refuse(delivery, message, outcome))
-        self._step.emit(actions.OfferCredits())
+        self._emit(actions.Refuse(delivery, message, outcome))
+        self._emit(actions.OfferCredits())
 
     # --- a run --------------------------------------------------------------------------------------------------------
 
     def _run(self, attempt: Attempt) -> None:
-        message, worker, now = attempt.message, attempt.worker, self._step.now
+        message, worker, now = attempt.message, attempt.worker, self._now
         timeout_s = may_run_s(message, self._spec.timeout_s, now.unix)
         granted = STREAM_WINDOW if message.stream and attempt.method.kind.streams else 0
         attempt.begun = Execution(
@@ -321,19 +323,19 @@ class RevisionMachine(Generic[W]):
             attempt.delivery.settled_at, message.is_live and attempt.method.kind.streams,
         )  # fmt: skip
         body, attempt.body = attempt.body, b""
-        self._step.emit(actions.SendRun(attempt, run, b"" if attempt.shared_body else body))
+        self._emit(actions.SendRun(attempt, run, b"" if attempt.shared_body else body))
         self._record_start(attempt)
 
     def _record_start(self, attempt: Attempt) -> None:
         """Count a start, here or under the previous runner, and announce it to the followers of the call."""
         self.totals.started += 1
         if attempt.is_submitted or (self._spec.queue_timeout_s is not None and not attempt.is_direct):
-            self._step.emit(actions.AnnounceStart(attempt))
+            self._emit(actions.AnnounceStart(attempt))
 
     def _note(self, attempt: Attempt) -> None:
         if not attempt.run.is_noted:
             attempt.run.is_noted = True
-            self._step.emit(actions.NoteStart(attempt))
+            self._emit(actions.NoteStart(attempt))
 
     def _on_unfinished_found(self, event: events.UnfinishedFound) -> None:
         """Adopt an attempt of an earlier runner. Its deadline stays; its GPU time is counted from now on."""
@@ -341,10 +343,10 @@ class RevisionMachine(Generic[W]):
         if not worker.state.live:
             return
         if delivery is None or message is None or message.method not in self._methods:
-            self._step.emit(actions.StopUnfinished(worker, unfinished.attempt))
+            self._emit(actions.StopUnfinished(worker, unfinished.attempt))
             return
         message, reason = start_numbers.adopted(message, event.note, unfinished.number, event.counted)
-        now = self._step.now
+        now = self._now
         ran_s = min(max(0.0, unfinished.ran_s), max(0.0, now.unix - message.submitted_at))
         began, started_at = now.monotonic - ran_s, now.unix - ran_s
         attempt = Attempt(
@@ -365,7 +367,7 @@ class RevisionMachine(Generic[W]):
             ),
         )
         worker.attempts[attempt.number] = attempt
-        self._step.emit(actions.Adopt(attempt))
+        self._emit(actions.Adopt(attempt))
         self._record_start(attempt)
 
     def _cancel(self, attempt: Attempt) -> None:
@@ -375,7 +377,7 @@ class RevisionMachine(Generic[W]):
             case AttemptState.WAITING:
                 self._end_unbegun(attempt, CANCELLED)
             case AttemptState.RUNNING | AttemptState.STOPPING | AttemptState.LOST:
-                self._stop(attempt, OutcomeKind.CANCELLED, self._step.now.monotonic)
+                self._stop(attempt, OutcomeKind.CANCELLED, self._now.monotonic)
             case AttemptState.ENDED:
                 pass
 
@@ -393,7 +395,7 @@ class RevisionMachine(Generic[W]):
         attempt.run.ending = Stop(kind, now if is_uninterruptible else now + _STOP_TIMEOUT_S[kind])
         if attempt.state is AttemptState.RUNNING:
             attempt.move(AttemptState.STOPPING)
-            self._step.emit(actions.SendStop(attempt))
+            self._emit(actions.SendStop(attempt))
 
     # --- its end ------------------------------------------------------------------------------------------------------
 
@@ -401,17 +403,17 @@ class RevisionMachine(Generic[W]):
         attempt, result, run = event.attempt, event.result, event.attempt.run
         attempt.worker.slots.release()
         self._ends.leave_worker(attempt)
-        run.elapsed_s = self._step.now.monotonic - run.began
+        run.elapsed_s = self._now.monotonic - run.began
         run.run_s = within(result.run_s, run.elapsed_s, run.elapsed_s)
         run.busy_s = min(run.busy_s, run.run_s)
         outcome = Outcome(result.kind, result.error)
         if run.ending is not None:
             outcome = outcome_of_stop(run, run.ending, self._spec.timeout_s)
         if result.shared_body and outcome.kind is _SUCCEEDED:
-            self._step.emit(actions.CollectResult(attempt, result))
+            self._emit(actions.CollectResult(attempt, result))
         else:
             if result.shared_body:
-                self._step.emit(actions.DropBody(attempt.worker, result.shared_body))
+                self._emit(actions.DropBody(attempt.worker, result.shared_body))
             self._ends.end_with_result(attempt, result, outcome, body=event.body)
         self.capacity.ended(run.run_s, len(event.body))
         self._after_end(attempt.worker)
@@ -423,34 +425,34 @@ class RevisionMachine(Generic[W]):
 
     def _after_end(self, worker: WorkerView) -> None:
         """A slot is free again, or poisoned."""
-        self._step.emit(actions.SlotChanged(worker))
+        self._emit(actions.SlotChanged(worker))
         self._serve_backlog()
 
     def _on_slot_freed(self, event: events.SlotFreed) -> None:
         if event.shared_body:
-            self._step.emit(actions.DropBody(event.worker, event.shared_body))
+            self._emit(actions.DropBody(event.worker, event.shared_body))
         self._after_end(event.worker)
 
     # --- workers ------------------------------------------------------------------------------------------------------
 
     def _on_capacity_increased(self, _: events.CapacityIncreased) -> None:
-        self._step.emit(actions.ReportLimit())
-        self._step.emit(actions.OfferCredits())
+        self._emit(actions.ReportLimit())
+        self._emit(actions.OfferCredits())
 
     def _on_capacity_decreased(self, _: events.CapacityDecreased) -> None:
-        self._step.emit(actions.ShrinkCredits())
-        self._step.emit(actions.ReportLimit())
+        self._emit(actions.ShrinkCredits())
+        self._emit(actions.ReportLimit())
         self._serve_backlog()
 
     def _on_closed(self, _: events.Closed) -> None:
         self._lost_workers.forget()
         self._return_backlog()
-        self._step.emit(actions.ReportLimit())
+        self._emit(actions.ReportLimit())
 
     # --- the time -----------------------------------------------------------------------------------------------------
 
     def _on_ticked(self, event: events.Ticked) -> None:
-        cutoff, now = event.cutoff, self._step.now.monotonic
+        cutoff, now = event.cutoff, self._now.monotonic
         has_long_running = False
         for worker in list(self.capacity.workers.values()):
             for attempt in list(worker.attempts.values()):
@@ -458,7 +460,7 @@ class RevisionMachine(Generic[W]):
                 self._tick_running(attempt, cutoff)
         for attempt in list(self._unbegun):
             if attempt.state is AttemptState.WAITING and cutoff >= attempt.expires_at:
-                expired = queue_timeout_error(self._step.now.unix - attempt.message.submitted_at).info()
+                expired = queue_timeout_error(self._now.unix - attempt.message.submitted_at).info()
                 self._end_unbegun(attempt, Outcome(OutcomeKind.EXPIRED, expired))
             elif attempt.state is not AttemptState.ENDED:
                 self._step.touch(attempt)
@@ -470,15 +472,15 @@ class RevisionMachine(Generic[W]):
         if cutoff >= run.must_end_at:
             self._stop(attempt, OutcomeKind.TIMED_OUT, cutoff)
         if run.ending is not None and cutoff >= run.ending.until:
-            self._step.emit(actions.RevokeTurns(attempt.worker))
+            self._emit(actions.RevokeTurns(attempt.worker))
             # Return them now: SlotChanged ends the worker only if no slot is in use.
             self._return_waiting_for_turn([each for each in self._unbegun if each.worker is attempt.worker])
             self._ends.end_without_result(attempt, None)
-            self._step.emit(actions.ShrinkCredits())
+            self._emit(actions.ShrinkCredits())
             self._after_end(attempt.worker)
             return
         self._step.touch(attempt)
-        if attempt.is_submitted and self._step.now.monotonic - run.began >= NOTED_AFTER_S:
+        if attempt.is_submitted and self._now.monotonic - run.began >= NOTED_AFTER_S:
             self._note(attempt)
 
     def _set_long_running(self, is_long_running: bool) -> None:
@@ -486,10 +488,10 @@ class RevisionMachine(Generic[W]):
         backlog = self.capacity.backlog
         if is_long_running is not backlog.is_closed:
             backlog.is_closed = is_long_running
-            self._step.emit(actions.ReportLimit())
+            self._emit(actions.ReportLimit())
         if is_long_running:
             self._return_backlog()
-            self._step.emit(actions.ShrinkCredits())
+            self._emit(actions.ShrinkCredits())
 
     _HANDLERS: ClassVar[dict[type[events.Event], Callable[[Any, Any], None]]] = {
         events.Arrived: _on_arrived,
