@@ -10,7 +10,6 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ import httpx
 import pytest
 
 from gpufn_core.ids import new_invocation_id
-from tests.conftest import Platform, http_client, running_platform
+from tests.conftest import Platform, http_client
 from tests.e2e.test_survival import pids_of
 from tests.waiting import until
 
@@ -28,10 +27,9 @@ APP = Path(__file__).parent / "apps" / "durable.py"
 
 
 @pytest.fixture(scope="module")
-def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
-    with running_platform(tmp_path_factory.mktemp("durable") / "home") as platform:
-        platform.gpufn("deploy", APP)
-        yield platform
+def own(platform: Platform) -> Platform:
+    platform.gpufn("deploy", APP)
+    return platform
 
 
 def wait_for(platform: Platform, invocation: str, within_s: float = 60.0) -> httpx.Response:
@@ -170,9 +168,9 @@ def test_a_queued_call_that_is_cancelled_never_runs(own: Platform, tmp_path: Pat
 def test_a_failed_call_is_a_dead_letter_that_can_be_replayed(own: Platform) -> None:
     dead = own.client.post("/v1/functions/picky/submit", json={"number": -1}).json()["id"]
     assert wait_for(own, dead).json()["error_type"] == "ValueError"
-    until(lambda: own.client.get("/v1/dlq").json()["letters"])
-    letters = json.loads(own.gpufn("dlq", "ls", "picky", "--json"))
-    assert [(each["id"], each["error"]["message"]) for each in letters] == [(dead, "-1 is below 0")]
+    until(lambda: dead in [each["id"] for each in own.client.get("/v1/dlq").json()["letters"]])
+    letters = {each["id"]: each["error"]["message"] for each in json.loads(own.gpufn("dlq", "ls", "picky", "--json"))}
+    assert letters[dead] == "-1 is below 0"
     again = own.gpufn("dlq", "replay", "picky", dead).strip()
     assert wait_for(own, again).json()["error_type"] == "ValueError"
     assert json.loads(own.gpufn("calls", "picky", "--state", "failed", "--json"))[0]["id"] == again

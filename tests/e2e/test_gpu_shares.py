@@ -56,7 +56,8 @@ def large() -> dict[str, str]:
 @gpu_function(**PART)
 def interrupted(mark: str) -> str:
     if not os.path.exists(mark):
-        open(mark, "w").close()
+        with open(mark, "w") as file:
+            file.write(str(os.getpid()))
         time.sleep(60)
     return "done"
 """
@@ -65,15 +66,25 @@ def interrupted(mark: str) -> str:
 class Node(NamedTuple):
     platform: Platform
     machine: Machine
+    env: dict[str, str]  # of the functions
 
     def pipes(self) -> list[Path]:
         """Return the pipe folders of the running daemons."""
         return [folder / "pipe" for folder in Home(self.platform.home).mps.iterdir()]
 
+    def clients(self) -> list[tuple[Path, int]]:
+        """Return the pipe folder and the pid of each worker that uses a daemon."""
+        return [(pipe, pid) for pipe in self.pipes() for pid in self.machine.server(pipe)["clients"] if alive(pid)]
 
-@pytest.fixture
-def node(tmp_path: Path) -> Iterator[Node]:
-    machine = Machine(tmp_path / "bin")
+
+def alive(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
+    folder = tmp_path_factory.mktemp("shares")
+    machine = Machine(folder / "bin")
     environ = {
         "PATH": f"{machine.folder}:{os.environ['PATH']}",
         "GPUFN_DEVICES": json.dumps(GPUS),
@@ -83,15 +94,24 @@ def node(tmp_path: Path) -> Iterator[Node]:
     }
     search = [ROOT / "tests/e2e/gpu_stand_in", ROOT, ROOT / "sdk", ROOT / "runtime"]
     env = {"PYTHONPATH": ":".join(map(str, search)), "PLAYED_MPS_CONTROL": f"{machine.folder}/nvidia-cuda-mps-control"}
-    app = tmp_path / "app.py"
-    app.write_text(APP.format(env=env))
     try:
-        with running_platform(tmp_path / "home", environ=environ) as platform:
-            platform.gpufn("deploy", app, "--no-check")
-            yield Node(platform, machine)
+        with running_platform(folder / "home", environ=environ) as platform:
+            yield Node(platform, machine, env)
         assert machine.running() == []  # the platform ends its daemons
     finally:
         machine.end()
+
+
+@pytest.fixture
+def node(own: Node, tmp_path: Path) -> Iterator[Node]:
+    """The node with functions whose workers end before the next test. Their daemons go on for half a minute."""
+    app = tmp_path / "app.py"
+    app.write_text(APP.format(env=own.env))
+    names = [view["name"] for view in json.loads(own.platform.gpufn("deploy", app, "--no-check", "--json"))]
+    yield own
+    for name in names:
+        own.platform.client.delete(f"/v1/functions/{name}").raise_for_status()
+    until(lambda: not own.clients(), own.clients)
 
 
 def test_functions_share_a_gpu_within_their_limits_and_their_trust_domain(node: Node) -> None:
@@ -127,10 +147,10 @@ def test_a_call_on_a_gpu_that_fails_runs_again_on_the_other(node: Node, tmp_path
         target=lambda: answers.append(node.platform.invoke("interrupted", {"mark": str(mark)})), daemon=True
     )
     caller.start()
-    until(mark.exists)
-    (pipe,) = node.pipes()
-    (client,) = node.machine.server(pipe)["clients"]
+    until(lambda: mark.exists() and mark.read_text())
+    client = int(mark.read_text())
+    [pipe] = [pipe for pipe, pid in node.clients() if pid == client]
     node.machine.fault(pipe)
     caller.join(60)
     assert answers == ["done"]
-    assert not Path(f"/proc/{client}").exists()
+    assert not alive(client)

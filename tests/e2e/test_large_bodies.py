@@ -17,7 +17,7 @@ import pytest
 from gpufn import Client
 from gpufn.call import transport as _transport
 from gpufn.client.http_transport import HttpTransport
-from tests.conftest import Platform, http_client, running_platform
+from tests.conftest import Platform, http_client
 from tests.e2e.apps.bulky import digest, pattern, turned
 from tests.e2e.chaos.gateway import Gateway, embedded_bus
 from tests.e2e.test_survival import pids_of
@@ -32,10 +32,9 @@ RAW = {"content-type": "application/octet-stream"}
 
 
 @pytest.fixture(scope="module")
-def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
-    with running_platform(tmp_path_factory.mktemp("bulky") / "home") as platform:
-        platform.gpufn("deploy", APP)
-        yield platform
+def own(platform: Platform) -> Platform:
+    platform.gpufn("deploy", APP)
+    return platform
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ import pytest
 from gpufn import Client, FunctionRaised, InvocationEnded, Map
 from gpufn.call import transport as _transport
 from gpufn.client.http_transport import HttpTransport
-from tests.conftest import ROOT, Platform, running_platform
+from tests.conftest import ROOT, Platform
 from tests.e2e.apps.mapped import large, noted, picky, slow, upto
 from tests.e2e.test_survival import pids_of
 
@@ -28,14 +28,13 @@ APP = Path(__file__).parent / "apps" / "mapped.py"
 
 
 @pytest.fixture(scope="module")
-def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
-    with running_platform(tmp_path_factory.mktemp("maps") / "home") as platform:
-        platform.gpufn("deploy", APP)
-        transport = HttpTransport(lambda: Client(platform.url))
-        _transport.install(transport)
-        yield platform
-        _transport.install(None)
-        transport.close()
+def own(platform: Platform) -> Iterator[Platform]:
+    platform.gpufn("deploy", APP)
+    transport = HttpTransport(lambda: Client(platform.url))
+    _transport.install(transport)
+    yield platform
+    _transport.install(None)
+    transport.close()
 
 
 def runs_of(path: Path) -> Counter[int]:

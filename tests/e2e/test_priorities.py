@@ -1,17 +1,15 @@
-"""Order of priority classes, and the classes that a key may use. A key closes the platform, so it is a separate one."""
+"""Order of priority classes."""
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import httpx
 import pytest
 
-from tests.conftest import Platform, running_platform
+from tests.conftest import Platform
 from tests.waiting import until
 
 pytestmark = pytest.mark.e2e
@@ -20,10 +18,9 @@ APP = Path(__file__).parent / "apps" / "classes.py"
 
 
 @pytest.fixture(scope="module")
-def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
-    with running_platform(tmp_path_factory.mktemp("classes") / "home") as platform:
-        platform.gpufn("deploy", APP)
-        yield platform
+def own(platform: Platform) -> Platform:
+    platform.gpufn("deploy", APP)
+    return platform
 
 
 def submit(platform: Platform, path: Path, priority: str) -> str:
@@ -70,26 +67,3 @@ def submit_gate(platform: Platform, path: Path) -> str:
     invocation = platform.client.post("/v1/functions/note/submit", json=body).json()["id"]
     until(path.exists)
     return str(invocation)
-
-
-def test_a_key_is_held_to_its_limits(own: Platform, tmp_path: Path) -> None:
-    wrong = own.try_gpufn("keys", "create", "--rate=-5/s")
-    assert (wrong.returncode, "is not a rate" in wrong.stderr) == (2, True)
-    boss = own.gpufn("keys", "create", "boss").strip()
-    authorized = {"authorization": f"Bearer {boss}"}
-    try:
-        wanted = {"scopes": ["invoke:note"], "limits": {"rate": 0.5, "burst": 3, "queued": 10}}
-        made = own.client.post("/v1/keys", json=wanted, headers=authorized).json()
-        with httpx.Client(base_url=own.url, headers={"authorization": f"Bearer {made['key']}"}) as client:
-            body = {"path": str(tmp_path / "order"), "word": "limited"}
-            urgent = client.post("/v1/functions/note/invoke", json=body, headers={"x-gpufn-priority": "hi"})
-            assert (urgent.status_code, urgent.json()["code"]) == (403, "forbidden")
-            answers = [client.post("/v1/functions/note/invoke", json=body) for _ in range(4)]
-            assert [answer.status_code for answer in answers] == [200, 200, 429, 429]
-            refused = answers[2]
-            assert refused.json()["code"] == "rate_limited"
-            assert refused.headers["ratelimit-policy"] == '"rate";q=3;w=6'
-            assert 1 <= int(refused.headers["retry-after"]) <= 2
-    finally:
-        for key in own.client.get("/v1/keys", headers=authorized).json()["keys"][::-1]:
-            assert own.client.delete(f"/v1/keys/{key['id']}", headers=authorized).status_code == 204

@@ -62,10 +62,9 @@ def leaks(how: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def secretive(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
-    """A separate platform, because secrets and the master key belong to a platform."""
-    with running_platform(tmp_path_factory.mktemp("home")) as platform:
-        yield platform
+def secretive(platform: Platform) -> Iterator[Platform]:
+    yield platform
+    platform.gpufn("secrets", "rm", "THE_TOKEN")
 
 
 @pytest.fixture(scope="module")
