@@ -19,7 +19,7 @@ from gpufn import Client, FunctionRaised, InvocationEnded, Map
 from gpufn.call import transport as _transport
 from gpufn.client.http_transport import HttpTransport
 from tests.conftest import ROOT, Platform
-from tests.e2e.apps.mapped import large, noted, picky, slow, upto
+from tests.e2e.apps.mapped import large, noted, choosy, slow, upto
 from tests.e2e.test_survival import pids_of
 
 pytestmark = pytest.mark.e2e
@@ -43,8 +43,8 @@ def runs_of(path: Path) -> Counter[int]:
 
 def test_results_arrive_in_order_or_as_they_end(own: Platform) -> None:
     wanted = [number for number in range(1200) if number % 10 != 3]
-    assert list(picky.map(wanted)) == wanted
-    assert sorted(picky.map(wanted, ordered=False)) == wanted
+    assert list(choosy.map(wanted)) == wanted
+    assert sorted(choosy.map(wanted, ordered=False)) == wanted
 
 
 def test_an_endless_source_is_taken_from_as_results_are_read(own: Platform, tmp_path: Path) -> None:
@@ -63,13 +63,13 @@ def test_an_endless_source_is_taken_from_as_results_are_read(own: Platform, tmp_
 
 
 def test_each_failure_is_its_items_own(own: Platform) -> None:
-    results = list(picky.map(range(30), return_exceptions=True))
+    results = list(choosy.map(range(30), return_exceptions=True))
     assert [place for place, result in enumerate(results) if isinstance(result, FunctionRaised)] == [3, 13, 23]
-    failing = picky.map(range(30))
+    failing = choosy.map(range(30))
     assert [next(failing) for _ in range(3)] == [0, 1, 2]
     with pytest.raises(FunctionRaised, match="3 is not liked") as caught:
         next(failing)
-    assert "in picky" in caught.value.__notes__[0]
+    assert "in choosy" in caught.value.__notes__[0]
 
 
 def test_asyncio_maps_an_asynchronous_source(own: Platform) -> None:
@@ -79,7 +79,7 @@ def test_asyncio_maps_an_asynchronous_source(own: Platform) -> None:
                 yield number
 
     async def main() -> list[int]:
-        return [value async for value in picky.aio.starmap((number,) async for number in numbers())]
+        return [value async for value in choosy.aio.starmap((number,) async for number in numbers())]
 
     assert asyncio.run(main()) == [number for number in range(100, 200) if number % 10 != 3]
 
@@ -147,15 +147,15 @@ def test_a_map_continues_after_kill_9_of_a_process(own: Platform, tmp_path: Path
 
 def test_the_command_maps_lines_and_reports_failed_items(own: Platform, tmp_path: Path) -> None:
     (lines := tmp_path / "lines.jsonl").write_text("".join(f'{{"number": {number}}}\n' for number in (1, 2, 3, 4)))
-    ended = own.try_gpufn("map", "picky", "-d", f"@{lines}")
+    ended = own.try_gpufn("map", "choosy", "-d", f"@{lines}")
     assert (ended.returncode, ended.stdout.split()) == (7, ["1", "2", "4"])
     assert "item 2: ValueError: 3 is not liked" in ended.stderr
     shown = [
-        json.loads(line) for line in own.try_gpufn("map", "picky", "-d", f"@{lines}", "--json").stdout.splitlines()
+        json.loads(line) for line in own.try_gpufn("map", "choosy", "-d", f"@{lines}", "--json").stdout.splitlines()
     ]
     assert [each.get("result") for each in shown] == [1, 2, None, 4]
     assert shown[2]["error"]["code"] == "function_raised"
-    newest = json.loads(own.gpufn("calls", "picky", "--json", "-n", "1"))[0]
+    newest = json.loads(own.gpufn("calls", "choosy", "--json", "-n", "1"))[0]
     assert (newest["accepted"], newest["ended"], newest["state"]) == (4, 4, "ended")
     assert "4 of 4 have ended" in own.gpufn("status", newest["id"])
     assert "had already ended" in own.gpufn("cancel", newest["id"])

@@ -174,7 +174,8 @@ def test_output_is_progress_and_is_passed_on_as_progress(tmp_path: Path) -> None
 
     request = _request(tmp_path, "print and wait")
     run_candidate(request, tmp_path, _environ(), timeout_s=60, on_progress=note, process=PROCESS)
-    assert updates == [ProgressUpdate(BuildStage.COMPILE, 0.25, "a detail")] * 2
+    assert len(updates) >= 2, "the process may print once more before it sees the file"
+    assert set(updates) == {ProgressUpdate(BuildStage.COMPILE, 0.25, "a detail")}
 
 
 def test_output_alone_is_progress_for_a_limited_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ def noted(path: str, number: int) -> int:
 
 
 @gpu_function(max_workers=1, concurrency=8, idle_timeout=60)
-def picky(number: int) -> int:
+def choosy(number: int) -> int:
     if number % 10 == 3:
         raise ValueError(f"{number} is not liked")
     return number
