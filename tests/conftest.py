@@ -46,27 +46,33 @@ _ORDER = (
     "e2e",
     "gpu",
 )
-# The e2e files that take half a minute and more, the longest first: a late start of one would keep the other pytest
-# workers waiting.
+# The e2e files that take half a minute and more on a busy machine, the longest first: a late start of one would keep the
+# other pytest workers waiting.
 _LONG = (
+    "test_console.py",
     "test_chaos.py",
     "test_builds.py",
-    "test_cluster.py",
+    "test_large_bodies.py",
     "test_survival.py",
+    "test_cluster.py",
     "test_two_gateways.py",
-    "test_long_work.py",
-    "test_secrets.py",
-    "test_down.py",
-    "test_data.py",
-    "test_durable.py",
-    "test_drain.py",
-    "test_console.py",
-    "test_rollout.py",
     "test_models.py",
-    "test_disk_full.py",
-    "test_power_failure.py",
-    "test_maps.py",
+    "test_sandbox.py",
+    "test_durable.py",
+    "test_notebook.py",
     "test_exec.py",
+    "test_rollout.py",
+    "test_bad_input.py",
+    "test_disk_full.py",
+    "test_long_work.py",
+    "test_down.py",
+    "test_hostile.py",
+    "test_drain.py",
+    "test_gangs.py",
+    "test_power_failure.py",
+    "test_parking.py",
+    "test_secrets.py",
+    "test_data.py",
 )
 # Engines are measured for milliseconds. A test that fails leaves calls that sleep, and clients leave streams open.
 QUICK: Mapping[str, str] = {"GPUFN_BUILD_MEASURE": "0.03", "GPUFN_GRACE": "2", "GPUFN_SHUTDOWN_TIMEOUT_S": "2"}

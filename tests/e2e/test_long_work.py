@@ -8,11 +8,11 @@ import os
 import queue
 import signal
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from gpufn import webhooks
@@ -88,22 +88,25 @@ def submit(platform: Platform, gate: Path, **headers: str) -> str:
 
 
 def wait_at_the_gate(platform: Platform, invocation: str, attempt: int = 1) -> None:
-    for _ in range(3000):
-        status = platform.client.get(f"/v1/invocations/{invocation}").json()
-        if status["attempt"] >= attempt and (status["progress"] or {}).get("message") == "at the gate":
-            assert status["progress"]["fraction"] == 0.5
-            return
-        time.sleep(0.01)
-    pytest.fail(f"the call did not reach the gate: {status}")
+    def status() -> dict[str, Any]:
+        found: dict[str, Any] = platform.client.get(f"/v1/invocations/{invocation}").json()
+        return found
+
+    def is_there() -> bool:
+        found = status()
+        return found["attempt"] >= attempt and (found["progress"] or {}).get("message") == "at the gate"
+
+    until(is_there, status)
+    assert status()["progress"]["fraction"] == 0.5
 
 
 def reported_processes(platform: Platform) -> list[dict[str, Any]]:
-    for _ in range(3000):
+    def processes() -> list[dict[str, Any]]:
         (node,) = platform.client.get("/v1/nodes").json()["nodes"]
-        if found := node["processes"]:
-            return list(found)
-        time.sleep(0.01)
-    pytest.fail("the node reports no process")
+        return list(node["processes"])
+
+    found: list[dict[str, Any]] = until(processes, "the node reports no process")
+    return found
 
 
 def pid_of(platform: Platform, name: str) -> int:
@@ -153,14 +156,16 @@ def test_a_delayed_call_is_made_by_itself_also_after_kill_9_of_the_gateway(own: 
     arguments = json.dumps({"steps": 2, "stop_at": 1, "gate": str(gate)})
     assert own.gpufn("schedules", "add", "climb", arguments, "--in", "3s").startswith("climb.")
     os.kill(pid_of(own, "gateway"), signal.SIGKILL)
-    states: list[str] = []
-    for _ in range(600):
-        listed = own.try_gpufn("calls", "climb", "--json")
-        calls = json.loads(listed.stdout) if listed.returncode == 0 else []
-        if (states := [call["state"] for call in calls if call["id"] not in before]) == ["succeeded"]:
-            break
-        time.sleep(0.1)
-    assert states == ["succeeded"]
+
+    def states() -> list[str]:
+        try:
+            listed = own.client.get("/v1/calls?function=climb")
+        except httpx.TransportError:  # the gateway starts
+            return []
+        calls = listed.json()["calls"] if listed.status_code == 200 else []
+        return [call["state"] for call in calls if call["id"] not in before]
+
+    until(lambda: states() == ["succeeded"], states)
     assert json.loads(own.gpufn("schedules", "ls", "--json")) == []
 
 
