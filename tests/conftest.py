@@ -46,8 +46,8 @@ _ORDER = (
     "e2e",
     "gpu",
 )
-# The e2e files that take half a minute and more on a busy machine, the longest first: a late start of one would keep the
-# other pytest workers waiting.
+# The e2e files that take half a minute and more on a busy machine, the longest first: a late start of one would keep
+# the other pytest workers waiting.
 _LONG = (
     "test_console.py",
     "test_chaos.py",

@@ -1,4 +1,4 @@
-"""`gpufn` commands as forks of a process that has imported the command line.
+"""`gpufn` commands as forks of a process that has imported the command line; `tests.runtime.worker` forks workers.
 
 A new interpreter imports it for 0.2 s of CPU time, which is most of a command, and the tests run hundreds of commands.
 In all else a fork is like a new process: it has the environment, the working folder and the network namespace of
@@ -7,11 +7,13 @@ its caller. Tests of starting, of signals and of terminals start new processes.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib
 import json
 import os
 import select
+import signal
 import socket
 import subprocess
 import sys
@@ -19,6 +21,7 @@ import tempfile
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import IO
 
 _REQUEST_BYTES = 1 << 17  # an environment and arguments
 # What most commands import when they run.
@@ -35,10 +38,42 @@ _ALSO_IMPORTED = (
 )
 
 
-class ForkedCommands:
-    """The process that forks, from the first command on."""
+class Fork:
+    """A process that ForkedCommands has started, with the methods of subprocess.Popen that tests use."""
 
-    def __init__(self) -> None:
+    def __init__(self, command: list[str], reply: IO[bytes]) -> None:
+        self._command = command
+        self._reply = reply
+        self.pid = int(reply.readline())
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return self.wait(0)
+        return None
+
+    def wait(self, timeout: float | None = None) -> int:
+        if self.returncode is None:
+            if not select.select([self._reply], [], [], timeout)[0]:
+                raise subprocess.TimeoutExpired(self._command, timeout or 0)
+            self.returncode = int(self._reply.readline())
+            self._reply.close()
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            with contextlib.suppress(ProcessLookupError):  # it ends at this moment
+                os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+class ForkedCommands:
+    """The process that forks, from the first command on. `module` is its program, which calls `served`."""
+
+    def __init__(self, module: str = "tests.forked_commands") -> None:
+        self._module = module
         self._lock = threading.Lock()
         self._control: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
@@ -54,7 +89,7 @@ class ForkedCommands:
                 self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
                 with theirs:
                     self._process = subprocess.Popen(
-                        [sys.executable, "-m", "tests.forked_commands", str(theirs.fileno())],
+                        [sys.executable, "-m", self._module, str(theirs.fileno())],
                         cwd=Path(__file__).parent.parent,
                         pass_fds=[theirs.fileno()],
                         start_new_session=True,
@@ -73,24 +108,38 @@ class ForkedCommands:
         self, arguments: Sequence[str | Path], environ: Mapping[str, str], timeout_s: float
     ) -> subprocess.CompletedProcess[str]:
         """Run a command as `subprocess.run` does. Raises subprocess.TimeoutExpired."""
-        command = ["gpufn", *map(str, arguments)]
-        request = {"command": command, "environ": dict(environ), "cwd": str(Path.cwd())}
-        reader, writer = os.pipe()
-        with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors, open(reader, "rb") as reply:
-            try:
-                given = [output.fileno(), errors.fileno(), writer]
-                socket.send_fds(self._started(), [json.dumps(request).encode()], given)
-            finally:
-                os.close(writer)
-            if not select.select([reply], [], [], timeout_s)[0]:
-                raise subprocess.TimeoutExpired(command, timeout_s)
-            code = int(reply.readline())
+        with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
+            fork = self.start(arguments, environ, output, errors)
+            code = fork.wait(timeout_s)
             output.seek(0)
             errors.seek(0)
-            return subprocess.CompletedProcess(command, code, output.read().decode(), errors.read().decode())
+            return subprocess.CompletedProcess(
+                ["gpufn", *map(str, arguments)], code, output.read().decode(), errors.read().decode()
+            )
+
+    def start(
+        self,
+        arguments: Sequence[str | Path],
+        environ: Mapping[str, str],
+        output: IO[bytes],
+        errors: IO[bytes],
+        *,
+        start_new_session: bool = False,
+    ) -> Fork:
+        command = ["gpufn", *map(str, arguments)]
+        request = {"command": command, "environ": dict(environ), "cwd": str(Path.cwd()), "session": start_new_session}
+        reader, writer = os.pipe()
+        try:
+            socket.send_fds(self._started(), [json.dumps(request).encode()], [output.fileno(), errors.fileno(), writer])
+        except BaseException:
+            os.close(reader)
+            raise
+        finally:
+            os.close(writer)
+        return Fork(command, open(reader, "rb", buffering=0))
 
 
-def _serve(control: socket.socket) -> list[str] | None:
+def served(control: socket.socket) -> list[str] | None:
     """Fork for each request. Return its command in the fork, and None when the tests have ended."""
     running: dict[int, tuple[int, int]] = {}  # the pid and the pipe of the reply, by pidfd
     poll = select.poll()
@@ -116,6 +165,7 @@ def _serve(control: socket.socket) -> list[str] | None:
                 for descriptor in (output, errors, reply, *running, *(other for _, other in running.values())):
                     os.close(descriptor)
                 return _prepared(**json.loads(request))
+            os.write(reply, f"{pid}\n".encode())
             pidfd = os.pidfd_open(pid)
             running[pidfd] = pid, reply
             poll.register(pidfd, select.POLLIN)
@@ -123,7 +173,9 @@ def _serve(control: socket.socket) -> list[str] | None:
             os.close(errors)
 
 
-def _prepared(command: list[str], environ: Mapping[str, str], cwd: str) -> list[str]:
+def _prepared(command: list[str], environ: Mapping[str, str], cwd: str, *, session: bool) -> list[str]:
+    if session:
+        os.setsid()
     os.environ.clear()
     os.environ.update(environ)
     os.chdir(cwd)
@@ -139,7 +191,7 @@ def main() -> None:
     for module in (*sorted(each for each in modules if each.startswith("gpufn.")), *_ALSO_IMPORTED):
         importlib.import_module(module)
     gc.freeze()
-    command = _serve(socket.socket(fileno=int(sys.argv[1])))
+    command = served(socket.socket(fileno=int(sys.argv[1])))
     if command is not None:
         sys.argv = command
         run()

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import onnxruntime
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, compose, helper, numpy_helper
-from onnx.backend.test.case import node
+from onnx.backend.test.case import node as node_tests
 from onnx.backend.test.loader import load_model_tests
 from onnx.backend.test.runner import Runner
 
@@ -64,10 +64,10 @@ def cases_without_pools() -> dict[str, Case]:
     """Return the cases that are made in a second. Loops in Python compute the outputs of the others for four more."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for module in pkgutil.walk_packages(node.__path__, f"{node.__name__}."):
+        for module in pkgutil.walk_packages(node_tests.__path__, f"{node_tests.__name__}."):
             if not module.name.endswith("pool"):
                 importlib.import_module(module.name)
-        return {test.name: _case(test) for test in node._NodeTestCases}
+        return {test.name: _case(test) for test in node_tests._NodeTestCases}
 
 
 def one_of_each_kind() -> list[Case]:

@@ -155,7 +155,11 @@ def test_a_case_is_deployed_and_called(deploying: Deploying, client: Any, number
 
 def test_every_datatype_is_among_them() -> None:
     for side in ("inputs", "outputs"):
-        found = {np.dtype(array.dtype).name for name in CASES for array in getattr(suite.cases_without_pools()[name], side).values()}
+        found = {
+            np.dtype(array.dtype).name
+            for name in CASES
+            for array in getattr(suite.cases_without_pools()[name], side).values()
+        }
         assert found == {
             "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
             "float16", "bfloat16", "float32", "float64", "object",

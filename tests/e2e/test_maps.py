@@ -19,7 +19,7 @@ from gpufn import Client, FunctionRaised, InvocationEnded, Map
 from gpufn.call import transport as _transport
 from gpufn.client.http_transport import HttpTransport
 from tests.conftest import ROOT, Platform
-from tests.e2e.apps.mapped import large, noted, choosy, slow, upto
+from tests.e2e.apps.mapped import choosy, large, noted, slow, upto
 from tests.e2e.test_survival import pids_of
 
 pytestmark = pytest.mark.e2e

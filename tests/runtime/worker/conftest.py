@@ -35,8 +35,10 @@ from gpufn_core.spec.function_spec import Batch, CallKind, EntryPoint, FunctionS
 from gpufn_core.spec.model_spec import ModelFile, ModelSpec
 from gpufn_core.spec.resources import Resources
 from gpufn_core.spec.tensor_signature import DATATYPE
+from tests.forked_commands import Fork, ForkedCommands
 
 PATIENCE_S = 20.0
+_workers = ForkedCommands("tests.runtime.worker.forked_workers")
 JSON = "application/json"
 
 
@@ -47,7 +49,7 @@ class Peer:
         self.config = config
         self.config_path = folder / "config.json"
         self.config_path.write_bytes(msgspec.json.encode(config))
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: subprocess.Popen[bytes] | Fork | None = None
         self.output = folder / "output"
         self.logs: list[tuple[int, str, str]] = []
         self.freed = 0
@@ -63,12 +65,17 @@ class Peer:
         self._server.listen()
         self._server.settimeout(PATIENCE_S)
 
-    def launch(self) -> Peer:
+    def launch(self, *, as_fork: bool = True) -> Peer:
+        """Start the process: as a fork, or with a new interpreter."""
         with self.output.open("wb") as output:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "gpufn_runtime.worker", str(self.config_path)],
-                stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True,
-            )  # fmt: skip
+            if as_fork:
+                arguments = [self.config_path]
+                self.process = _workers.start(arguments, os.environ, output, output, start_new_session=True)
+            else:
+                self.process = subprocess.Popen(
+                    [sys.executable, "-m", "gpufn_runtime.worker", str(self.config_path)],
+                    stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True,
+                )  # fmt: skip
         return self
 
     def accept(self) -> Hello:
@@ -201,6 +208,12 @@ class Peer:
 MakePeer = Callable[..., Peer]
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _end_of_forks() -> Iterator[None]:
+    yield
+    _workers.stop()
+
+
 @pytest.fixture
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A short path, because a unix socket's path has at most 108 bytes."""
@@ -290,8 +303,8 @@ def make_peer(folder: Path) -> Iterator[MakePeer]:
 def start(make_peer: MakePeer) -> MakePeer:
     """Like `make_peer`, but started and Ready."""
 
-    def started(*args: Any, **options: Any) -> Peer:
-        peer = make_peer(*args, **options).launch()
+    def started(*args: Any, as_fork: bool = True, **options: Any) -> Peer:
+        peer = make_peer(*args, **options).launch(as_fork=as_fork)
         peer.ready()
         return peer
 
