@@ -27,6 +27,7 @@ from gpufn_core.errors import BusUnavailable
 from gpufn_core.home import Home
 from gpufn_local.nats_process import EmbeddedServer
 from tests.forked_commands import ForkedCommands
+from tests.waiting import until
 
 ROOT = Path(__file__).parent.parent
 # Fast folders run first, so that a wrong table of decisions fails before any process starts. Long files run first among
@@ -252,14 +253,23 @@ def _shared_platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platf
 
 @pytest.fixture(scope="module")
 def platform(_shared_platform: Platform) -> Iterator[Platform]:
-    """The platform that many files share. Each test deploys its own functions and stops no process of the platform.
+    """The platform that many files share. Each test deploys its own functions, and leaves all processes running.
 
-    The functions of a file are deleted after it: another file may use their names, and needs the room.
+    A test that kills one waits until calls succeed again. The functions of a file are deleted after it: another file
+    may use their names, and needs the room.
     """
     yield _shared_platform
     client = _shared_platform.client
+    until(lambda: _shared_platform.process.poll() is not None or _serves(client), "the platform serves calls again")
     for function in client.get("/v1/functions").json()["functions"]:
         client.delete(f"/v1/functions/{function['name']}")
+
+
+def _serves(client: httpx.Client) -> bool:
+    try:
+        return client.get("/readyz").status_code == 200
+    except httpx.TransportError:
+        return False
 
 
 def _wait_until_ready(home: Home, process: subprocess.Popen[bytes], log: Path) -> str:

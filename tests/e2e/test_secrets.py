@@ -66,7 +66,7 @@ def secretive(platform: Platform) -> Iterator[Platform]:
     yield platform
     for function in ("keeps", "leaks"):  # a secret that a function uses cannot be removed
         platform.client.delete(f"/v1/functions/{function}").raise_for_status()
-    platform.gpufn("secrets", "rm", "THE_TOKEN")
+    platform.gpufn("secrets", "rm", "THE_TOKEN", "--yes")
 
 
 @pytest.fixture(scope="module")
