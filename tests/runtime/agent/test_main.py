@@ -98,9 +98,9 @@ def test_the_real_worker_is_started_outlives_a_killed_agent_and_ends_with_the_ne
             agent.kill()
             await wait(agent)
             assert is_alive(pid)
-            node.reports.clear()
+            died_at = time.time()  # the last report of the killed agent may arrive later
             agent = start(node, nats.url_for("agent"), log, GPUFN_TEMPLATES="0", GPUFN_GRACE="3")
-            report = await node.until(lambda: [r for r in node.reports if r.processes])
+            report = await node.until(lambda: [r for r in node.reports if r.processes and r.sent_at > died_at])
             assert [(p.worker, p.pid) for p in report[0].processes] == [(worker, pid)]
             agent.send_signal(signal.SIGTERM)
             assert await wait(agent) == 0
@@ -171,9 +171,9 @@ def test_a_second_agent_of_one_node_is_refused_with_the_location_of_the_first(
             assert f"GPUFN_HOME={node.home.root}, process {first.pid}: stop it" in told
             first.kill()
             await wait(first)
+            died_at = time.time()
             third = start(node, nats.url_for("agent"), tmp_path / "third.log", **elsewhere)
-            node.reports.clear()
-            await node.until(lambda: node.reports)
+            await node.until(lambda: [r for r in node.reports if r.sent_at > died_at])
             third.terminate()
             assert await wait(third) == 0
         finally:
