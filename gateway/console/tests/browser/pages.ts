@@ -111,8 +111,8 @@ export function testPages(shared: () => Page): void {
     const put = (id: string): Promise<unknown> => raw("PUT", `/v1/functions/greet/maps/${id}/items/0?last=true`, '{"name": "a"}', "application/x-ndjson");
     await put("01m8ebv0c9ewm1r9pgz32f3x0r");
     await open(page, "/maps?function=greet");
+    await page.getByRole("link", { name: "01m8ebv0c9ewm1r9pgz32f3x0r" }).waitFor();
     const rows = page.locator("tbody a[href*='/maps/']");
-    await rows.first().waitFor();
     const before = await rows.allTextContents();
     await put("01m8ebv0c9ewm1r9pgz32f3x0s");
     await page.getByRole("button", { name: "Show 1 new map" }).waitFor();
