@@ -29,7 +29,6 @@ from gpufn.client.http import JSON_BODY
 from gpufn.client.views.access import (
     AuditPage,
     KeyView,
-    PrincipalView,
     ProviderView,
     SecretView,
     SignerView,
@@ -343,10 +342,6 @@ class Client(CallApi, ModelRequests, TerminalRequests, VolumeRequests, DataReque
         wanted = {"scopes": None if scopes is None else list(scopes), "expires_in_s": expires_in_s}
         body = msgspec.json.encode({name: value for name, value in wanted.items() if value is not None})
         return self._json(TokenView, "POST", "/v1/auth/token", content=body, headers=JSON_BODY)
-
-    def whoami(self) -> PrincipalView:
-        """Return the principal of this client's requests."""
-        return self._json(PrincipalView, "GET", "/v1/auth/me")
 
     def console_ticket(self) -> str:
         """Return a ticket that signs a browser in at the web console for 30 seconds; "" if no client needs a key."""

@@ -3,23 +3,31 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
+import logging
 import os
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
 
 from gpufn.call.transport_protocol import EncodedCall, Target
 from gpufn.client.call_api import CallApi
 from gpufn.client.views.calls import InvocationView, MapView
+from gpufn.client.wait_reports import ReasonLines, Subject, WaitReports
 from gpufn.declare.declarations import declarations_of
 from gpufn.maps.reader import ItemOutcome
 from gpufn_core.domain.invocation import InvocationState
 from gpufn_core.encoding import media
 from gpufn_core.errors import DeployedCodeDiffers, FunctionNotFound
 
+T = TypeVar("T")
+
+_log = logging.getLogger("gpufn")
+
 
 class HttpTransport:
-    """`Transport` over HTTP. The first call creates the client."""
+    """`Transport` over HTTP. The first call creates the client. Reasons for waits that last are logged."""
 
     caller_level = 5  # stack level of the `f.remote(x)` line from _calling: above contextlib, the transport, the Remote
 
@@ -29,6 +37,7 @@ class HttpTransport:
         self._pid = 0
         self._lock = threading.Lock()  # a `map` makes its first calls concurrently
         self._compared: set[str] = set()
+        self._waits = WaitReports(lambda: self.client, ReasonLines(_log.warning))
 
     @property
     def client(self) -> CallApi:
@@ -38,6 +47,7 @@ class HttpTransport:
             return self._client
 
     def close(self) -> None:
+        self._waits.close()
         if self._client is not None:
             self._client.close()
             self._client = None
@@ -56,9 +66,13 @@ class HttpTransport:
         with _deploy_hint(function):
             yield
 
+    def watching(self, subject: Subject) -> contextlib.AbstractContextManager[None]:
+        """Report why `subject` waits, until the block ends."""
+        return self._waits.watching(subject)
+
     def call(self, call: EncodedCall) -> tuple[str, bytes]:
         target, content_type, body, timeout_s = call
-        with self._calling(target.function):
+        with self._calling(target.function), self.watching(Subject("function", target.function)):
             answer = self.client.invoke_raw(
                 target.path, body, content_type, accept=media.NATIVE, timeout_s=timeout_s, priority=target.priority
             )
@@ -67,9 +81,10 @@ class HttpTransport:
     def stream(self, call: EncodedCall) -> Iterator[tuple[str, bytes]]:
         target, content_type, body, timeout_s = call
         with self._calling(target.function):
-            yield from self.client.stream_raw(
+            items = self.client.stream_raw(
                 target.path, body, content_type, timeout_s=timeout_s, priority=target.priority
             )
+            yield from self._watch_first(Subject("function", target.function), items)
 
     def submit(self, call: EncodedCall) -> str:
         target, content_type, body, timeout_s = call
@@ -84,7 +99,8 @@ class HttpTransport:
         return self.client.invocation(invocation)
 
     def result(self, invocation: str, *, timeout_s: float | None = None) -> tuple[str, bytes]:
-        answer = self.client.result_raw(invocation, timeout_s=timeout_s)
+        with self.watching(Subject("call", invocation)):
+            answer = self.client.result_raw(invocation, timeout_s=timeout_s)
         return answer.content_type, answer.body
 
     def cancel(self, invocation: str) -> bool:
@@ -98,13 +114,23 @@ class HttpTransport:
             )  # fmt: skip
 
     def outcomes(self, map_id: str, after: str) -> Iterator[list[ItemOutcome]]:
-        return self.client.outcomes_raw(map_id, after)
+        return self._watch_first(Subject("map", map_id), self.client.outcomes_raw(map_id, after))
 
     def map_status(self, map_id: str) -> MapView:
         return self.client.map(map_id)
 
     def cancel_map(self, map_id: str) -> bool:
         return self.client.cancel_map(map_id)
+
+    def _watch_first(self, subject: Subject, items: Iterator[T]) -> Iterator[T]:
+        """Yield the items. Report why `subject` waits until the first item."""
+        with contextlib.ExitStack() as stack:
+            if callable(close := getattr(items, "close", None)):
+                stack.callback(close)
+            with self.watching(subject):
+                first = list(itertools.islice(items, 1))
+            yield from first
+            yield from items
 
 
 @contextlib.contextmanager

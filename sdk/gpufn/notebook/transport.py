@@ -5,10 +5,12 @@ It warns of a function that was defined again in a cell and not deployed since.
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 
 from gpufn.call.transport_protocol import EncodedCall
 from gpufn.client.http_transport import HttpTransport
+from gpufn.client.wait_reports import Subject
 from gpufn.declare.declarations import was_declared_again
 from gpufn.notebook.waits import waits_shown
 from gpufn_core.errors import CapacityError, DeployedCodeDiffers, FunctionRaised, InvocationEnded, RequestError
@@ -22,6 +24,11 @@ _ABOUT_THE_CALL = (RequestError, FunctionRaised, CapacityError, InvocationEnded)
 class NotebookTransport(HttpTransport):
     caller_level = HttpTransport.caller_level + 1
 
+    def watching(self, subject: Subject) -> contextlib.AbstractContextManager[None]:
+        if subject.kind == "map":  # its progress is below the cell already
+            return contextlib.nullcontext()
+        return waits_shown(subject.id, lambda: subject.query(self.client)[1])
+
     def call(self, call: EncodedCall) -> tuple[str, bytes]:
         function = call.target.function
         if was_declared_again(function):
@@ -31,14 +38,12 @@ class NotebookTransport(HttpTransport):
                 stacklevel=_CALLER_LEVEL,
             )
         try:
-            with waits_shown(function, lambda: self.client.why(function).waiting):
-                return super().call(call)
+            return super().call(call)
         except _ABOUT_THE_CALL as error:
             raise error.with_traceback(None) from error.__cause__
 
     def result(self, invocation: str, *, timeout_s: float | None = None) -> tuple[str, bytes]:
         try:
-            with waits_shown(invocation, lambda: self.client.invocation(invocation).waiting):
-                return super().result(invocation, timeout_s=timeout_s)
+            return super().result(invocation, timeout_s=timeout_s)
         except _ABOUT_THE_CALL as error:
             raise error.with_traceback(None) from error.__cause__

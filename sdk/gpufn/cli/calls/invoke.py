@@ -13,9 +13,9 @@ import msgspec
 from gpufn.cli.calls.arguments import body_of, body_options, check_output, output_option, priority_option, show
 from gpufn.cli.calls.wait_reasons import report_waits
 from gpufn.cli.terminal.command import Command, FloatRange, connect, json_option
-from gpufn.cli.terminal.may_read import may_read
 from gpufn.cli.terminal.name_completion import callable_name
 from gpufn.cli.terminal.output import print_json_line, step
+from gpufn.client.may_read import may_read
 from gpufn_core.errors import Forbidden
 from gpufn_core.protocol.limits import LONGEST_TIMEOUT_S
 from gpufn_core.spec.function_spec import FunctionSpec, spec_from_json

@@ -13,9 +13,9 @@ import msgspec
 
 from gpufn.cli.calls.arguments import priority_option
 from gpufn.cli.terminal.command import Command, FloatRange, IntRange, connect, json_option
-from gpufn.cli.terminal.may_read import may_read
 from gpufn.cli.terminal.name_completion import callable_name
 from gpufn.cli.terminal.output import WrongUsage, print_json_line, say
+from gpufn.client.may_read import may_read
 from gpufn_core.encoding import media
 from gpufn_core.errors import Forbidden, GpufnError, RateLimited
 from gpufn_core.spec.naming.variant_names import split

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import threading
+import functools
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Final
 
-from gpufn.cli.terminal.may_read import may_read
 from gpufn.cli.terminal.output import is_animated, say
-from gpufn_core.errors import GpufnError
+from gpufn.client.wait_reports import ReasonLines, Subject, WaitReports
 
 if TYPE_CHECKING:
     from gpufn.client.client import Client
+    from gpufn_core.protocol.reports import Waiting
 
 _POLL_S: Final = 1.0
 
@@ -28,28 +28,15 @@ def report_waits(client: Client, function: str, show: Callable[[str], None], *, 
     if json and not has_spinner:
         yield
         return
-    ended = threading.Event()
 
-    def poll() -> None:
-        last = may_ask = None
-        while not ended.wait(_POLL_S):
-            try:
-                may_ask = may_ask or may_read(client)
-                if not may_ask:
-                    return
-                waiting = client.why(function).waiting
-            except GpufnError:  # the key may read other functions, or the call itself will report the fault
-                return
-            if has_spinner:
-                show(waiting.detail if waiting else "running")
-            elif waiting and waiting.reason != last:
-                last = waiting.reason
-                say(f"{function} is waiting: {waiting.detail}", err=True)
+    def beside_the_spinner(_: str, waiting: Waiting | None) -> None:
+        show(waiting.detail if waiting else "running")
 
-    thread = threading.Thread(target=poll, name="why", daemon=True)
-    thread.start()
+    lines = ReasonLines(functools.partial(say, err=True))
+    report = beside_the_spinner if has_spinner else lines
+    reports = WaitReports(lambda: client, report, first_s=_POLL_S, longest_s=_POLL_S)
     try:
-        yield
+        with reports.watching(Subject("function", function)):
+            yield
     finally:
-        ended.set()
-        thread.join()
+        reports.close()

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from gpufn.cli.terminal.may_read import may_read
 from gpufn.cli.terminal.output import WrongUsage
+from gpufn.client.may_read import may_read
 from gpufn_core.errors import AmbiguousFunction, FunctionNotFound
 from gpufn_core.spec.naming.names import DEFAULT, Home, Names, canonical, in_environment, parts_of
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Final
 
 from gpufn.cli.terminal.command import connect
-from gpufn.cli.terminal.may_read import may_read
+from gpufn.client.may_read import may_read
 from gpufn_core.errors import DataNotFound, FunctionNotFound, GpufnError
 from gpufn_core.spec.naming.names import parts_of
 
