@@ -118,6 +118,9 @@ ERROR = ErrorInfo("function_start_failed", "No module named x")
         ({"next": NextRevision(2)}, IDLE, []),
         ({}, FAILING, [("warning", "errors")]),
         ({}, Rates(seconds=60.0, calls_per_s=1 / 60, errors_per_s=1 / 60, error_share=1.0), []),
+        ({}, Rates(seconds=60.0, calls_per_s=2 / 60, errors_per_s=2 / 60, error_share=1.0), [("warning", "errors")]),
+        ({}, Rates(seconds=60.0, calls_per_s=4 / 60, errors_per_s=2 / 60, error_share=0.5), [("warning", "errors")]),
+        ({}, Rates(seconds=60.0, calls_per_s=4 / 60, errors_per_s=1 / 60, error_share=0.25), []),
         ({}, Rates(seconds=60.0, calls_per_s=10.0, errors_per_s=0.1, error_share=0.01), []),
     ],
 )

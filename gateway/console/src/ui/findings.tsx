@@ -31,7 +31,10 @@ function Subject({ finding }: { finding: Finding }) {
   if (finding.kind === "function") {
     return (
       <>
-        <Link to={`/functions/${finding.subject}`}>{finding.subject}</Link>:{" "}
+        <Link to={`/functions/${finding.subject}`} query={{ tab: finding.code === "errors" ? "errors" : "" }}>
+          {finding.subject}
+        </Link>
+        :{" "}
       </>
     );
   }

@@ -12,8 +12,9 @@ from gpufn_core.protocol.reports import FunctionStatus, NodeReport, WaitReason
 from gpufn_gateway.console.live.rates import Rates
 
 _MAX_CLOCK_SKEW_S = 1.0
-_MANY_ERRORS = 0.05  # of the calls
-_FEW_CALLS = 5  # of which a single error is no finding
+_MANY_ERRORS = 0.05  # of the attempts
+_FEW_ATTEMPTS = 5  # of fewer, a single error is no finding, but the failure of half of them is
+_MOST_ERRORS = 0.5
 # Calls that wait for one of these need a person. The others end by themselves.
 _BLOCKED = frozenset({WaitReason.NO_CAPACITY, WaitReason.CRASH_LOOPING, WaitReason.LIMIT, WaitReason.STORE})
 
@@ -58,10 +59,22 @@ def of_function(status: FunctionStatus, rates: Rates) -> list[Finding]:
     if status.next is not None and (error := status.next.start_error) is not None:
         title = f"revision {status.next.revision} does not start; revision {status.serving} serves on"
         add(Severity.WARNING, error.code, title, error.message)
-    calls = rates.calls_per_s * rates.seconds
-    if rates.error_share is not None and rates.error_share >= _MANY_ERRORS and calls >= _FEW_CALLS:
-        add(Severity.WARNING, "errors", f"{rates.error_share:.0%} of its attempts failed in the last minute")
+    if _has_many_errors(rates):
+        failed, ended = _count(rates.errors_per_s, rates), _count(rates.calls_per_s, rates)
+        title = f"{rates.error_share:.0%} of its attempts failed in the last minute"
+        add(Severity.WARNING, "errors", title, f"{failed:,} of {ended:,}")
     return found
+
+
+def _has_many_errors(rates: Rates) -> bool:
+    share = rates.error_share or 0.0
+    if _count(rates.calls_per_s, rates) >= _FEW_ATTEMPTS:
+        return share >= _MANY_ERRORS
+    return share >= _MOST_ERRORS and _count(rates.errors_per_s, rates) > 1
+
+
+def _count(per_s: float, rates: Rates) -> int:
+    return round(per_s * rates.seconds)
 
 
 def of_node(report: NodeReport) -> list[Finding]:
