@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+import msgspec
+
 from gpufn_core.domain.devices.device import Health
 from gpufn_core.domain.revision import Function
 from gpufn_core.protocol.records import NodeDrain
-from gpufn_core.protocol.reports import FunctionStatus, NodeReport, WorkerEvent, WorkerEventKind
+from gpufn_core.protocol.reports import FunctionStatus, NodeReport, WorkerEvent, WorkerEventKind, without_holders
 from gpufn_gateway.history.blocks import Event, EventKind
 from gpufn_gateway.history.collector import function_subject
 
@@ -25,7 +27,8 @@ class Changes:
         self._functions: dict[str, int] | None = None  # name → serving revision; None before the first look
         self._splits: dict[str, Function] = {}  # the split functions
         self._wanted: dict[str, int] = {}
-        self._scaled: dict[str, tuple[int, FunctionStatus]] = {}  # name → wanted before, and the last status
+        self._scaled: dict[str, int] = {}  # name → wanted before
+        self._statuses: dict[str, FunctionStatus] = {}  # the last ones of the scaled functions
         self._failing: dict[str, str] = {}
         self._health: dict[str, Health] = {}
         self._drains: Mapping[str, NodeDrain] | None = None  # None before the first look
@@ -76,8 +79,10 @@ class Changes:
             name = status.function
             wanted = self._wanted.get(name)
             if wanted is not None and wanted != status.wanted:
-                self._scaled[name] = self._scaled.get(name, (wanted, status))[0], status
+                self._scaled.setdefault(name, wanted)
             self._wanted[name] = status.wanted
+            if name in self._scaled:
+                self._statuses[name] = status
             error = "" if status.start_error is None else status.start_error.summary[:_MAX_TEXT]
             if error and self._failing.get(name) != error:
                 text = f"its workers fail to start: {error}"
@@ -87,9 +92,11 @@ class Changes:
     def end_slot(self, now: float) -> None:
         """Report the scale decisions of the last ten seconds, one for each function."""
         scaled, self._scaled = self._scaled, {}
-        for name, (before, status) in scaled.items():
+        statuses, self._statuses = self._statuses, {}
+        for name, before in scaled.items():
+            status = statuses[name]
             if before != status.wanted:
-                text = f"{before} to {status.wanted} workers: {status.reason}"[:_MAX_TEXT]
+                text = _scale_text(before, without_holders(status))[:_MAX_TEXT]
                 details = {"from": before, "to": status.wanted}
                 subject = function_subject(name)
                 self._add(Event(now, EventKind.SCALE, subject, text, status.serving, details=details))
@@ -144,6 +151,18 @@ class Changes:
         subject = function_subject(event.function)
         fault = Event(event.at, EventKind.FAULT, subject, text[:_MAX_TEXT], event.revision, event.node, details)
         self._add(fault)
+
+
+def _scale_text(before: int, status: FunctionStatus) -> str:
+    """Return how many workers are wanted and why, and how many were placed if some were not."""
+    count = status.wanted
+    wanted = "no workers" if not count else "1 worker" if count == 1 else f"{count} workers"
+    text = f"wants {wanted}, {before} before: {status.reason.replace(f': {wanted}', '', 1)}"
+    placed = sum(msgspec.structs.astuple(status.workers))
+    if placed < count:
+        detail = "" if status.waiting is None else f": {status.waiting.detail}"
+        text += f"; {placed or 'none'} placed{detail}"
+    return text
 
 
 def _is_fault(event: WorkerEvent) -> bool:

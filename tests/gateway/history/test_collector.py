@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from gpufn_core.domain.devices.device import Device, DeviceShare, DeviceType, Health
@@ -140,6 +142,35 @@ def test_scale_decisions_of_ten_seconds_are_one_mark_and_none_if_they_end_where_
     changes.end_slot(9.0)
     (event,) = changes.take()
     assert (event.kind.value, event.subject, event.details) == ("scale", "function:f", {"from": 1, "to": 7})
+
+
+def scaled(before: int, *reports: FunctionStatus) -> str:
+    changes = Changes()
+    changes.on_statuses([status("f", before)], 1.0)
+    for report in reports:
+        changes.on_statuses([report], 2.0)
+    changes.end_slot(9.0)
+    return changes.take()[0].text
+
+
+def test_a_scale_decision_says_what_is_wanted_and_what_was_placed() -> None:
+    up: Any = {"wanted": 2, "reason": "2 queued, 0 running: 2 workers (max_workers)"}
+    no_room = Waiting(WaitReason.NO_CAPACITY, "no node has a GPU; held by other/f (1 worker)")
+    started = WorkerCounts(starting=1)
+    texts = [
+        scaled(0, status("f", **up), status("f", **up, waiting=no_room)),
+        scaled(0, status("f", **up), status("f", **up, workers=started, waiting=no_room)),
+        scaled(0, status("f", **up, workers=WorkerCounts(ready=1, starting=1))),
+        scaled(0, status("f", 1, reason="no calls: 1 worker (min_workers)")),
+        scaled(1, status("f", 0, reason="no calls: no workers")),
+    ]
+    assert texts == [
+        "wants 2 workers, 0 before: 2 queued, 0 running (max_workers); none placed: no node has a GPU",
+        "wants 2 workers, 0 before: 2 queued, 0 running (max_workers); 1 placed: no node has a GPU",
+        "wants 2 workers, 0 before: 2 queued, 0 running (max_workers)",
+        "wants 1 worker, 0 before: no calls (min_workers); none placed",
+        "wants no workers, 1 before: no calls",
+    ]
 
 
 def test_faults_quarantines_and_lost_nodes_are_marks() -> None:
