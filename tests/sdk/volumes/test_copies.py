@@ -104,6 +104,14 @@ def test_files_that_are_there_are_not_fetched_again(folder: Path, tmp_path: Path
         get_files(store, "v", target, "absent")
 
 
+@pytest.mark.parametrize("path", [".", "./", "/", "./sub/.."])
+def test_a_point_is_the_top_of_the_volume(folder: Path, tmp_path: Path, path: str) -> None:
+    store = Store()
+    put_files(store, "v", folder)
+    assert get_files(store, "v", tmp_path / "target", path) == get_files(store, "v", tmp_path / "target")
+    assert [file.path for file in get_files(store, "v", tmp_path / "target", "./sub").files] == ["sub/.hidden", "sub/b"]
+
+
 def test_a_damaged_file_does_not_appear(folder: Path, tmp_path: Path) -> None:
     store = Store()
     put_files(store, "v", folder / "a")

@@ -44,14 +44,15 @@ def put(name: str, source: Path, to: str, replace: bool, json: bool) -> None:
 
 @app.command()
 @_name_argument
-@click.argument("path", cls=Argument, default="", help="File or folder in the volume. Default: all files.")
+@click.argument("path", cls=Argument, default="", help="File or folder in the volume. Default: `.`, all files.")
 @click.option("--to", type=PATH, default=Path("."), help="Folder to copy to. Default: the working folder.")
 @_version_option
 @json_option
 def get(name: str, path: str, to: Path, version: int | None, json: bool) -> None:
     """Copy files of a volume to this machine.
 
-    Equal files that are there already are not copied again, so an interrupted copy can be repeated.
+    Equal files that are there already are not copied again, so an interrupted copy can be repeated. Files of the same
+    name with other contents are replaced, and other files stay.
     """
     if to.exists() and not to.is_dir():
         raise WrongUsage(f"{to} is a file: name a folder to copy to", field="--to")
