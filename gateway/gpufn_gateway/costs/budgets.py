@@ -16,6 +16,7 @@ from typing import Final
 import msgspec
 
 from gpufn_core.domain.usage import day_of, days
+from gpufn_core.spec.units import format_money
 from gpufn_gateway.background_loop import log_failures
 from gpufn_gateway.costs.groups import spent_by_subject
 from gpufn_gateway.costs.ledger import Ledger
@@ -101,7 +102,7 @@ class Budgets:
             return
         consequence = "; its calls are refused" if budget.stop else ""
         reached = f"used up{consequence}" if state.is_used_up else f"used to {budget.warn:.0%}"
-        text = f"the budget of {budget.month:g} {currency} for {state.month} is {reached}"
+        text = f"the budget of {format_money(budget.month)} {currency} for {state.month} is {reached}"
         if not self._knows_marks:
             earlier = await self._recorder.query(_marks)
             self._marked |= earlier

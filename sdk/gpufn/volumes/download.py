@@ -35,14 +35,15 @@ def get_files(
 ) -> VolumeTree:
     """Copy the files below `path`, or the file `path`, into the folder `target`. Return the selected files.
 
-    "." is the top of the volume. A file of `target` with the same name and other bytes is replaced. Raises DataNotFound if there is none; ArtifactUnavailable if a file is damaged or cannot be written."""
+    "." is the top of the volume. A file of `target` with the same name and other bytes is replaced. Raises DataNotFound
+    if there is no such file; ArtifactUnavailable if a file is damaged or cannot be written."""
     shown, tree = progress or SILENT, api.volume_tree(name, version)
     below = posixpath.normpath(f"/{path}").strip("/")
     selected = msgspec.structs.replace(tree, files=tuple(_selected(tree, below)))
     if below and not selected.files:
         raise DataNotFound(
-            f"{name} has no file {path!r} in version {tree.version}: see `gpufn volume ls {name}`; `--to` is the folder "
-            "on this machine"
+            f"{name} has no file {path!r} in version {tree.version}: see `gpufn volume ls {name}`; `--to` is the "
+            "folder on this machine"
         )
     shown.begin(sum(file.size for file in selected.files))
 

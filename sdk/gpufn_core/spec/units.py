@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -101,6 +102,18 @@ def format_duration(seconds: float) -> str:
     if seconds < 7170:
         return f"{seconds / 60:.0f} min"
     return f"{seconds / 3600:.3g} h" if seconds < 172_800 else f"{seconds / 86_400:.2g} days"
+
+
+def format_money(amount: float) -> str:
+    """Format without a currency and without an exponent: two decimals, or two digits of an amount below 0.1.
+
+    >>> [format_money(each) for each in (0, 1e-06, 2.9167e-08, 0.0995, 0.5, 1234.567, -0.002)]
+    ['0', '0.0000010', '0.000000029', '0.10', '0.50', '1,234.57', '-0.0020']
+    """
+    if not amount:
+        return "0"
+    decimals = 2 if abs(amount) >= 0.0995 else 1 - math.floor(math.log10(abs(amount)))
+    return f"{amount:,.{decimals}f}"
 
 
 def check_least_bytes(option: str, amount: int, least: int, needed_by: str) -> None:

@@ -241,7 +241,8 @@ def test_costs_of_functions_without_a_team_are_not_called_unused(gateway: StubGa
     row = {"used": 0.0, "idle": 0.0, "cpu": 0.00003, "unused": 0.0, "total": 0.00003, "calls": 1067}
     gateway.on("GET /v1/costs", {"currency": "EUR", "costs": [row], "budgets": []})
     assert "(no team)" in (shown := command("cost", "--by", "team").stdout)
-    assert "0.0000000281" in shown
+    assert "0.000000028" in shown
+    assert "ATTEMPTS" in shown.upper()
     assert "(unused)" in command("cost").stdout
 
 

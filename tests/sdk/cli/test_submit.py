@@ -78,7 +78,7 @@ def test_usage_is_added_up_by_the_requested_columns(gateway: StubGateway) -> Non
     assert "function=f&since=20" in gateway.requests[-1].path
     added = _gpufn("usage", "--by", "function").stdout.splitlines()
     assert [line.split() for line in added] == [
-        ["FUNCTION", "CALLS", "FAILED", "RAN", "GPU", "SECONDS", "JOULES", "PER", "CALL"],
+        ["FUNCTION", "ATTEMPTS", "FAILED", "RAN", "GPU", "SECONDS", "JOULES", "PER", "ATTEMPT"],
         ["f", "4", "2", "3", "min", "45.0", "-", "-"],
     ]  # fmt: skip
     totals = json.loads(_gpufn("usage", "--by", "key", "--json").stdout)

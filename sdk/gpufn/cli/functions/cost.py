@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import decimal
 from collections.abc import Container, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +13,7 @@ from gpufn.cli.calls.history import parse_span_s
 from gpufn.cli.functions.charged import charged_to, existing_names
 from gpufn.cli.terminal.command import Command, connect, json_option
 from gpufn.cli.terminal.output import duration, print_json, print_table, say
+from gpufn_core.spec.units import format_money
 
 if TYPE_CHECKING:
     from gpufn.client.views.figures import CostView
@@ -36,9 +36,9 @@ def cost(*, by: tuple[str, ...], since: str, share_unused: bool, show_all: bool,
     """Show what functions cost: used, idle, CPU and unused time, at the prices of GPUFN_PRICES.
 
     Used GPU time is that of calls, as in `gpufn usage`. Idle time is what workers held without a call, which the
-    function pays for. Held time is known for 30 days, used time for 400. Variants of a function, `gpufn exec` and
-    `gpufn shell` count as the function. The functions of `gpufn run`, and functions of `gpufn serve` that
-    are gone, are one row.
+    function pays for. A call counts once for each of its attempts. Held time is known for 30 days, used time for 400.
+    Variants of a function, `gpufn exec` and `gpufn shell` count as the function. The functions of `gpufn run`, and
+    functions of `gpufn serve` that are gone, are one row.
     """
     first = (datetime.datetime.now(datetime.UTC) - datetime.timedelta(seconds=parse_span_s(since))).date()
     columns = tuple(dict.fromkeys(by or ("function",)))
@@ -59,7 +59,7 @@ def cost(*, by: tuple[str, ...], since: str, share_unused: bool, show_all: bool,
     print_table(
         (
             *columns,
-            "calls",
+            "attempts",
             "gpu used",
             "gpu idle",
             "used",
@@ -67,7 +67,7 @@ def cost(*, by: tuple[str, ...], since: str, share_unused: bool, show_all: bool,
             "cpu",
             "unused",
             money,
-            "per call",
+            "per attempt",
             "kWh",
             "CO2 kg",
         ),
@@ -79,7 +79,7 @@ def cost(*, by: tuple[str, ...], since: str, share_unused: bool, show_all: bool,
     )
     for budget in view.budgets:
         stops = ", then its calls are refused" if budget.stops else ""
-        spent = f"{_money(budget.spent)} of {_money(budget.limit)} {money}"
+        spent = f"{format_money(budget.spent)} of {format_money(budget.limit)} {money}"
         say(f"budget of {budget.subject} for {budget.month}: {spent}{stops}")
 
 
@@ -95,33 +95,16 @@ def _grouped(costs: Iterable[CostView], columns: Sequence[str], existing: Contai
 
 
 def _numbers(row: CostView) -> tuple[Any, ...]:
-    per_call = _small(row.total / row.calls) if row.calls else "-"
+    per_attempt = format_money(row.total / row.calls) if row.calls else "-"
     joules = "-" if row.joules is None else f"{row.joules / 3.6e6:.3g}"
     co2 = "-" if row.co2_g is None else f"{row.co2_g / 1000:.3g}"
-    amounts = map(_money, (row.used, row.idle, row.cpu, row.unused, row.total))
+    amounts = map(format_money, (row.used, row.idle, row.cpu, row.unused, row.total))
     return (
         row.calls,
         duration(row.gpu_used_s or None),
         duration(row.gpu_idle_s or None),
         *amounts,
-        per_call,
+        per_attempt,
         joules,
         co2,
     )
-
-
-def _money(amount: float) -> str:
-    """
-    >>> [_money(each) for each in (0.0, 0.0000123456, 0.5, 1234.567)]
-    ['0', '0.0000123', '0.50', '1,234.57']
-    """
-    return "0" if not amount else f"{amount:,.2f}" if amount >= 0.1 else _small(amount)
-
-
-def _small(amount: float) -> str:
-    """Return three digits without an exponent.
-
-    >>> _small(2.9167e-08), _small(12.34)
-    ('0.0000000292', '12.3')
-    """
-    return f"{decimal.Decimal(f'{amount:.3g}'):f}"

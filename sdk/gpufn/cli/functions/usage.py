@@ -34,7 +34,7 @@ def usage(*, name: str | None, since: str, key: str | None, by: tuple[str, ...],
     charged. A call is counted within ten seconds of its end, once for each of its attempts.
 
     The energy that a GPU uses in a second is divided among the calls that ran on it, by their GPU seconds. Calls whose
-    energy is unknown count neither in the joules nor in the joules per call.
+    energy is unknown count neither in the joules nor in the joules per attempt.
 
     Variants of a function, `gpufn exec` and `gpufn shell` count as the function. The functions of `gpufn run`, and
     functions of `gpufn serve` that are gone, are one row.
@@ -55,7 +55,7 @@ def usage(*, name: str | None, since: str, key: str | None, by: tuple[str, ...],
         print_json([dict(zip(columns, group, strict=True)) | {"usage": total} for group, total in totals.items()])
         return
     print_table(
-        (*columns, "calls", "failed", "ran", "gpu seconds", "joules", "per call"),
+        (*columns, "attempts", "failed", "ran", "gpu seconds", "joules", "per attempt"),
         [
             (
                 *group,
