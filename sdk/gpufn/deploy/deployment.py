@@ -56,7 +56,7 @@ class Deployment(msgspec.Struct, frozen=True):
     `view` is None while `builds` build the engines of `revision`. `is_new` is False if nothing had changed;
     `is_promoted`, if the revision had a part of the calls before, and gets all of them. `lacking` is the requirement
     that no node meets. `arguments` are the changes of the signature. `crowded` is the warning about too many parallel
-    calls in one worker.
+    calls in one worker. `signed_by` is the id of the key that signed the revision in this deploy or an earlier one.
     """
 
     function: str
@@ -69,6 +69,7 @@ class Deployment(msgspec.Struct, frozen=True):
     arguments: tuple[str, ...] = ()
     crowded: str = ""
     is_promoted: bool = False
+    signed_by: str = ""
 
     def warnings(self) -> Iterator[str]:
         """Yield the warnings, one sentence each."""
@@ -129,10 +130,11 @@ def deploy(
     """
     spec, digest = deployable.spec, deployable.bundle
     name, timeout_s = spec.name, spec.startup_timeout_s
+    signed_by = "" if signer is None else signer.id
     before = _current_view(api, name)
     if before is not None and not force and _is_serving(before) and _lease_id(before.lease) == _lease_id(lease):
         same = _unchanged_revision(api, before, deployable) or _unchanged_canary(api, before, deployable)
-        if same and (signer is None or same.signed_by == signer.id):
+        if same and same.signed_by == (signed_by or same.signed_by):
             if same.bundle == digest:
                 api.put_bundle(digest, deployable.data)  # the store may have lost it; its workers would not start
             is_promoted = same.number != before.active and traffic is None
@@ -140,7 +142,9 @@ def deploy(
                 before = api.rollback(name, same.number)
             elif same.number != before.active and traffic is not None:
                 before = _with_canary(api, before, same.number, traffic)
-            return Deployment(name, same.number, before, False, timeout_s, is_promoted=is_promoted)
+            return Deployment(
+                name, same.number, before, False, timeout_s, is_promoted=is_promoted, signed_by=same.signed_by
+            )
     lacking = ""
     with contextlib.suppress(Forbidden):  # a key that may only deploy
         lacking = unmet_requirement(
@@ -166,9 +170,10 @@ def deploy(
     )
     arguments, crowded = _changed_arguments(before, spec), parallelism_warning(spec)
     if isinstance(created, BuildingRevision):
-        return Deployment(name, created.revision, None, True, timeout_s, lacking, created.builds, arguments, crowded)
-    number = created.active if created.canary is None else created.canary
-    return Deployment(name, number, created, True, timeout_s, lacking, arguments=arguments, crowded=crowded)
+        view, number, builds = None, created.revision, created.builds
+    else:
+        view, number, builds = created, created.active if created.canary is None else created.canary, ()
+    return Deployment(name, number, view, True, timeout_s, lacking, builds, arguments, crowded, signed_by=signed_by)
 
 
 def _signature(signer: Signer, spec: FunctionSpec, bundle: Digest) -> DeploySignature:

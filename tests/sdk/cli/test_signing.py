@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from gpufn_core.signing.ed25519 import Signer, parse_public_key
-from tests.sdk.cli.commands import command
-from tests.sdk.conftest import StubGateway
+from tests.sdk.cli.commands import APP, VIEW, command
+from tests.sdk.conftest import Project, StubGateway
 
 KEY: dict[str, Any] = {"name": "ci", "id": "ab12", "patterns": ["prod/*"], "added_at": 1.0, "functions": ["prod/a/f"]}
 
@@ -47,6 +47,20 @@ def test_rules_are_listed_changed_and_removed(gateway: StubGateway) -> None:
     assert command("signing", "allow-unsigned", "prod").exit_code == 0
     gateway.on("DELETE /v1/signing/keys/ci", KEY)
     assert "prod/a/f" in command("signing", "rm", "ci", "--yes").stderr
+
+
+def test_a_deploy_says_by_which_key_it_is_signed(gateway: StubGateway, project: Project) -> None:
+    pytest.importorskip("cryptography")
+    project(APP)
+    gateway.any_bundle = True
+    gateway.on("GET /v1/nodes", {"nodes": []})
+    gateway.on("POST /v1/functions", VIEW | {"serving": 3}, status=201)
+    gateway.on("GET /v1/functions/f", {"code": "function_not_found"}, status=404)
+    assert command("signing", "keygen", "--out", "ci.pem", "--json").exit_code == 0
+    result = command("deploy", "app.py", "--no-wait", "--sign", "ci.pem")
+    sent = next(request for request in gateway.requests if request.method == "POST").json
+    assert (result.exit_code, sent["signature"]["key"] in result.stdout) == (0, True)
+    assert "signed" not in command("deploy", "app.py", "--no-wait").stdout
 
 
 @pytest.mark.parametrize("by_variable", [False, True])

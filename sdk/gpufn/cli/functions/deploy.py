@@ -296,7 +296,8 @@ def _deploy(
         if json:
             continue
         if view is None:
-            say(f"{spec.name}@{deployment.revision}  building: `gpufn builds` shows the progress")
+            signed = _signed(deployment)
+            say(f"{spec.name}@{deployment.revision}  building: `gpufn builds` shows the progress{signed}")
         else:
             _print_addresses(spec, view, client.url, deployment)
     if json:
@@ -400,8 +401,13 @@ def _print_addresses(spec: FunctionSpec, view: FunctionView, url: str, deploymen
     number = view.active
     if view.canary is not None:
         number, notes = view.canary, f"{notes}  gets a part of the calls: `gpufn traffic {spec.name}`"
+    notes += _signed(deployment)
     for path in call_paths(spec):
         say(f"{spec.name}@{number}  {url}{path}{notes}")
+
+
+def _signed(deployment: Deployment) -> str:
+    return f"  signed by key {deployment.signed_by}" if deployment.signed_by else ""
 
 
 def call_paths(spec: FunctionSpec) -> Iterator[str]:
