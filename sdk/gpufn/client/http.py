@@ -25,7 +25,15 @@ from gpufn.client.responses import decode, error_of
 from gpufn.client.views.access import TokenView
 from gpufn_core.encoding import media
 from gpufn_core.encoding.urls import DEFAULT_GATEWAY, function_path, gateway_address, public
-from gpufn_core.errors import Forbidden, GatewayUnavailable, GpufnError, InvalidInput, InvalidSpec, Unauthorized
+from gpufn_core.errors import (
+    Forbidden,
+    GatewayUnavailable,
+    GpufnError,
+    HistoryUnavailable,
+    InvalidInput,
+    InvalidSpec,
+    Unauthorized,
+)
 from gpufn_core.home import Home
 from gpufn_core.spec.naming import names
 
@@ -45,6 +53,8 @@ _PROXY_ERRORS = {
     HTTPStatus.GATEWAY_TIMEOUT: "the gateway did not respond in time",
 }
 _RETRY_DELAYS_S = (0.1, 0.4, 1.0, 2.0)
+_LOADING_S = 15.0  # after its start a gateway loads the history
+_LOADING_RETRY_S = 1.0
 
 
 def find_url(environ: Mapping[str, str] = os.environ) -> str:
@@ -235,6 +245,17 @@ class Requests:
         return decode(kind, self._json(dict[str, msgspec.Raw], method, path, **options).get(name, b""))
 
     def _request(self, method: str, path: str, *, check: bool = True, **options: Any) -> httpx.Response:
+        """Send a request. A gateway that has just started is given time to load its history."""
+        deadline = time.monotonic() + _LOADING_S
+        while True:
+            try:
+                return self._request_once(method, path, check=check, **options)
+            except HistoryUnavailable:
+                if method != "GET" or time.monotonic() >= deadline:
+                    raise
+            time.sleep(_LOADING_RETRY_S)
+
+    def _request_once(self, method: str, path: str, *, check: bool, **options: Any) -> httpx.Response:
         for delay_s in (*_RETRY_DELAYS_S, None):
             try:
                 response = self._http.request(method, path, **options)

@@ -246,6 +246,23 @@ def test_costs_of_functions_without_a_team_are_not_called_unused(gateway: StubGa
     assert "(unused)" in command("cost").stdout
 
 
+def test_cost_waits_until_the_gateway_has_loaded_its_history(
+    gateway: StubGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpufn.client.http._LOADING_RETRY_S", 0.0)
+    loading = {"code": "history_unavailable", "detail": "the history is not loaded yet"}
+    for _ in range(3):
+        gateway.on("GET /v1/costs", loading, status=503, retry_after="1")
+    gateway.on("GET /v1/costs", {"currency": "EUR", "costs": [], "budgets": []})
+    assert command("cost").exit_code == 0
+    monkeypatch.setattr("gpufn.client.http._LOADING_S", 0.0)
+    gateway.on("GET /v1/costs", loading, status=503)
+    result = command("cost")
+    while result.exit_code == 0:
+        result = command("cost")
+    assert "not loaded yet" in result.stderr
+
+
 _NAMES = ("clf", "clf=3f2a9c1b0d", "run-3c31j5szwv/default/f", "dev-ada/default/g", "dev-ada/default/f")
 
 
