@@ -148,7 +148,7 @@ async def test_a_function_of_another_file_is_replaced_only_on_request(nats: Any,
         assert await deploy(here | {"deployer": "bob@desk"}) == (201, "")
         status, detail = await deploy(here | {"file": "lib/app.py"})
         assert status == 409
-        facts = ("owned@3", "from app.py", "from lib/app.py", "project vision", "bob@desk", "--replace")
+        facts = ("owned@3", "from app.py", "from lib/app.py", "project vision", "bob@desk", '"replace": true')
         assert all(fact in detail for fact in facts)
         status, detail = await deploy(here | {"project_id": "2"})
         assert (status, "another project" in detail) == (409, True)

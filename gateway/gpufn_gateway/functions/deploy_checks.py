@@ -42,8 +42,8 @@ class SourceConflict(Conflict):
             here = "another project of the same name"
         by = f", deployed by {before.source.deployer}" if before.source.deployer else ""
         super().__init__(
-            f"{before} is from {before.source}{by}, and this deploy is from {here}: replace it with --replace "
-            f'("replace": true), or deploy under another name',
+            f"{before} is from {before.source}{by}, and this deploy is from {here}: replace it with "
+            f'"replace": true, or deploy under another name',
             field="replace",
         )
 

@@ -112,11 +112,14 @@ def test_a_deploy_stops_at_a_function_of_another_file(gateway: StubGateway, proj
     project({"app.py": APP["app.py"] + "".join(one.replace("def f", f"def {name}") for name in "ghi")})
     gateway.on("GET /v1/nodes", {"nodes": []})
     gateway.on("POST /v1/functions", VIEW | {"serving": 3}, status=201)
-    refusal = {"code": "conflict", "detail": "g@3 is from b.py", "field": "replace"}
+    refusal = {"code": "conflict", "detail": 'g@3 is from b.py: set "replace": true', "field": "replace"}
     gateway.on("POST /v1/functions", refusal, status=409)
     gateway.any_bundle = True
     result = command("deploy", "app.py", "--prune")
-    assert (result.exit_code, result.stderr) == (1, "gpufn: not deployed: h, i\ngpufn: g@3 is from b.py\n")
+    assert (result.exit_code, result.stderr) == (
+        1,
+        "gpufn: not deployed: h, i\ngpufn: g@3 is from b.py: set --replace\n",
+    )
     assert result.stdout.startswith("f@3  ")
     sent = [request.json["spec"]["name"] for request in gateway.requests if request.method == "POST"]
     assert sent == ["f", "g"]

@@ -326,6 +326,8 @@ def _create_revisions(
             failures.append(error)
             if not isinstance(error, Conflict) or error.field != "replace":
                 continue
+            error.message = error.message.replace('"replace": true', "--replace")  # the gateway names its own option
+            error.args = (error.message,)
             if left := [other.spec.name for other in deployables[number:]]:
                 say(f"gpufn: not deployed: {', '.join(left)}", err=True)
             break
