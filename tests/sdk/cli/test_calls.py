@@ -198,3 +198,23 @@ def test_a_key_that_may_only_invoke_can_invoke(
     gateway.on("POST /v1/functions/f/invoke", 5)
     assert command("invoke", "f").stdout == "5\n"
     assert [request.path for request in gateway.requests] == paths
+
+
+@pytest.mark.parametrize(
+    ("arguments", "method", "hint"),
+    [
+        (("result", "0" * 26, "--wait"), "result_raw", f"gpufn result {'0' * 26} --wait"),
+        (("invoke", "f"), "invoke_raw", "gpufn submit f"),
+    ],
+)
+def test_an_interrupt_says_whether_the_call_continues(
+    gateway: StubGateway, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], method: str, hint: str
+) -> None:
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    gateway.on("GET /v1/functions/f", VIEW)
+    monkeypatch.setattr(f"gpufn.client.client.Client.{method}", interrupt)
+    result = command(*arguments)
+    assert (result.exit_code, hint in result.stderr) == (130, True)
+    assert command(*arguments, "--json").stderr == ""

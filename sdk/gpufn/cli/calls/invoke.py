@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,7 @@ from gpufn.cli.calls.arguments import body_of, body_options, check_output, outpu
 from gpufn.cli.calls.wait_reasons import report_waits
 from gpufn.cli.terminal.command import Command, FloatRange, connect, json_option
 from gpufn.cli.terminal.name_completion import callable_name
-from gpufn.cli.terminal.output import print_json_line, step
+from gpufn.cli.terminal.output import print_json_line, say, step
 from gpufn.client.may_read import may_read
 from gpufn_core.errors import Forbidden
 from gpufn_core.protocol.limits import LONGEST_TIMEOUT_S
@@ -44,18 +44,29 @@ def invoke(
 
     The items of a generator are printed as they arrive, one per line. With --json the result is printed at the end,
     with the call's id and timings; a generator's items are one list. With --output the result is only in the file. With
-    a key that may only invoke, a generator's items are one list.
+    a key that may only invoke, a generator's items are one list. Ctrl-C cancels the call.
     """
     body, content_type, query = body_of(**body_values)
     options: dict[str, Any] = {"timeout_s": timeout, "priority": priority, "query": query}
     check_output(output)
-    with connect() as client:
+    with connect() as client, _told_of_its_end(name, json=json):
         if not json and _streams(client, name):
             print_items(client.stream_json(name, body, content_type, **options), output)
             return
         with step(f"Calling {name}") as update, report_waits(client, _waited_for(name), update, json=json):
             result = client.invoke_raw(name, body, content_type, **options)
     show(result, output, json=json)
+
+
+@contextlib.contextmanager
+def _told_of_its_end(name: str, *, json: bool) -> Iterator[None]:
+    """On Ctrl-C say that the call ends with its caller."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if not json:
+            say(f"gpufn: the call is cancelled; one from `gpufn submit {name}` would continue", err=True)
+        raise
 
 
 def print_items(items: Iterable[Any], output: Path | None) -> None:

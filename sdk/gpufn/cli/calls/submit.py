@@ -11,7 +11,7 @@ import click
 from gpufn.cli.calls.arguments import body_of, body_options, output_option, priority_option, show
 from gpufn.cli.terminal.command import Argument, Command, FloatRange, connect, json_option
 from gpufn.cli.terminal.name_completion import callable_name
-from gpufn.cli.terminal.output import ago, duration, print_fields, print_json, print_table, say_or_json, step
+from gpufn.cli.terminal.output import ago, duration, print_fields, print_json, print_table, say, say_or_json, step
 from gpufn_core.encoding import media
 from gpufn_core.errors import InvocationNotFound, MapNotFound
 from gpufn_core.protocol.limits import LONGEST_TIMEOUT_S
@@ -56,13 +56,18 @@ def submit(
 def result(id: str, output: Path | None, wait: bool, timeout: float | None, json: bool) -> None:  # noqa: A002
     """Print the result of a submitted call, or its error.
 
-    If the call has not ended, the command fails with exit code 1. --wait and --timeout wait for the end first.
+    If the call has not ended, the command fails with exit code 1. --wait and --timeout wait for the end first;
+    Ctrl-C ends the wait and not the call.
     """
     with connect() as client:
         try:
             with step(f"Waiting for {id}"):
                 wait_s = None if wait and timeout is None else timeout or 0.0
                 raw = client.result_raw(id, timeout_s=wait_s, accept=media.JSON)
+        except KeyboardInterrupt:
+            if not json:
+                say(f"gpufn: the call continues; `gpufn result {id} --wait` prints its result", err=True)
+            raise
         except TimeoutError:
             state = client.invocation(id).state.value
             raise TimeoutError(f"{id} is still {state}; `gpufn result {id} --wait` waits until it ends") from None
