@@ -22,95 +22,110 @@ import click
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
-# name → module and function, and the first line of its help (a test compares them)
-COMMANDS: dict[str, tuple[str, str]] = {
-    "up": ("gpufn_local.up:up", "Run the platform on this machine."),
-    "down": ("gpufn_local.down:down", "Stop the platform on this machine."),
-    "deploy": ("gpufn.cli.functions.deploy:deploy", "Deploy the functions of a file, or a model."),
-    "run": ("gpufn.cli.develop.run:run", "Call a function of a file without deploying it for good."),
-    "serve": ("gpufn.cli.develop.serve:serve", "Serve the functions of a file while you edit it, until Ctrl-C."),
-    "diff": ("gpufn.cli.develop.diff:diff", "Show what a deploy of a file would change."),
-    "init": ("gpufn.cli.develop.init:init", "Make a project folder."),
-    "build": ("gpufn.cli.models.build:build", "Build a model's engines without deploying it."),
-    "invoke": ("gpufn.cli.calls.invoke:invoke", "Call a function and print its result."),
-    "submit": ("gpufn.cli.calls.submit:submit", "Queue a call and print its id, for `gpufn result ID`."),
-    "map": ("gpufn.cli.calls.map:map_", "Call a function for each line of a file, and print one result per line."),
-    "status": ("gpufn.cli.calls.submit:status", "Show the status of a submitted call or a map."),
-    "result": ("gpufn.cli.calls.submit:result", "Print the result of a submitted call, or its error."),
-    "cancel": ("gpufn.cli.calls.submit:cancel", "Cancel a submitted call, or the remaining items of a map."),
-    "ls": ("gpufn.cli.functions.manage:ls", "List the functions."),
-    "describe": ("gpufn.cli.functions.manage:describe", "Show a function's revision, workers and options."),
-    "logs": ("gpufn.cli.functions.logs:logs", "Show the logs of a function's workers."),
-    "exec": ("gpufn.cli.develop.exec:exec_", "Run a command in a worker of its own, where a function runs."),
-    "shell": ("gpufn.cli.develop.exec:shell", "Open a shell in a worker of its own, where a function runs."),
-    "profile": (
-        "gpufn.cli.develop.profile:profile",
-        "Show where a worker spends its time or memory.",
-    ),
-    "calls": ("gpufn.cli.calls.history:calls", "List submitted calls and maps, newest first."),
-    "traces": ("gpufn.cli.calls.trace:traces", "List the traces that the gateway keeps, newest first."),
-    "trace": (
-        "gpufn.cli.calls.trace:trace",
-        "Show how the time of a traced call was spent, with its attempts and nested calls.",
-    ),
-    "dlq": (
-        "gpufn.cli.calls.dead_letters:app",
-        "List, show, replay and drop dead letters (submitted calls that failed permanently).",
-    ),
-    "why": ("gpufn.cli.functions.why:why", "Explain a function's number of workers, and why its calls wait."),
-    "scale": ("gpufn.cli.functions.manage:scale", "Set the minimum and maximum number of a function's workers."),
-    "traffic": (
-        "gpufn.cli.functions.traffic:traffic",
-        "Show or set how calls are divided between a function's revisions.",
-    ),
-    "apps": ("gpufn.cli.functions.apps:app", "List the apps, and roll one back."),
-    "rollback": ("gpufn.cli.functions.manage:rollback", "Make an earlier revision active."),
-    "rm": ("gpufn.cli.functions.manage:rm", "Delete a function. Queued calls are cancelled; running calls finish."),
-    "schedules": ("gpufn.cli.functions.schedules:app", "List, add, pause and remove schedules."),
-    "usage": ("gpufn.cli.functions.usage:usage", "Show the run time, the GPU seconds and the energy of calls."),
-    "advise": (
-        "gpufn.cli.functions.advise:advise",
-        "Compare what a function asks for with what it used, and replay its calls with other idle timeouts.",
-    ),
-    "cost": (
-        "gpufn.cli.functions.cost:cost",
-        "Show what functions cost: used, idle, CPU and unused time, at the prices of GPUFN_PRICES.",
-    ),
-    "history": ("gpufn.cli.functions.history:history", "Show calls, errors, latency and workers over time."),
-    "events": ("gpufn.cli.operate.events:events", "List deploys, scale decisions, faults and other events."),
-    "console": ("gpufn.cli.operate.console:console", "Open the web console, signed in with your API key or login."),
-    "nodes": ("gpufn.cli.operate.nodes:app", "List the nodes and their devices, and drain them."),
-    "top": ("gpufn.cli.operate.top:top", "Watch devices and their workers live."),
-    "builds": ("gpufn.cli.models.builds:app", "List and cancel model builds, and read their reports."),
-    "engines": ("gpufn.cli.models.engines:app", "List built engines, and remove unused ones."),
-    "models": ("gpufn.cli.models.list:app", "List and describe the models that serve."),
-    "volume": ("gpufn.cli.data.volumes:app", "Copy files to and from volumes, and list and delete them."),
-    "queue": ("gpufn.cli.data.queues:queue", "List and delete the queues of gpufn.Queue."),
-    "dict": ("gpufn.cli.data.queues:dict_", "List and delete the dicts of gpufn.Dict."),
-    "secrets": ("gpufn.cli.operate.secrets:app", "Set, list and delete secrets, and rotate their master key."),
-    "teams": ("gpufn.cli.operate.teams:app", "List, set and remove teams: who owns which functions."),
-    "signing": (
-        "gpufn.cli.operate.signing:app",
-        "Make signing keys, trust and list them, and require signatures of deploys.",
-    ),
-    "login": ("gpufn.cli.operate.login:login", "Log in at the gateway through its identity provider."),
-    "logout": ("gpufn.cli.operate.login:logout", "Forget the login at the gateway."),
-    "whoami": (
-        "gpufn.cli.operate.login:whoami",
-        "Show who you are at the gateway: your id, your scopes, and when your key or token expires.",
-    ),
-    "token": ("gpufn.cli.operate.login:token", "Print a short-lived token, for your API key or your login."),
-    "users": ("gpufn.cli.operate.users:app", "List the users that have logged in, and end their tokens."),
-    "keys": ("gpufn.cli.operate.keys:app", "Create, rotate, limit, list and delete API keys."),
-    "audit": ("gpufn.cli.operate.audit:app", "Show, export and verify the audit log."),
-    "simulate": ("gpufn_local.simulate:simulate", "Compare orders of calls on a GPU that functions share by time."),
-    "doctor": ("gpufn_local.doctor:doctor", "Check this machine, and say what to do about each finding."),
-    "version": ("gpufn.cli.version:version", "Show the versions of gpufn, Python and the dependencies."),
-    "completion": (
-        "gpufn.cli.completion:completion",
-        "Print a shell script that completes commands, options and functions.",
-    ),
+# heading → name → module and function, and the first line of its help (a test compares them)
+SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
+    "Develop": {
+        "init": ("gpufn.cli.develop.init:init", "Make a project folder."),
+        "deploy": ("gpufn.cli.functions.deploy:deploy", "Deploy the functions of a file, or a model."),
+        "run": ("gpufn.cli.develop.run:run", "Call a function of a file without deploying it for good."),
+        "serve": ("gpufn.cli.develop.serve:serve", "Serve the functions of a file while you edit it, until Ctrl-C."),
+        "diff": ("gpufn.cli.develop.diff:diff", "Show what a deploy of a file would change."),
+        "build": ("gpufn.cli.models.build:build", "Build a model's engines without deploying it."),
+        "exec": ("gpufn.cli.develop.exec:exec_", "Run a command in a worker of its own, where a function runs."),
+        "shell": ("gpufn.cli.develop.exec:shell", "Open a shell in a worker of its own, where a function runs."),
+        "profile": ("gpufn.cli.develop.profile:profile", "Show where a worker spends its time or memory."),
+    },
+    "Call": {
+        "invoke": ("gpufn.cli.calls.invoke:invoke", "Call a function and print its result."),
+        "submit": ("gpufn.cli.calls.submit:submit", "Queue a call and print its id, for `gpufn result ID`."),
+        "map": ("gpufn.cli.calls.map:map_", "Call a function for each line of a file, and print one result per line."),
+        "status": ("gpufn.cli.calls.submit:status", "Show the status of a submitted call or a map."),
+        "result": ("gpufn.cli.calls.submit:result", "Print the result of a submitted call, or its error."),
+        "cancel": ("gpufn.cli.calls.submit:cancel", "Cancel a submitted call, or the remaining items of a map."),
+        "calls": ("gpufn.cli.calls.history:calls", "List submitted calls and maps, newest first."),
+        "dlq": (
+            "gpufn.cli.calls.dead_letters:app",
+            "List, show, replay and drop dead letters (submitted calls that failed permanently).",
+        ),
+        "traces": ("gpufn.cli.calls.trace:traces", "List the traces that the gateway keeps, newest first."),
+        "trace": (
+            "gpufn.cli.calls.trace:trace",
+            "Show how the time of a traced call was spent, with its attempts and nested calls.",
+        ),
+    },
+    "Functions": {
+        "ls": ("gpufn.cli.functions.manage:ls", "List the functions."),
+        "describe": ("gpufn.cli.functions.manage:describe", "Show a function's revision, workers and options."),
+        "logs": ("gpufn.cli.functions.logs:logs", "Show the logs of a function's workers."),
+        "why": ("gpufn.cli.functions.why:why", "Explain a function's number of workers, and why its calls wait."),
+        "scale": ("gpufn.cli.functions.manage:scale", "Set the minimum and maximum number of a function's workers."),
+        "traffic": (
+            "gpufn.cli.functions.traffic:traffic",
+            "Show or set how calls are divided between a function's revisions.",
+        ),
+        "apps": ("gpufn.cli.functions.apps:app", "List the apps, and roll one back."),
+        "rollback": ("gpufn.cli.functions.manage:rollback", "Make an earlier revision active."),
+        "rm": ("gpufn.cli.functions.manage:rm", "Delete a function. Queued calls are cancelled; running calls finish."),
+        "schedules": ("gpufn.cli.functions.schedules:app", "List, add, pause and remove schedules."),
+        "advise": (
+            "gpufn.cli.functions.advise:advise",
+            "Compare what a function asks for with what it used, and replay its calls with other idle timeouts.",
+        ),
+        "history": ("gpufn.cli.functions.history:history", "Show calls, errors, latency and workers over time."),
+    },
+    "Models": {
+        "models": ("gpufn.cli.models.list:app", "List and describe the models that serve."),
+        "builds": ("gpufn.cli.models.builds:app", "List and cancel model builds, and read their reports."),
+        "engines": ("gpufn.cli.models.engines:app", "List built engines, and remove unused ones."),
+    },
+    "Data": {
+        "volume": ("gpufn.cli.data.volumes:app", "Copy files to and from volumes, and list and delete them."),
+        "queue": ("gpufn.cli.data.queues:queue", "List and delete the queues of gpufn.Queue."),
+        "dict": ("gpufn.cli.data.queues:dict_", "List and delete the dicts of gpufn.Dict."),
+    },
+    "Operate": {
+        "up": ("gpufn_local.up:up", "Run the platform on this machine."),
+        "down": ("gpufn_local.down:down", "Stop the platform on this machine."),
+        "doctor": ("gpufn_local.doctor:doctor", "Check this machine, and say what to do about each finding."),
+        "console": ("gpufn.cli.operate.console:console", "Open the web console, signed in with your API key or login."),
+        "nodes": ("gpufn.cli.operate.nodes:app", "List the nodes and their devices, and drain them."),
+        "top": ("gpufn.cli.operate.top:top", "Watch devices and their workers live."),
+        "events": ("gpufn.cli.operate.events:events", "List deploys, scale decisions, faults and other events."),
+        "usage": ("gpufn.cli.functions.usage:usage", "Show the run time, the GPU seconds and the energy of calls."),
+        "cost": (
+            "gpufn.cli.functions.cost:cost",
+            "Show what functions cost: used, idle, CPU and unused time, at the prices of GPUFN_PRICES.",
+        ),
+        "simulate": ("gpufn_local.simulate:simulate", "Compare orders of calls on a GPU that functions share by time."),
+    },
+    "Access": {
+        "login": ("gpufn.cli.operate.login:login", "Log in at the gateway through its identity provider."),
+        "logout": ("gpufn.cli.operate.login:logout", "Forget the login at the gateway."),
+        "whoami": (
+            "gpufn.cli.operate.login:whoami",
+            "Show who you are at the gateway: your id, your scopes, and when your key or token expires.",
+        ),
+        "token": ("gpufn.cli.operate.login:token", "Print a short-lived token, for your API key or your login."),
+        "keys": ("gpufn.cli.operate.keys:app", "Create, rotate, limit, list and delete API keys."),
+        "users": ("gpufn.cli.operate.users:app", "List the users that have logged in, and end their tokens."),
+        "teams": ("gpufn.cli.operate.teams:app", "List, set and remove teams: who owns which functions."),
+        "secrets": ("gpufn.cli.operate.secrets:app", "Set, list and delete secrets, and rotate their master key."),
+        "signing": (
+            "gpufn.cli.operate.signing:app",
+            "Make signing keys, trust and list them, and require signatures of deploys.",
+        ),
+        "audit": ("gpufn.cli.operate.audit:app", "Show, export and verify the audit log."),
+    },
+    "This command": {
+        "version": ("gpufn.cli.version:version", "Show the versions of gpufn, Python and the dependencies."),
+        "completion": (
+            "gpufn.cli.completion:completion",
+            "Print a shell script that completes commands, options and functions.",
+        ),
+    },
 }
+COMMANDS = {name: command for section in SECTIONS.values() for name, command in section.items()}
+_NAME_WIDTH = max(map(len, COMMANDS))
 COMPLETE = "_GPUFN_COMPLETE"  # set by a shell that requests completions
 _ARGV = "gpufn.argv"  # context key: the command and its arguments
 _ESCAPE_ERRORS = "gpufn-escape"  # codec error handler for characters that cannot be encoded
@@ -147,9 +162,10 @@ class LazyGroup(click.Group):
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the help of all commands without importing them."""
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+        """Write the help of all commands, below their headings, without importing them."""
+        for heading, commands in SECTIONS.items():
+            with formatter.section(heading):
+                formatter.write_dl([(name.ljust(_NAME_WIDTH), text) for name, (_, text) in commands.items()])
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """Complete the names of commands without importing them, and the options."""

@@ -10,7 +10,7 @@ import click
 import pytest
 
 import gpufn
-from gpufn.cli import COMMANDS
+from gpufn.cli import COMMANDS, SECTIONS
 from tests.sdk.cli.commands import VIEW, command
 from tests.sdk.conftest import StubGateway
 
@@ -32,6 +32,14 @@ def test_help_lists_every_command_without_importing_them() -> None:
     assert result.exit_code == 0
     assert [name for name in COMMANDS if name not in result.stdout] == []
     assert "2 wrong usage" in " ".join(result.stdout.split())
+
+
+def test_help_lists_the_commands_below_headings() -> None:
+    lines = command("--help").stdout.splitlines()
+    for heading, commands in SECTIONS.items():
+        start = lines.index(f"{heading}:") + 1
+        section = lines[start : lines.index("", start)]
+        assert [line.split()[0] for line in section if not line.startswith("   ")] == list(commands)
 
 
 @pytest.mark.parametrize("name", list(COMMANDS))
