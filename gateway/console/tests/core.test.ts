@@ -4,6 +4,7 @@ import { failureIn, grouped } from "../src/core/errors";
 import { parsedEvents } from "../src/core/events";
 import { hasValues, linesOf } from "../src/core/history";
 import { addressOf, href, matched } from "../src/core/route";
+import { scalingTerms } from "../src/core/scaling-terms";
 import { covers, isNamedBy } from "../src/core/scopes";
 import { argumentsFrom, fieldsOf } from "../src/core/signature";
 import { optionChanges } from "../src/core/specdiff";
@@ -127,4 +128,10 @@ test("counts of the history are shown per second, and unknown values as gaps", (
   expect(linesOf(history, ["calls", "p99", "other"])).toEqual([[0, 60, 120], [1, null, 2], [null, null, null], [null, null, null]]);
   expect(hasValues(linesOf(history, ["p99"]))).toBe(false);
   expect(hasValues(linesOf(history, ["calls"]))).toBe(true);
+});
+
+test("the numbers of a scale decision are in the order of the computation, with units and words", () => {
+  const terms = scalingTerms({ want: 2, service_s: 0.5, arrivals_per_s: 3, other: 1 });
+  expect(terms.map((term) => [term.name, term.value])).toEqual([["arrivals per s", "3/s"], ["service s", "500 ms"], ["want", "2"], ["other", "1"]]);
+  expect(terms.map((term) => term.meaning === "")).toEqual([false, false, false, true]);
 });

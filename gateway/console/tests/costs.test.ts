@@ -1,6 +1,7 @@
 import { expect, test } from "vitest";
 import { energy, money } from "../src/core/format";
-import { barsOf, NO_COST, ordered, sumOf, type Cost } from "../src/core/operate/costs";
+import { chargedTo, existingNames, TEMPORARY } from "../src/core/operate/charged";
+import { barsOf, folded, NO_COST, ordered, sumOf, type Cost } from "../src/core/operate/costs";
 
 const cost = (fields: Partial<Cost>): Cost => ({ ...NO_COST, ...fields });
 
@@ -30,3 +31,16 @@ test.each([
 ])("%f is the amount %s", (amount, text) => expect(money(amount)).toBe(text));
 
 test("energy has the unit that fits", () => expect([energy(null), energy(3600), energy(7.2e6)]).toEqual(["–", "1 Wh", "2 kWh"]));
+
+test("temporary functions that have ended are one row, and variants count as their function", () => {
+  const existing = existingNames([{ name: "dev-ada/default/f" }, { name: "clf" }]);
+  const names = ["clf=3f2a9c1b0d", "run-3c31j5szwv/default/f", "run-fast/default/f", "dev-ada/default/f", "dev-ada/default/gone", "dev-ada/default", "dev-bob/default"];
+  expect(names.map((name) => chargedTo(name, existing))).toEqual(["clf", TEMPORARY, "run-fast/default/f", "dev-ada/default/f", TEMPORARY, "dev-ada/default", TEMPORARY]);
+  expect(chargedTo("dev-ada/default/gone", null)).toBe("dev-ada/default/gone");
+});
+
+test("rows that are charged to the same name are added up", () => {
+  const costs = [cost({ function: "run-3c31j5szwv/default/f", calls: 1, total: 1 }), cost({ function: "run-3c31j5szwx/default/f", calls: 2, total: 2 }), cost({ function: "g", calls: 4 })];
+  const rows = folded(costs, "function", (name) => chargedTo(name, null));
+  expect(rows.map((row) => [row.function, row.calls, row.total])).toEqual([[TEMPORARY, 3, 3], ["g", 4, 0]]);
+});

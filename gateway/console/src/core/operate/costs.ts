@@ -68,6 +68,16 @@ function added(one: number | null, other: number | null): number | null {
   return other === null ? one : (one ?? 0) + other;
 }
 
+/** Add up the rows of functions or apps that are charged to the same name. */
+export function folded(costs: readonly Cost[], group: "function" | "app", charged: (name: string) => string): readonly Cost[] {
+  const rows = new Map<string, Cost[]>();
+  for (const each of costs) {
+    const name = charged(each[group] ?? "");
+    rows.set(name, [...(rows.get(name) ?? []), each]);
+  }
+  return [...rows].map(([name, all]) => ({ ...sumOf(all), [group]: name }));
+}
+
 /** The groups in the order of the table: days by time, others by cost, then by GPU time. */
 export function ordered(costs: readonly Cost[], group: Group): readonly Cost[] {
   const seconds = (each: Cost): number => each.gpu_used_s + each.gpu_idle_s;

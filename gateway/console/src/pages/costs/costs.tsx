@@ -1,9 +1,10 @@
 import { useMemo } from "preact/hooks";
 import { useResource } from "../../api/resource";
 import { duration, energy, money, number, percent, plural } from "../../core/format";
-import { barsOf, GROUPS, ordered, PARTS, sumOf, type Cost, type Costs, type Group } from "../../core/operate/costs";
+import { barsOf, folded, GROUPS, ordered, PARTS, sumOf, type Cost, type Costs, type Group } from "../../core/operate/costs";
 import { dayOf, daysFrom } from "../../core/operate/usage";
 import { DayBars } from "../../ui/day-bars";
+import { ListAll, useCharged } from "../../ui/charged";
 import { Download } from "../../ui/download";
 import { FunctionLink } from "../../ui/function-link";
 import { useBounded } from "../../ui/lists/bounded";
@@ -23,6 +24,7 @@ export default function CostsPage({ query }: PageProps) {
   const range = (query["days"] ?? "7") in RANGES ? (query["days"] ?? "7") : "7";
   const group = (query["group"] ?? "function") in GROUPS ? ((query["group"] ?? "function") as Group) : "function";
   const isShared = query["shared"] === "yes";
+  const isFolded = query["all"] !== "yes";
   const today = dayOf(Date.now());
   const since = dayOf(Date.now() - (Number(range) - 1) * DAY_MS);
   const parameters = `since=${since}&until=${today}&share_unused=${isShared}`;
@@ -43,7 +45,7 @@ export default function CostsPage({ query }: PageProps) {
       {problem ? <ErrorBox error={problem} /> : null}
       {days.data === null ? problem ? null : <Loading what="the costs" /> : <Summary costs={days.data} since={since} today={today} />}
       {days.data?.budgets.length ? <Budgets budgets={days.data.budgets} currency={days.data.currency ?? ""} /> : null}
-      {found.data === null ? null : <Groups costs={found.data} group={group} isShared={isShared} />}
+      {found.data === null ? null : <Groups costs={found.data} group={group} isShared={isShared} isFolded={isFolded} />}
     </div>
   );
 }
@@ -115,20 +117,27 @@ interface GroupsProps {
   readonly costs: Costs;
   readonly group: Group;
   readonly isShared: boolean;
+  readonly isFolded: boolean;
 }
 
-function Groups({ costs, group, isShared }: GroupsProps) {
+function Groups({ costs, group, isShared, isFolded }: GroupsProps) {
+  const folds = group === "function" || group === "app" ? group : null;
+  const charged = useCharged(folds === null ? [] : costs.costs.map((each) => each[folds] ?? ""), isFolded);
+  const grouped = useMemo(() => (folds === null ? costs : { ...costs, costs: folded(costs.costs, folds, charged) }), [costs, folds, charged]);
   return (
     <Panel
       title={`Costs ${GROUPS[group]}`}
       note="held time is known for 30 days"
       actions={
-        <label>
-          <input type="checkbox" checked={isShared} onChange={(event) => setQuery({ shared: event.currentTarget.checked ? "yes" : "" })} /> divide unused GPUs among all
-        </label>
+        <>
+          {folds === null ? null : <ListAll isFolded={isFolded} />}
+          <label>
+            <input type="checkbox" checked={isShared} onChange={(event) => setQuery({ shared: event.currentTarget.checked ? "yes" : "" })} /> divide unused GPUs among all
+          </label>
+        </>
       }
     >
-      <Table costs={costs} group={group} />
+      <Table costs={grouped} group={group} />
     </Panel>
   );
 }

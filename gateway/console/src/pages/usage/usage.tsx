@@ -4,6 +4,7 @@ import { duration, energy, number, percent } from "../../core/format";
 import { dayOf, daysFrom, totals, type Group, type Total, type UsageRow } from "../../core/operate/usage";
 import { DayBars } from "../../ui/day-bars";
 import { BoundedTable } from "../../ui/lists/bounded-table";
+import { ListAll, useCharged } from "../../ui/charged";
 import { FunctionLink } from "../../ui/function-link";
 import { Empty, ErrorBox, Loading, Panel, Stat } from "../../ui/parts";
 import { setQuery } from "../../ui/router";
@@ -16,6 +17,7 @@ const DAY_MS = 86_400_000;
 export default function UsagePage({ query }: PageProps) {
   const range = (query["days"] ?? "7") in RANGES ? (query["days"] ?? "7") : "7";
   const group = (query["group"] ?? "function") in GROUPS ? ((query["group"] ?? "function") as Group) : "function";
+  const isFolded = query["all"] !== "yes";
   const today = dayOf(Date.now());
   const since = dayOf(Date.now() - (Number(range) - 1) * DAY_MS);
   const { data, problem } = useResource<{ usage: readonly UsageRow[] }>(`/v1/usage?since=${since}&until=${today}`);
@@ -47,12 +49,22 @@ export default function UsagePage({ query }: PageProps) {
         </span>
       </div>
       {problem ? <ErrorBox error={problem} /> : null}
-      {data === null ? problem ? null : <Loading what="the usage" /> : <Use rows={data.usage} group={group} since={since} today={today} />}
+      {data === null ? problem ? null : <Loading what="the usage" /> : <Use rows={data.usage} group={group} isFolded={isFolded} since={since} today={today} />}
     </div>
   );
 }
 
-function Use({ rows, group, since, today }: { rows: readonly UsageRow[]; group: Group; since: string; today: string }) {
+interface UseProps {
+  readonly rows: readonly UsageRow[];
+  readonly group: Group;
+  readonly isFolded: boolean;
+  readonly since: string;
+  readonly today: string;
+}
+
+function Use({ rows, group, isFolded, since, today }: UseProps) {
+  const charged = useCharged(group === "function" ? rows.map((row) => row.function) : [], isFolded);
+  const grouped = rows.map((row) => ({ ...row, function: charged(row.function) }));
   const all = totals(rows, "day").reduce(
     (sum, each) => ({ calls: sum.calls + each.calls, failed: sum.failed + each.failed, run_s: sum.run_s + each.run_s, gpu_s: sum.gpu_s + each.gpu_s, joules: each.joules === null ? sum.joules : (sum.joules ?? 0) + each.joules }),
     { calls: 0, failed: 0, run_s: 0, gpu_s: 0, joules: null as number | null },
@@ -66,8 +78,8 @@ function Use({ rows, group, since, today }: { rows: readonly UsageRow[]; group: 
         <Stat label="Energy" value={energy(all.joules)} note="of calls that were measured" />
       </dl>
       <Days rows={rows} since={since} today={today} />
-      <Panel title={`Usage ${GROUPS[group]}`} note="days are UTC days; runners store their usage every 10 s">
-        <Table totals={totals(rows, group)} group={group} />
+      <Panel title={`Usage ${GROUPS[group]}`} note="days are UTC days; runners store their usage every 10 s" actions={group === "function" ? <ListAll isFolded={isFolded} /> : null}>
+        <Table totals={totals(grouped, group)} group={group} />
       </Panel>
     </>
   );

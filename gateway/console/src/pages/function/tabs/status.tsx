@@ -1,5 +1,6 @@
 import type { FunctionLive, WorkerView } from "../../../api/views";
 import { bytes, duration, number, percent, plural, visible } from "../../../core/format";
+import { scalingTerms } from "../../../core/scaling-terms";
 import { Chart } from "../../../ui/chart";
 import { Findings } from "../../../ui/findings";
 import { HistoryPanel, type HistoryChart } from "../../../ui/history";
@@ -113,7 +114,7 @@ function Live({ live, isLive }: { live: FunctionLive; isLive: boolean }) {
 function Why({ live }: { live: FunctionLive }) {
   const unknown = live.queued === null || live.running === null;
   return (
-    <Panel title="Queue and workers" note={<WorkerStates counts={live.workers} />}>
+    <Panel title="Queue and workers" note={Object.keys(live.workers).length ? <WorkerStates counts={live.workers} /> : "no workers"}>
       <dl class="pairs body">
         <dt>Wanted</dt>
         <dd>
@@ -148,14 +149,41 @@ function Why({ live }: { live: FunctionLive }) {
             </dd>
           </>
         ) : null}
-        <dt>Numbers</dt>
-        <dd class="dim">
-          {Object.entries(live.terms)
-            .map(([term, value]) => `${term.replaceAll("_", " ")} ${number(value)}`)
-            .join(" · ") || "none yet"}
-        </dd>
       </dl>
+      <Terms terms={live.terms} />
     </Panel>
+  );
+}
+
+function Terms({ terms }: { terms: Readonly<Record<string, number>> }) {
+  const rows = scalingTerms(terms);
+  if (rows.length === 0) {
+    return null;
+  }
+  return (
+    <details class="group">
+      <summary>How this number was computed</summary>
+      <Scroll label="Numbers behind the wanted workers">
+        <table>
+          <thead>
+            <tr>
+              <th>Number</th>
+              <th class="number">Value</th>
+              <th>Meaning</th>
+            </tr>
+          </thead>
+          <tbody>
+            {rows.map((row) => (
+              <tr key={row.name}>
+                <td>{row.name}</td>
+                <td class="number">{row.value}</td>
+                <td class="dim">{row.meaning}</td>
+              </tr>
+            ))}
+          </tbody>
+        </table>
+      </Scroll>
+    </details>
   );
 }
 
