@@ -27,7 +27,7 @@ export function DayBars({ label, names, days, format, isStacked = false }: DayBa
   const y = (value: number): number => HEIGHT - BOTTOM - (value / top) * (HEIGHT - TOP - BOTTOM);
   return (
     <figure class="plot">
-      <Scroll label={label}>
+      <Scroll label={label} fromEnd>
         <svg viewBox={`0 0 ${WIDTH} ${HEIGHT}`} role="img" aria-label={label}>
         {ticksOf(top).map((tick) => (
           <g key={tick}>

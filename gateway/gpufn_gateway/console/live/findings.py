@@ -61,7 +61,7 @@ def of_function(status: FunctionStatus, rates: Rates) -> list[Finding]:
         add(Severity.WARNING, error.code, title, error.message)
     if _has_many_errors(rates):
         failed, ended = _count(rates.errors_per_s, rates), _count(rates.calls_per_s, rates)
-        title = f"{rates.error_share:.0%} of its attempts failed in the last minute"
+        title = f"{100 * (rates.error_share or 0):.0f} % of its attempts failed in the last minute"
         add(Severity.WARNING, "errors", title, f"{failed:,} of {ended:,}")
     return found
 

@@ -113,12 +113,13 @@ function Live({ live, isLive }: { live: FunctionLive; isLive: boolean }) {
 
 function Why({ live }: { live: FunctionLive }) {
   const unknown = live.queued === null || live.running === null;
+  const wanted = live.wanted ? plural(live.wanted, "worker") : "no workers";
   return (
     <Panel title="Queue and workers" note={Object.keys(live.workers).length ? <WorkerStates counts={live.workers} /> : "no workers"}>
       <dl class="pairs body">
         <dt>Wanted</dt>
         <dd>
-          {plural(live.wanted, "worker")}: {visible(live.reason) || "the controller has not reported on it yet"}
+          {wanted}: {visible(live.reason).replace(`: ${wanted}`, "") || "the controller has not reported on it yet"}
         </dd>
         <dt>Calls</dt>
         <dd>{unknown ? "not known yet" : `${number(live.queued)} queued, ${number(live.running)} running`}</dd>
@@ -177,7 +178,7 @@ function Terms({ terms }: { terms: Readonly<Record<string, number>> }) {
               <tr key={row.name}>
                 <td>{row.name}</td>
                 <td class="number">{row.value}</td>
-                <td class="dim">{row.meaning}</td>
+                <td class="wrap dim">{row.meaning}</td>
               </tr>
             ))}
           </tbody>
