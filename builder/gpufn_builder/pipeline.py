@@ -126,7 +126,7 @@ class Pipeline:
             model = replace(model, batched=model.batched and samples.have_rows(user_samples))
             shapes = samples.sample_shapes(user_samples)
             profiles = resolve_profiles(model.inputs, self._spec, shapes, batched=model.batched)
-            generated = samples.generate(model.inputs, profiles, _SEED)
+            generated = samples.generate(model.inputs, profiles, _SEED, model.index_limits)
             cases = user_samples or generated
             on_step = self._steps_of(BuildStage.REFERENCE)
             reference = run_reference(model, cases, on_step, verify=self._spec.verify)

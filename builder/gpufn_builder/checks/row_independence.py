@@ -1,10 +1,16 @@
 """Decides whether calls may share runs of an engine: only if rows give the same result alone and together. Pure.
 
 Shapes do not show this. A sort along the rows, a mean over them, or a scale computed from all of them keeps every
-shape, but makes one caller's result depend on another caller's input. So rows are run alone and then together: in pairs
-in both orders, because a sort does not change sorted rows; all of them with one duplicate, because some models count or
-drop equal rows; and with a faint row, which a scale over all rows would erase. If there is only one row, another is
-made by rotating it.
+shape, but makes one caller's result depend on another caller's input. So each row is run alone, beside copies
+of itself, and beside others.
+
+The runs with copies and with others have the same number of rows, so they use the same kernels, and each row must give
+the same result at the same place. Copies may differ more from the row alone, because the kernels for other numbers of
+rows round differently, and inputs that make no sense to a model can increase these errors.
+
+Runs with others are: in pairs in both orders, because a sort does not change sorted rows; all of them with one
+duplicate, because some models count or drop equal rows; and with a faint row, which a scale over all rows would erase.
+If there is only one row, another is made by rotating it.
 """
 
 from __future__ import annotations
@@ -23,10 +29,11 @@ Run = Callable[[Arrays], Arrays]  # raises BuildFailed for inputs that it cannot
 NO_ROWS: Final = "the first dimension of its inputs and outputs does not count rows"
 _MAX_ROWS: Final = 3
 _FAINT: Final = 1 / 8
-# Kernels for one row and for several may add in a different order, also in half precision. So a row may differ by this
-# fraction of its own norm, or of a tenth of the largest row's norm: errors of large rows dominate a small row.
+# A row may differ by this fraction of its own norm, or of a tenth of the largest row's norm: errors of large rows
+# dominate a small row.
 _MIN_DISTANCE: Final = 1e-3
 _MAX_DISTANCE: Final = 1e-2
+_COPIES_DISTANCE: Final = 5e-2  # of copies from the row alone
 _SMALL: Final = 0.1
 _HINT: Final = "; set samples= if only generated inputs do this"
 
@@ -49,13 +56,28 @@ def why_alone(
     limit = min(max(distance or _MAX_DISTANCE, _MIN_DISTANCE), _MAX_DISTANCE)
     try:
         alone = [run(row) for row in rows]
+        copies: dict[tuple[int, int], Arrays] = {}  # by row and number of rows
         for group in _groups(len(rows), most):
-            together = run({name: np.concatenate([rows[index][name] for index in group]) for name in rows[0]})
-            if reason := _difference(group, alone, together, limit):
+            size = len(group)
+            for index in group:
+                if (index, size) not in copies:
+                    copies[index, size] = _run_together(run, rows, [index] * size)
+                    if reason := _difference([index] * size, alone, copies[index, size], _COPIES_DISTANCE):
+                        return reason
+            beside_copies = [
+                {name: array[place : place + 1] for name, array in copies[index, size].items()}
+                for place, index in enumerate(group)
+            ]
+            together = _run_together(run, rows, group)
+            if reason := _difference(range(size), beside_copies, together, limit):
                 return reason
     except BuildFailed as error:
         return f"it does not run with other numbers of rows: {error.message}"
     return ""
+
+
+def _run_together(run: Run, rows: Sequence[Arrays], group: Sequence[int]) -> Arrays:
+    return run({name: np.concatenate([rows[index][name] for index in group]) for name in rows[0]})
 
 
 def _groups(rows: int, most: int) -> Iterator[Sequence[int]]:
@@ -102,7 +124,8 @@ def _is_equal(one: Array, other: Array) -> bool:
 
 
 def _difference(group: Sequence[int], alone: Sequence[Arrays], together: Arrays, limit: float) -> str:
-    """Describe a difference between the rows of `group`, run `alone` (indexed by `group`), and run `together`."""
+    """Describe a difference between the rows of `group`, of which `alone` has the outputs of one row each, and the same
+    rows run `together`."""
     for name, array in together.items():
         own = [outputs[name] for outputs in alone]
         for place, index in enumerate(group):

@@ -14,6 +14,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 import msgspec
@@ -239,12 +240,18 @@ def _read_tensor(name: str, tensor: _SafeTensor, body: memoryview) -> Array:
 # --- generated --------------------------------------------------------------------------------------------------------
 
 
-def generate(inputs: Sequence[TensorSpec], profiles: Sequence[ShapeProfile], seed: int) -> list[Case]:
+def generate(
+    inputs: Sequence[TensorSpec],
+    profiles: Sequence[ShapeProfile],
+    seed: int,
+    index_limits: Mapping[str, int] = MappingProxyType({}),
+) -> list[Case]:
     """Generate cases at the `min`, `opt` and `max` shapes of each profile, each shape once; one if all shapes are
     fixed.
 
-    Floats are standard normal. 8-bit integers use their full range, like pixels. Other integers are 0 or 1, with a 1
-    first in each row: valid as tokens, positions or segments, and as an attention mask that is not all zeros.
+    Floats are standard normal. Integers that select from a table are below its limit, by input in `index_limits`. Other
+    8-bit integers use their full range, like pixels. Other integers are 0 or 1, with a 1 first in each row: valid as
+    positions or segments, and as an attention mask that is not all zeros.
     """
     random = np.random.default_rng(seed)
     cases: dict[tuple[tuple[int, ...], ...], Case] = {}
@@ -260,7 +267,7 @@ def generate(inputs: Sequence[TensorSpec], profiles: Sequence[ShapeProfile], see
             cases[shapes] = Case(
                 name,
                 {
-                    tensor.name: _random(random, tensor.datatype, shape)
+                    tensor.name: _random(random, tensor.datatype, shape, index_limits.get(tensor.name, 0))
                     if tensor.default is None
                     else default_of(tensor)
                     for tensor, shape in zip(inputs, shapes, strict=True)
@@ -269,13 +276,15 @@ def generate(inputs: Sequence[TensorSpec], profiles: Sequence[ShapeProfile], see
     return list(cases.values())
 
 
-def _random(random: np.random.Generator, datatype: str, shape: tuple[int, ...]) -> Array:
+def _random(random: np.random.Generator, datatype: str, shape: tuple[int, ...], limit: int) -> Array:
     dtype = dtype_of(datatype)
     if datatype == "BYTES":
         return np.array(random.choice(_WORDS, shape), np.object_)
     if datatype == "BOOL":
         return np.array(random.integers(0, 2, shape), np.bool_)
     if dtype.kind in "iu":
+        if limit:
+            return np.array(random.integers(0, min(limit, np.iinfo(dtype).max), shape), dtype)
         if dtype.itemsize == 1:
             bounds = np.iinfo(dtype)
             return np.array(random.integers(bounds.min, bounds.max + 1, shape), dtype)

@@ -13,7 +13,7 @@ import math
 import re
 import shutil
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -35,6 +35,7 @@ from onnx import (
 
 from gpufn_builder.onnx_model import ort_capabilities, random_numbers
 from gpufn_builder.onnx_model.graph_names import replace_items
+from gpufn_builder.onnx_model.index_limits import index_limits
 from gpufn_builder.onnx_model.ingest import SourceModel, all_nodes, canonical_domain, used_domains
 from gpufn_builder.onnx_model.tensors import datatype_of
 from gpufn_builder.onnx_model.topological_order import sort_nodes
@@ -65,7 +66,8 @@ class NormalModel:
 
     `batched`: the first dimension of every input and output is dynamic, and may count rows because the inputs' first
     dimensions have the same name or none. `row_independence` finds out whether rows are independent.
-    `arithmetic` is the coarsest arithmetic in the model's own types.
+    `arithmetic` is the coarsest arithmetic in the model's own types. `index_limits` are those of inputs that select from
+    a table.
     """
 
     path: Path
@@ -76,6 +78,7 @@ class NormalModel:
     arithmetic: Precision = Precision.FP32
     has_integer_products: bool = False
     random_nodes: tuple[str, ...] = ()
+    index_limits: Mapping[str, int] = field(default_factory=dict)
 
 
 def normalise(source: SourceModel, into: Path, *, set_seeds: bool = True) -> NormalModel:
@@ -227,6 +230,7 @@ def _normal_model(
         _arithmetic(graph),
         any(node.op_type in _INTEGER_PRODUCTS for node in all_nodes(graph)),
         random_numbers.random_nodes(model),
+        index_limits(graph),
     )
 
 
