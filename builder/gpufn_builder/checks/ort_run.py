@@ -21,6 +21,8 @@ from gpufn_core.spec.units import format_bytes
 
 _NODE: Final = re.compile(r"(?:Name:|with name )'([^']+)'|[Nn]ode \(([^)]+)\)")
 _NO_MEMORY: Final = "Failed to allocate memory"
+# Nodes with subgraphs report the errors of nodes in them, inside their own.
+_OUTER: Final = re.compile(r"^.* Status Message: (?=Non-zero status code returned while running )", re.DOTALL)
 _STATUS: Final = re.compile(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ")
 # Parts of a message to remove: source file, line and signature; and the path of the model on this machine.
 _WHERE: Final = re.compile(r"\S*/onnxruntime_src/\S+:\d+ .*?\) |Load model from \S+ (failed:)?")
@@ -42,7 +44,7 @@ def run(session: Any, outputs: Sequence[TensorSpec], inputs: Mapping[str, Array]
 def failed(what: str, error: Exception, stage: BuildStage) -> BuildFailed:
     """Build the error for an exception of ONNX Runtime, with the node if it names one, and the limit on an allocation
     failure."""
-    text = str(error)
+    text = _OUTER.sub("", str(error))
     node = _NODE.search(text)
     reason = " ".join(_WHERE.sub("", _STATUS.sub("", text)).split())
     limit_bytes, _ = resource.getrlimit(resource.RLIMIT_DATA)

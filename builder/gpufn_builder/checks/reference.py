@@ -19,6 +19,7 @@ from gpufn_core.errors import BuildFailed
 from gpufn_core.spec.model_spec import TensorSpec
 
 _STAGE: Final = BuildStage.REFERENCE
+_REMEDY: Final = "If generated inputs make no sense to the model, set samples= (--samples FILE) to real inputs"
 _failed = partial(BuildFailed, stage=_STAGE)
 
 
@@ -67,8 +68,10 @@ def _run(session: CpuSession, case: Case) -> Arrays:
     try:
         return session.run(case.inputs)
     except BuildFailed as error:
-        hint = "" if case.is_user_sample else "; if the generated inputs make no sense to the model, set samples="
-        raise _failed(f"{error.message} ({case.name}{hint})", node=error.node) from error
+        if case.is_user_sample:
+            raise _failed(f"{error.message} ({case.name})", node=error.node) from error
+        message = f"with generated inputs ({case.name}), {error.message}. {_REMEDY}"
+        raise _failed(message, node=error.node) from error
 
 
 def _check_types(declared: Sequence[TensorSpec], results: Sequence[Arrays]) -> None:
@@ -88,8 +91,7 @@ def _check_nans(cases: Sequence[Case], results: Sequence[Arrays]) -> None:
             raise _failed(f"output {name} is entirely NaN for {case.name}", node=name)
     if always := set.intersection(*all_nan) if all_nan else set():
         name = min(always)
-        hint = "if they make no sense to the model, set samples="
-        raise _failed(f"output {name} is entirely NaN for all generated inputs: {hint}", node=name)
+        raise _failed(f"output {name} is entirely NaN for all generated inputs. {_REMEDY}", node=name)
 
 
 def _is_all_nan(array: Array) -> bool:

@@ -35,7 +35,7 @@ _MIN_DISTANCE: Final = 1e-3
 _MAX_DISTANCE: Final = 1e-2
 _COPIES_DISTANCE: Final = 5e-2  # of copies from the row alone
 _SMALL: Final = 0.1
-_HINT: Final = "; set samples= if only generated inputs do this"
+_HINT: Final = "; set samples= (--samples) if only generated inputs do this"
 
 
 def why_alone(
@@ -51,7 +51,7 @@ def why_alone(
         return "a run takes one row: max_batch is 1"
     rows = _different_rows([each for each in (*cases, tuned) if _rest(each) == _rest(tuned)])
     if len(rows) < 2:
-        return "no two rows were different, so their independence could not be checked: set samples="
+        return "no two rows were different, so their independence could not be checked: set samples= (--samples)"
     distance = tolerance and (tolerance.rel_l2 or tolerance.rtol)
     limit = min(max(distance or _MAX_DISTANCE, _MIN_DISTANCE), _MAX_DISTANCE)
     try:

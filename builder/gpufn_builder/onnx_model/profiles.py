@@ -61,21 +61,21 @@ def _checked(profile: ShapeProfile, inputs: Sequence[TensorSpec]) -> ShapeProfil
     known = {tensor.name: tensor for tensor in inputs}
     for name, range_ in profile.inputs.items():
         if name not in known:
-            raise _error(name, f"shapes= names {name}, and the model's inputs are {', '.join(known) or 'none'}")
+            raise _error(name, f"shapes= (--shape) names {name}, and the model's inputs are {', '.join(known) or 'none'}")
         shape = known[name].shape
         if len(range_.min) != len(shape):
-            raise _error(name, f"shapes= has {len(range_.min)} dimensions for {name}, which has {len(shape)}")
+            raise _error(name, f"shapes= (--shape) has {len(range_.min)} dimensions for {name}, which has {len(shape)}")
         for axis, size in enumerate(shape):
             if size >= 0 and not range_.min[axis] == range_.max[axis] == size:
                 raise _error(
                     name,
-                    f"dimension {axis} of {name} is always {size}, and shapes= has {range_.min[axis]} to "
+                    f"dimension {axis} of {name} is always {size}, and shapes= (--shape) has {range_.min[axis]} to "
                     f"{range_.max[axis]} for it",
                 )
     dynamic = [tensor.name for tensor in inputs if -1 in tensor.shape]
     for name in dynamic:
         if name not in profile.inputs:
-            raise _error(name, f"shapes= has no entry for {name}, which has dynamic sizes")
+            raise _error(name, f"shapes= (--shape) has no entry for {name}, which has dynamic sizes")
     return ShapeProfile({name: profile.inputs[name] for name in dynamic})
 
 
@@ -110,13 +110,14 @@ def _sizes(
             raise _error(
                 tensor.name,
                 f"a sample has {seen[-1]} rows of {tensor.name}, and max_batch is {spec.max_batch}: set "
-                f"max_batch={seen[-1]} or shapes=",
+                f"max_batch={seen[-1]} (--max-batch {seen[-1]}) or shapes= (--shape)",
             )
         return 1, spec.max_batch, spec.max_batch
     if not seen:
         raise _error(
             tensor.name,
-            f"dimension {axis} of {tensor.name} is dynamic, but its sizes are unknown: set shapes= or samples=",
+            f"dimension {axis} of {tensor.name} is dynamic, but its sizes are unknown: set shapes= (--shape) or samples= "
+            "(--samples)",
         )
     return seen[0], seen[len(seen) // 2], seen[-1]
 

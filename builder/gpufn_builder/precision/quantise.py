@@ -53,7 +53,7 @@ def quantise(
     """
     user_samples = [case for case in cases if case.is_user_sample]
     if not user_samples:
-        raise BuildFailed("int8 is calibrated on samples, and there are none: set samples=", stage=_STAGE)
+        raise BuildFailed("int8 is calibrated on samples, and there are none: set samples= (--samples)", stage=_STAGE)
     layers = [node for node in model.graph.node if node.op_type in _QUANTISED]
     quantised = tuple(node.output[0] for node in layers if node.output[0] not in keep)
     if not quantised:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from onnx import ModelProto, TensorProto
+from onnx import ModelProto, TensorProto, helper
 
 from gpufn_builder.checks.cpu_session import CpuSession, session_options
 from gpufn_builder.checks.reference import observe, run_reference
@@ -135,8 +135,29 @@ def test_a_run_that_fails_on_generated_inputs_requests_samples(tmp_path: Path) -
         [value("y", ["a", "b"])],
     )
     found = normal(proto, tmp_path)
-    with pytest.raises(BuildFailed, match="set samples="):
+    with pytest.raises(BuildFailed) as caught:
         run_reference(found, generate(found.inputs, (), 0))
+    assert caught.value.node == "y_node"
+    message = caught.value.message
+    assert message.startswith("with generated inputs (fixed shapes), the model does not run: ")
+    assert message.endswith("set samples= (--samples FILE) to real inputs")
+
+
+def test_a_failure_in_a_subgraph_names_the_node_there(tmp_path: Path) -> None:
+    inner = helper.make_graph([node("Reshape", "x shape", "inner")], "branch", [], [value("inner", None)])
+    outer = helper.make_graph(
+        [node("If", "flag", "outer", then_branch=inner, else_branch=inner)], "branch", [], [value("outer", None)]
+    )
+    proto = model(
+        [node("If", "flag", "y", then_branch=outer, else_branch=outer)],
+        [value("x", [6]), value("flag", [], TensorProto.BOOL)],
+        [value("y", None)],
+        [constant("shape", [4], np.int64)],
+    )
+    with pytest.raises(BuildFailed) as caught:
+        run(proto, tmp_path, given(x=np.zeros(6, np.float32), flag=np.array(True)))
+    assert caught.value.node == "inner_node"
+    assert caught.value.message.count("Non-zero status code") == 1
 
 
 def _root() -> ModelProto:
@@ -160,7 +181,7 @@ def test_some_nans_and_nans_for_generated_inputs_are_kept(tmp_path: Path) -> Non
 
 def test_nan_all_over_for_all_that_was_generated_is_refused(tmp_path: Path) -> None:
     cases = [Case(name, {"x": np.array([-1], np.float32)}) for name in ("min shapes", "max shapes")]
-    with pytest.raises(BuildFailed, match="set samples=") as caught:
+    with pytest.raises(BuildFailed, match=r"set samples= \(--samples FILE\)") as caught:
         run(_root(), tmp_path, *cases)
     assert (caught.value.stage, caught.value.node) == ("reference", "y")
 

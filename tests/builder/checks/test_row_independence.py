@@ -22,7 +22,7 @@ from tests.builder.models import constant, model, node, put, spec_of, value, wei
 
 EXACT = TOLERANCES[Precision.FP32]
 ROWS = {"x": np.array([[1.0, 2.0], [3.0, 5.0]], np.float32)}
-DEPENDS = "output y of a row depends on the rows beside it; set samples= if only generated inputs do this"
+DEPENDS = "output y of a row depends on the rows beside it; set samples= (--samples) if only generated inputs do this"
 
 
 def _profiles(most: int = 8, **width: int) -> tuple[ShapeProfile, ...]:
@@ -100,8 +100,8 @@ def test_each_call_runs_alone_if_no_rows_were_checked_together() -> None:
     def run(inputs: Arrays) -> Arrays:
         return {"y": inputs["x"]}
 
-    assert _why(run, {"x": np.ones((1, 2), np.int64)}).endswith("set samples=")
-    assert _why(run, {"x": np.ones((2, 2), np.int64)}).endswith("set samples=")
+    assert _why(run, {"x": np.ones((1, 2), np.int64)}).endswith("set samples= (--samples)")
+    assert _why(run, {"x": np.ones((2, 2), np.int64)}).endswith("set samples= (--samples)")
     assert "max_batch is 1" in _why(run, ROWS, most=1)
     assert "max_batch is 1" in why_alone(run, [], {}, (), EXACT)
 

@@ -82,12 +82,12 @@ def test_declared_profiles_ignore_fixed_inputs() -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (profile(words=((1,), (1,), (1,))), "shapes= names words, and the model's inputs are image, tokens"),
-        (profile(image=((1, 3, 8, 8),) * 3), "shapes= has no entry for tokens, which has dynamic sizes"),
-        (profile(tokens=((1,), (1,), (1,))), "shapes= has 1 dimensions for tokens, which has 2"),
+        (profile(words=((1,), (1,), (1,))), "shapes= (--shape) names words, and the model's inputs are image, tokens"),
+        (profile(image=((1, 3, 8, 8),) * 3), "shapes= (--shape) has no entry for tokens, which has dynamic sizes"),
+        (profile(tokens=((1,), (1,), (1,))), "shapes= (--shape) has 1 dimensions for tokens, which has 2"),
         (
             profile(image=((1, 3, 8, 8), (1, 3, 8, 9), (1, 3, 8, 9))),
-            "dimension 3 of image is always 8, and shapes= has 8 to 9 for it",
+            "dimension 3 of image is always 8, and shapes= (--shape) has 8 to 9 for it",
         ),
     ],
 )
@@ -107,9 +107,9 @@ def test_a_dynamic_size_without_a_source_is_refused() -> None:
     with pytest.raises(BuildFailed) as caught:
         resolve([TOKENS], max_batch=8)
     assert caught.value.node == "tokens"
-    assert re.match(r"dimension 1 of tokens .*shapes= or samples=$", caught.value.message)
+    assert re.match(r"dimension 1 of tokens .*shapes= \(--shape\) or samples= \(--samples\)$", caught.value.message)
 
 
 def test_samples_of_more_rows_than_max_batch_name_the_needed_value() -> None:
-    with pytest.raises(BuildFailed, match=r"8 rows of image, .*max_batch is 4: set max_batch=8 or shapes=$"):
+    with pytest.raises(BuildFailed, match=r"8 rows of image, .*max_batch is 4: set max_batch=8 \(--max-batch 8\) or shapes= \(--shape\)$"):
         resolve([IMAGE], max_batch=4, seen={"image": [(8, 3, 8, 8)]})

@@ -418,7 +418,7 @@ def test_int8_accepts_a_model_that_returns_an_input_of_its_products(tmp_path: Pa
 def test_int8_without_samples_is_refused(tmp_path: Path) -> None:
     prepared = Prepared(models.mlp(), tmp_path)
     prepared.cases = [Case(case.name, case.inputs) for case in prepared.cases]
-    with pytest.raises(BuildFailed, match=r"int8 .*samples=$"):
+    with pytest.raises(BuildFailed, match=r"int8 .*samples= \(--samples\)$"):
         prepared.into_precision(Precision.INT8)
 
 
