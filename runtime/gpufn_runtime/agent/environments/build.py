@@ -2,7 +2,8 @@
 
 1. an empty environment with an interpreter of the node
 2. the packages of the lock: hashes are required, and only wheels are accepted, so no code of a package runs
-3. bytecode, by an interpreter that runs no code of the packages: workers cannot write it
+3. bytecode, by an interpreter that runs no code of the packages: workers cannot write it. The packages' tests, more
+   than half of the code of some packages, have none
 4. the image's commands
 
 A package without a wheel is built by its own code, and commands run any code. Then uv has no cache that other
@@ -41,6 +42,8 @@ _PASSED = ("UV_", "SSL_CERT_", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PRO
 _FOLDERS_OF_PACKAGES = ("UV_FIND_LINKS", "UV_INDEX", "UV_DEFAULT_INDEX", "UV_INDEX_URL", "UV_EXTRA_INDEX_URL")
 _BUILD_MEMORY_BYTES = 1 << 30
 _BEYOND_BYTES = 1 << 20  # a file that reaches the limit of files exceeds the limit of the build, which the error names
+_COMPILERS = 8  # processes that compile bytecode
+_TESTS = "/site-packages/.*/tests/"  # files that are not compiled
 _MEASURE_S = 2.0  # between two looks at the disk space of a build
 
 
@@ -101,7 +104,9 @@ class Build:
         await self._step(
             "install the packages", [self.uv, *install, *python, "-r", os.fspath(self.lock)], on_line, is_online=True
         )
-        compile_all = ("-I", "-S", "-m", "compileall", "-q", "-q", "-j", "2", self._path("lib"))
+        on_line("compile bytecode")
+        processes = str(min(_COMPILERS, len(os.sched_getaffinity(0))))
+        compile_all = ("-I", "-S", "-m", "compileall", "-q", "-q", "-j", processes, "-x", _TESTS, self._path("lib"))
         await self._step("compile", [self.interpreter.executable, *compile_all], on_line, may_fail=True)
         for command in self.spec.commands:
             on_line(f"run {command}")

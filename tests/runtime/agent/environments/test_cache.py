@@ -33,6 +33,8 @@ if [ "$1" = venv ]; then
   exit 0
 fi
 printf 'VALUE = 1\\n' > lib/python3/site-packages/a.py
+mkdir -p lib/python3/site-packages/a_more/tests
+touch lib/python3/site-packages/a_more/b.py lib/python3/site-packages/a_more/tests/test_b.py
 echo 'a.py,sha256=4T34xEr13qHkEkA5ELmcxaSPLMv2imazN01quc75_GU,10' > lib/python3/site-packages/a-1.dist-info/RECORD
 echo "installed without GPUFN_NATS_URL=$GPUFN_NATS_URL"
 """
@@ -90,11 +92,19 @@ def test_concurrent_callers_share_one_environment_that_the_next_agent_finds(tmp_
         node = Node(tmp_path)
         first, second = await asyncio.gather(node.get(image()), node.get(image()))
         assert first == second == Node(tmp_path).cache.find(image())
-        assert node.lines == ["packages: installed without GPUFN_NATS_URL="]
+        assert node.lines == ["packages: installed without GPUFN_NATS_URL=", "packages: compile bytecode"]
         assert node.names == {image().digest}
         assert first.python.startswith(os.fspath(node.root))
 
     asyncio.run(both())
+
+
+def test_the_tests_of_packages_are_not_compiled(tmp_path: Path) -> None:
+    folder = tmp_path / "tests" / "node"
+    folder.mkdir(parents=True)
+    made = Path(asyncio.run(Node(folder).get(image())).path)
+    names = {path.name.partition(".")[0] for path in made.glob("lib/**/*.pyc")}
+    assert names == {"a", "b"}
 
 
 @pytest.mark.parametrize(
