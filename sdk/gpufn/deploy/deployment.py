@@ -37,6 +37,7 @@ from gpufn_core.errors import (
     GpufnError,
 )
 from gpufn_core.ids import Digest
+from gpufn_core.protocol.messages import LogLine
 from gpufn_core.signing.statement import DeploySignature, Statement
 from gpufn_core.spec.function_spec import FunctionSpec, spec_from_json
 
@@ -106,6 +107,7 @@ class Api(Protocol):
     ) -> FunctionView | BuildingRevision: ...
     def set_traffic(self, name: str, weights: Mapping[int, int]) -> Any: ...
     def rollback(self, name: str, revision: int | None = None) -> FunctionView: ...
+    def logs(self, name: str, *, tail: int = 100) -> Iterator[LogLine]: ...
 
 
 def deploy(
@@ -217,14 +219,20 @@ def finish_check(
     *,
     on_reason: Callable[[str], None] | None = None,
 ) -> FunctionView:
-    """Run step 5 and return the function's view afterwards. `on_reason` receives the progress of weights."""
+    """Run step 5 and return the function's view afterwards. `on_reason` receives the progress of weights and images."""
     if not is_pending(view):
         return view
 
     def report_reason() -> None:
-        if on_reason is not None and view.spec.get("weights"):
-            with contextlib.suppress(GpufnError):  # the wait itself reports a failure
+        if on_reason is None:
+            return
+        with contextlib.suppress(GpufnError):  # the wait itself reports a failure
+            if view.spec.get("weights"):
                 on_reason(api.function(view.name).reason)
+            elif view.spec.get("image"):
+                for line in api.logs(view.name, tail=1):
+                    if line.revision == view.active and not line.worker:  # of the making of the image
+                        on_reason(line.text)
 
     check = wait_until_checked(api, view, startup_timeout_s, timeout_s, on_poll=report_reason)
     return msgspec.structs.replace(api.function(view.name), check=check)

@@ -208,6 +208,17 @@ def test_a_step_shows_its_reason_for_as_long_as_there_is_one(monkeypatch: pytest
     assert "0 calls" not in terminal.getvalue()
 
 
+def test_without_a_terminal_each_phase_of_a_step_is_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    reasons = ("resolving packages", "w.bin 1 MiB of 2 GiB", "", "w.bin 1.5 GiB of 2 GiB", "w.bin 100%", "w.bin 1%")
+    with step("Starting f@1", has_lines=True) as update:
+        for reason in reasons:
+            update(reason)
+    with step("Calling f") as update:
+        update("a limit")
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == [f"Starting f@1: {reasons[place]}" for place in (0, 1, 4)]
+
+
 def test_at_a_terminal_only_the_last_column_is_wrapped(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

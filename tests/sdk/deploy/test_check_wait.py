@@ -13,6 +13,7 @@ from gpufn.deploy.deployment import finish_check
 from gpufn_core.domain.circuit_errors import user_line
 from gpufn_core.domain.revision import Check, CheckState, RevisionState
 from gpufn_core.errors import Conflict, ErrorInfo, FunctionStartFailed, RevisionNotFound
+from gpufn_core.protocol.messages import LogLine
 
 _PENDING = Check(CheckState.PENDING)
 _TRACEBACK = """Traceback (most recent call last):
@@ -117,9 +118,9 @@ def test_the_wait_ends_with_the_reason(
 
 @pytest.mark.parametrize(
     ("spec", "limit_s", "reasons"),
-    [({}, 90, []), ({"weights": [{}]}, 210, ["1 of 2 GiB"]), ({"image": {"python": "3.12"}}, 210, [])],
+    [({}, 90, []), ({"weights": [{}]}, 210, ["1 of 2 GiB"]), ({"image": {"python": "3.12"}}, 210, ["packages: compile"])],
 )
-def test_a_function_with_weights_gets_longer_and_its_deploy_shows_their_progress(
+def test_a_function_with_weights_or_an_image_gets_longer_and_its_deploy_shows_their_progress(
     spec: dict[str, Any], limit_s: float, reasons: list[str]
 ) -> None:
     now, shown = [0.0], []
@@ -142,6 +143,10 @@ def test_a_function_with_weights_gets_longer_and_its_deploy_shows_their_progress
     api: Any = Mock()
     api.revision.side_effect = [_revision(_PENDING), _revision(Check(CheckState.PASSED))]
     api.function.return_value = FunctionView(name="f", active=2, serving=1, latest=2, reason="1 of 2 GiB")
+    api.logs.return_value = [
+        LogLine(0.0, "f", revision, worker, "stderr", text)
+        for revision, worker, text in [(1, "", "old"), (2, "w1", "own"), (2, "", "packages: compile")]
+    ]
     received: list[str] = []
     finish_check(api, view, 60.0, on_reason=received.append)
     assert received == reasons

@@ -267,7 +267,7 @@ def read_functions(file: str, names: list[str], include: Sequence[str], home: Ho
         bundle.check_file(path)
         check_globs(import_root(path.resolve()), include)
     # Standard output is for the command's results, which programs parse with --json; not for prints of the file.
-    with step(f"Importing {file}") as update, contextlib.redirect_stdout(sys.stderr):
+    with step(f"Importing {file}", has_lines=True) as update, contextlib.redirect_stdout(sys.stderr):
         project = bundle.load(path, to_run=False)
         functions = _select(project.functions, names, path)
         deployables = list(_deployables.deployables(functions, include, home, update))
@@ -320,7 +320,7 @@ def _create_revisions(
     deploy_id = new_ulid()
     for number, each in enumerate(deployables, 1):
         try:
-            with step(f"Deploying {each.spec.name}, {size(each.size)}") as update:
+            with step(f"Deploying {each.spec.name}, {size(each.size)}", has_lines=True) as update:
                 deployment = _deployment.deploy(client, each, **options, deploy_id=deploy_id, on_progress=update)
         except RequestError as error:
             failures.append(error)
@@ -352,14 +352,14 @@ def wait_until_served(client: Client, deployment: Deployment, timeout_s: float |
     if view.canary is not None:
         return _wait_until_checked(client, view, deployment.startup_timeout_s, timeout_s)
     if is_pending(view):
-        with step(f"Starting {view.name}@{view.active}") as update:
+        with step(f"Starting {view.name}@{view.active}", has_lines=True) as update:
             view = _deployment.finish_check(client, view, deployment.startup_timeout_s, timeout_s, on_reason=update)
     if warning := _deployment.unchecked_warning(view):
         say(f"gpufn: warning: {warning}", err=True)
         return view
     if view.serving != view.active:
         limit_s = deployment.startup_timeout_s if timeout_s is None else timeout_s
-        with step(f"Starting {view.name}@{view.active}") as update:
+        with step(f"Starting {view.name}@{view.active}", has_lines=True) as update:
             view = _deployment.wait_until_serving(client, view, limit_s, on_reason=update)
     return view
 

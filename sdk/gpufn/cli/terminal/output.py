@@ -1,7 +1,7 @@
 """Output of commands: results on standard output, everything else on standard error. With --json, errors are JSON too.
 
-Tables are aligned text; at a terminal their heading is bold and their last column is wrapped. Progress is shown only at
-a terminal.
+Tables are aligned text; at a terminal their heading is bold and their last column is wrapped. Progress is a spinner at a
+terminal, and lines elsewhere.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
+import re
 import shutil
 import sys
 import textwrap
@@ -47,6 +48,7 @@ from gpufn_core.errors import (
 )
 from gpufn_core.spec.units import format_bytes, format_duration
 
+_NUMBERS = re.compile(r"\d[\d.,]*( ?[KMGT]?i?B\b| ?%)?")
 _MIN_WRAP_COLUMNS = 20
 _BOLD = 1
 _OPTIONAL_MEMBERS = ("retry_after_s", "field", "error_type", "traceback", "stage", "node")  # members of a JSON error
@@ -226,14 +228,26 @@ def is_animated() -> bool:
     return sys.stderr.isatty() and os.environ.get("TERM") != "dumb" and importlib.util.find_spec("rich") is not None
 
 
-@contextlib.contextmanager
-def step(text: str) -> Iterator[Callable[[str], None]]:
-    """Show a spinner during a long step, at a terminal only, and only if rich is installed.
+class _Lines:
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._last = ""
 
-    Yields a function that adds a reason to the text; "" removes it.
+    def __call__(self, reason: str) -> None:
+        if reason and (phase := _NUMBERS.sub("", reason)) != self._last:
+            self._last = phase
+            say(f"{self._text}: {reason}", err=True)
+
+
+@contextlib.contextmanager
+def step(text: str, *, has_lines: bool = False) -> Iterator[Callable[[str], None]]:
+    """Show a spinner during a long step, at a terminal and only if rich is installed.
+
+    Yields a function that adds a reason to the text; "" removes it. Without a spinner and with `has_lines`, each reason
+    is a line, as a log of CI needs, unless it differs from the last one only in its numbers.
     """
     if not is_animated():
-        yield lambda reason: None
+        yield _Lines(text) if has_lines else lambda reason: None
         return
     from rich.console import Console  # noqa: PLC0415
     from rich.text import Text  # noqa: PLC0415
