@@ -61,7 +61,9 @@ def _checked(profile: ShapeProfile, inputs: Sequence[TensorSpec]) -> ShapeProfil
     known = {tensor.name: tensor for tensor in inputs}
     for name, range_ in profile.inputs.items():
         if name not in known:
-            raise _error(name, f"shapes= (--shape) names {name}, and the model's inputs are {', '.join(known) or 'none'}")
+            raise _error(
+                name, f"shapes= (--shape) names {name}, and the model's inputs are {', '.join(known) or 'none'}"
+            )
         shape = known[name].shape
         if len(range_.min) != len(shape):
             raise _error(name, f"shapes= (--shape) has {len(range_.min)} dimensions for {name}, which has {len(shape)}")

@@ -238,7 +238,9 @@ def test_integers_are_valid_as_an_index_and_as_a_mask(datatype: str) -> None:
     assert values[:, 0].tolist() == [1] * 64
 
 
-@pytest.mark.parametrize(("datatype", "limit", "largest"), [("INT64", 30522, 30521), ("INT8", 257, 126), ("INT32", 1, 0)])
+@pytest.mark.parametrize(
+    ("datatype", "limit", "largest"), [("INT64", 30522, 30521), ("INT8", 257, 126), ("INT32", 1, 0)]
+)
 def test_integers_that_select_from_a_table_are_below_its_limit(datatype: str, limit: int, largest: int) -> None:
     x = TensorSpec("x", datatype, (64, 64))
     values = generate([x], (), 0, {"x": limit})[0].inputs["x"]

@@ -111,5 +111,8 @@ def test_a_dynamic_size_without_a_source_is_refused() -> None:
 
 
 def test_samples_of_more_rows_than_max_batch_name_the_needed_value() -> None:
-    with pytest.raises(BuildFailed, match=r"8 rows of image, .*max_batch is 4: set max_batch=8 \(--max-batch 8\) or shapes= \(--shape\)$"):
+    with pytest.raises(
+        BuildFailed,
+        match=r"8 rows of image, .*max_batch is 4: set max_batch=8 \(--max-batch 8\) or shapes= \(--shape\)$",
+    ):
         resolve([IMAGE], max_batch=4, seen={"image": [(8, 3, 8, 8)]})

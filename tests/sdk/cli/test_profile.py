@@ -1,4 +1,4 @@
-"""`gpufn profile --gpu`: its files. A profile of a running worker is in tests/e2e/test_exec.py."""
+"""`gpufn profile`: its tables and files. A profile of a running worker is in tests/e2e/test_exec.py."""
 
 from __future__ import annotations
 
@@ -35,3 +35,12 @@ def test_a_profile_of_a_gpu_is_a_trace_or_a_flame_graph(
         assert (profile["unit"], profile["weights"]) == ("seconds", [2.0])
     else:
         assert written == b"GPU;gemm 2000000\n"
+
+
+def test_memory_of_the_platform_is_not_in_the_table(gateway: StubGateway) -> None:
+    stacks = b"(gpufn itself) 4194304\nembed.py:3;embed.py:6 1048576\n"
+    gateway.on("POST /v1/functions/embed/profile", stacks, x_gpufn_worker="w-1")
+    shown = json.loads(command("profile", "embed", "--memory", "--json").stdout)
+    assert (shown["bytes"], shown["platform_bytes"]) == (1 << 20, 4 << 20)
+    assert [row["frame"] for row in shown["top"]] == ["embed.py:6"]
+    assert "4 MiB of gpufn itself" in command("profile", "embed", "--memory").stdout

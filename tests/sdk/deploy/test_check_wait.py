@@ -118,7 +118,11 @@ def test_the_wait_ends_with_the_reason(
 
 @pytest.mark.parametrize(
     ("spec", "limit_s", "reasons"),
-    [({}, 90, []), ({"weights": [{}]}, 210, ["1 of 2 GiB"]), ({"image": {"python": "3.12"}}, 210, ["packages: compile"])],
+    [
+        ({}, 90, []),
+        ({"weights": [{}]}, 210, ["1 of 2 GiB"]),
+        ({"image": {"python": "3.12"}}, 210, ["packages: compile"]),
+    ],
 )
 def test_a_function_with_weights_or_an_image_gets_longer_and_its_deploy_shows_their_progress(
     spec: dict[str, Any], limit_s: float, reasons: list[str]

@@ -7,16 +7,19 @@ C libraries that allocate past Python, and memory of a GPU.
 from __future__ import annotations
 
 import os
+import sys
+import sysconfig
 import threading
 import time
 import tracemalloc
 from typing import Final
 
-from gpufn_core.domain.profiles.stacks import shortened
+from gpufn_core.domain.profiles.stacks import PLATFORM, shortened
 from gpufn_core.protocol.frames import Trace, Traced
 from gpufn_core.protocol.profiles import LONGEST_PROFILE_S, MAX_STACKS_BYTES
 from gpufn_runtime.worker.link import Link
 
+_PACKAGES: Final = ("gpufn", "gpufn_core", "gpufn_platform", "gpufn_runtime")
 _FRAMES: Final = 30  # per stack; more frames cost more memory and time
 
 
@@ -38,12 +41,35 @@ def _trace(link: Link, frame: Trace) -> None:
 
 
 def folded(snapshot: tracemalloc.Snapshot) -> str:
-    """Return the stacks that allocated memory, with their bytes. A frame is a line: there are no names of functions."""
+    """Return the stacks that allocated memory, with their bytes. A frame is a line: there are no names of functions.
+
+    Frames of the platform are left out, so what they allocate counts for the frame of the function that called them.
+    Stacks without a frame of the function are one stack, PLATFORM: inputs, results and buffers.
+    """
+    platform = _folders_of_platform()
+    library = (f"{sysconfig.get_path('stdlib')}/", "<frozen ")
     lines = []
+    platform_bytes = 0
     for statistic in snapshot.statistics("traceback"):
-        frames = (f"{_shortened(each.filename)}:{each.lineno}" for each in statistic.traceback)
-        lines.append(f"{';'.join(frames)} {statistic.size}\n")
+        frames = [each for each in statistic.traceback if not each.filename.startswith(platform)]
+        has_platform = len(frames) < len(statistic.traceback)
+        if has_platform and all(_is_in_library(each.filename, library) for each in frames):
+            platform_bytes += statistic.size
+            continue
+        names = (f"{_shortened(each.filename)}:{each.lineno}" for each in frames)
+        lines.append(f"{';'.join(names)} {statistic.size}\n")
+    if platform_bytes:
+        lines.append(f"{PLATFORM} {platform_bytes}\n")
     return "".join(lines)
+
+
+def _folders_of_platform() -> tuple[str, ...]:
+    files = (getattr(sys.modules.get(name), "__file__", None) for name in _PACKAGES)
+    return tuple(f"{os.path.dirname(file)}/" for file in files if file)
+
+
+def _is_in_library(path: str, library: tuple[str, ...]) -> bool:
+    return path.startswith(library) and "/site-packages/" not in path
 
 
 def _shortened(path: str) -> str:

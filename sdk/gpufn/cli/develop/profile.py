@@ -13,7 +13,7 @@ from gpufn.cli.terminal.command import PATH, Command, FloatRange, connect, json_
 from gpufn.cli.terminal.name_completion import function_name
 from gpufn.cli.terminal.output import WrongUsage, duration, print_json, print_table, say, step
 from gpufn_core.domain.profiles import chrome_trace
-from gpufn_core.domain.profiles.stacks import Stack, speedscope, top
+from gpufn_core.domain.profiles.stacks import PLATFORM, Stack, speedscope, top
 from gpufn_core.protocol.profiles import LONGEST_PROFILE_S, RATE
 from gpufn_core.spec.units import format_bytes
 
@@ -90,14 +90,17 @@ def profile(
         profiled, stacks = client.profile(name, seconds=seconds, idle=idle, memory=memory, **which)
     if out is not None:
         out.write_text(_file(stacks, f"{name}, {profiled}", form or _SPEEDSCOPE, None if memory else RATE))
-    rows = top(stacks, _ROWS)
-    samples = sum(stack.samples for stack in stacks)
+    own = [stack for stack in stacks if stack.frames != (PLATFORM,)]
+    rows = top(own, _ROWS)
+    samples = sum(stack.samples for stack in own)
+    platform_bytes = sum(stack.samples for stack in stacks) - samples
     if json:
-        total = {"bytes": samples} if memory else {"samples": samples, "rate": RATE}
+        total = {"bytes": samples, "platform_bytes": platform_bytes} if memory else {"samples": samples, "rate": RATE}
         print_json({"worker": profiled, **total, "top": [row._asdict() for row in rows]})
         return
     what = f"{format_bytes(samples)} allocated and kept" if memory else f"{samples:,} samples"
-    say(f"{profiled}: {what} in {seconds:g} s")
+    besides = f"; besides, {format_bytes(platform_bytes)} of gpufn itself" if platform_bytes else ""
+    say(f"{profiled}: {what} in {seconds:g} s{besides}")
     print_table(
         ("self", "total", "line" if memory else "function"),
         [(f"{row.own:.1%}", f"{row.total:.1%}", row.frame) for row in rows],

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from typing import Any, Final, NamedTuple
 
 OTHERS: Final = "(other stacks)"
+PLATFORM: Final = "(gpufn itself)"  # the only frame of memory that no code of the function allocated
 _FRAME: Final = re.compile(r"(?P<name>.*) \((?P<file>.*?)(?::(?P<line>\d+))?\)", re.DOTALL)
 _SCHEMA: Final = "https://www.speedscope.app/file-format-schema.json"
 
