@@ -32,7 +32,8 @@ def upload(api: Uploads, paths: Mapping[str, Path], on_progress: Callable[[str],
         size = path.stat().st_size or 1
 
         def sent(count: int, name: str = path.name, size: int = size) -> None:
-            on_progress(f"{name} {count / size:.0%}")
+            if count < size:  # a small file is sent at once
+                on_progress(f"uploading {name}, {count / size:.0%}")
 
         api.put_artifact(digest, path, sent=sent)
 

@@ -33,12 +33,22 @@ class FloatTensorType:
 
 common = type("common", (), {"data_types": type("data_types", (), {"FloatTensorType": FloatTensorType})})
 
+class _Output:
+    name = "probabilities"
+
+    def __init__(self, kind):
+        self.type = type("type", (), {"WhichOneof": staticmethod(lambda name: kind)})
+
 def get_latest_tested_opset_version():
     return 22
 
 class to_onnx:
     def __init__(self, model, initial_types, target_opset, options=None):
         (name, kind), = initial_types
+        if getattr(model, "flatten_transform", False):
+            raise NotImplementedError("flatten_transform==True is not implemented yet")
+        kinds = getattr(model, "output_kinds", ["tensor_type"])
+        self.graph = type("graph", (), {"output": [_Output(kind) for kind in kinds]})
         if options and not hasattr(model, "predict_proba"):
             raise NameError("Option 'zipmap' not in ['raw_scores']")
         self.text = f"{type(model).__name__} {name} {kind.shape} {options and options[id(model)]} {target_opset}"
@@ -127,6 +137,13 @@ def test_a_model_of_scikit_learn_is_sent_as_onnx_with_a_matrix_as_its_input(
     assert request.json["model"]["files"][0]["name"] == "forest.onnx"
 
 
+def test_a_vote_is_converted_without_the_option_that_skl2onnx_refuses(platform: StubGateway, project: Project) -> None:
+    vote = _FOREST.replace("n_features_in_ = 4", "n_features_in_ = 4\n    flatten_transform = True")
+    project(_STAND_INS | _MODEL | {"joblib.py": vote})
+    result = _gpufn("build", "forest.joblib", "--trust-model", "--no-wait")
+    assert result.exit_code == 0, result.stderr
+
+
 @pytest.mark.parametrize(
     ("replaced", "message"),
     [
@@ -137,6 +154,14 @@ def test_a_model_of_scikit_learn_is_sent_as_onnx_with_a_matrix_as_its_input(
             "has a Forest that is not fitted, or takes no matrix",
         ),
         ({"joblib.py": "def load(path): raise EOFError('it is\\ncut')"}, "EOFError: it is"),
+        (
+            {
+                "joblib.py": _FOREST.replace(
+                    "n_features_in_ =", "output_kinds = ['sequence_type']\n    n_features_in_ ="
+                )
+            },
+            "has a Forest, whose output probabilities is a sequence",
+        ),
     ],
 )
 def test_a_file_that_cannot_be_converted_is_one_line(
@@ -241,3 +266,22 @@ def test_a_model_that_skl2onnx_refuses_with_its_default_options(tmp_path: Path, 
     joblib.dump(model, file)
     convert(str(file), onnx, ConvertOptions())
     assert _outputs(onnx, rows)[0].ravel().tolist() == model.predict(rows).tolist()
+
+
+@pytest.mark.skipif(importlib.util.find_spec("skl2onnx") is None, reason="skl2onnx is not installed")
+def test_a_vote_in_a_pipeline_computes_the_same_as_onnx(tmp_path: Path) -> None:
+    import joblib
+    import numpy as np
+    from sklearn.ensemble import VotingClassifier
+    from sklearn.linear_model import LogisticRegression, RidgeClassifier
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    from gpufn.deploy.convert.sklearn_files import convert
+
+    rows = np.random.default_rng(0).normal(size=(100, 4)).astype(np.float32)
+    vote = VotingClassifier([("a", LogisticRegression()), ("b", LogisticRegression(C=0.1)), ("c", RidgeClassifier())])
+    model = make_pipeline(StandardScaler(), vote).fit(rows, rows[:, 0] > 0)
+    joblib.dump(model, tmp_path / "model.joblib")
+    convert(str(tmp_path / "model.joblib"), tmp_path / "model.onnx", ConvertOptions())
+    assert _outputs(tmp_path / "model.onnx", rows)[0].tolist() == model.predict(rows).tolist()

@@ -31,8 +31,23 @@ def convert(source: str, onnx: Path, options: ConvertOptions) -> None:
             "model in a class with @enter"
         )
     inputs = [("x", skl2onnx.common.data_types.FloatTensorType([None, int(columns)]))]
+    _set_convertible(model)
     converted = _converted(skl2onnx, model, inputs)
+    for output in converted.graph.output:
+        if output.type.WhichOneof("value") == "sequence_type":
+            raise InvalidSpec(
+                f"{source} has a {type(model).__name__}, whose output {output.name} is a sequence in ONNX, and only "
+                "tensors can be sent: deploy a model for each target, or load this one in a class with @enter"
+            )
     onnx.write_bytes(converted.SerializeToString())
+
+
+def _set_convertible(model: Any) -> None:
+    """Set an option of a VotingClassifier that only concerns its `transform`, and with which skl2onnx refuses it."""
+    steps = getattr(model, "steps", None)
+    last = steps[-1][1] if steps else model
+    if getattr(last, "flatten_transform", None) is True:
+        last.flatten_transform = False
 
 
 def _converted(skl2onnx: Any, model: Any, inputs: list[Any]) -> Any:
