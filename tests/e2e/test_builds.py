@@ -130,7 +130,7 @@ def _of_no_rank() -> ModelProto:
             ("ingest: ", "the model uses opset 99 of ai.onnx, and this runtime supports opsets up to "),
         ),
         (_of_no_rank(), ("ingest: ", "input x has no declared number of dimensions")),
-        (_with_dims("N", None), ("ingest: ", "dimension 1 of x is dynamic, but its sizes are unknown")),
+        (_with_dims("N", None), ("ingest: ", "set shapes= (--shape x=1x?) or samples= (--samples)")),
     ],
     ids=["zip", "truncated", "custom domain", "opset", "dynamic rank", "dynamic size"],
 )

@@ -39,6 +39,7 @@ def _resolved(
         profiles = tuple(_checked(profile, inputs) for profile in spec.profiles)
         _check_samples(profiles, inputs, sample_shapes)
         return profiles if any(profile.inputs for profile in profiles) else ()
+    _check_known(inputs, sample_shapes)
     ranges = {
         tensor.name: _derived(tensor, spec, sample_shapes.get(tensor.name, ()), batched)
         for tensor in inputs
@@ -94,6 +95,27 @@ def _check_samples(
                 )
 
 
+def _check_known(inputs: Sequence[TensorSpec], sample_shapes: Mapping[str, Sequence[Shape]]) -> None:
+    """Raise BuildFailed if sizes other than the number of rows are dynamic and there are no samples."""
+    unknown = [tensor for tensor in inputs if -1 in tensor.shape[1:] and not sample_shapes.get(tensor.name)]
+    if unknown:
+        described = " and ".join(map(describe_tensor, unknown))
+        options = " ".join(f"--shape {tensor.name}={_template(tensor.shape)}" for tensor in unknown)
+        raise _error(
+            unknown[0].name,
+            f"the sizes of {described} are dynamic and unknown: set shapes= ({options}) or samples= (--samples)",
+        )
+
+
+def _template(shape: Shape) -> str:
+    """
+    >>> _template((-1, 3, -1, -1))
+    '1x3x?x?'
+    """
+    sizes = ("?" if size < 0 else str(size) for size in shape[1:])
+    return "x".join(["1" if shape[0] < 0 else str(shape[0]), *sizes])
+
+
 def _derived(tensor: TensorSpec, spec: ModelSpec, shapes: Sequence[Shape], batched: bool) -> ShapeRange:
     ranges = [_sizes(tensor, axis, spec, shapes, batched) for axis in range(len(tensor.shape))]
     low, best, high = zip(*ranges, strict=True)
@@ -115,12 +137,6 @@ def _sizes(
                 f"max_batch={seen[-1]} (--max-batch {seen[-1]}) or shapes= (--shape)",
             )
         return 1, spec.max_batch, spec.max_batch
-    if not seen:
-        raise _error(
-            tensor.name,
-            f"dimension {axis} of {tensor.name} is dynamic, but its sizes are unknown: set shapes= (--shape) or samples= "
-            "(--samples)",
-        )
     return seen[0], seen[len(seen) // 2], seen[-1]
 
 

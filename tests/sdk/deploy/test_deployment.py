@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from gpufn_core.domain.package_needs import PackageNeeds
 from gpufn_core.domain.revision import Lease, RevisionState
 from gpufn_core.errors import BuildFailed, Conflict, ErrorInfo, Forbidden, FunctionNotFound, FunctionStartFailed
 from gpufn_core.ids import Digest
+from gpufn_core.protocol.messages import LogLine
 from gpufn_core.protocol.reports import NextRevision
 from gpufn_core.signing.ed25519 import Signer, is_signed_by, parse_public_key
 from gpufn_core.signing.statement import decode_statement, spec_digest
@@ -43,6 +44,9 @@ def _view(active: int, serving: int, reason: str = "", **more: Any) -> FunctionV
 
 class _Api:
     """Returns one view after the other, then the last one again. None raises FunctionNotFound."""
+
+    def logs(self, name: str, *, tail: int = 100) -> Iterator[LogLine]:
+        raise AssertionError
 
     def __init__(self, *views: FunctionView | None, bundle: str = "a", nodes: tuple[Any, ...] = (_NODE,)) -> None:
         self._views = list(views)

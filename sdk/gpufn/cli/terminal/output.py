@@ -1,7 +1,7 @@
 """Output of commands: results on standard output, everything else on standard error. With --json, errors are JSON too.
 
-Tables are aligned text; at a terminal their heading is bold and their last column is wrapped. Progress is a spinner at a
-terminal, and lines elsewhere.
+Tables are aligned text; at a terminal their heading is bold and their last column is wrapped. Progress is a spinner at
+a terminal, and lines elsewhere.
 """
 
 from __future__ import annotations
