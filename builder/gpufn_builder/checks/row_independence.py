@@ -8,9 +8,9 @@ The runs with copies and with others have the same number of rows, so they use t
 the same result at the same place. Copies may differ more from the row alone, because the kernels for other numbers of
 rows round differently, and inputs that make no sense to a model can increase these errors.
 
-Runs with others are: in pairs in both orders, because a sort does not change sorted rows; all of them with one
-duplicate, because some models count or drop equal rows; and with a faint row, which a scale over all rows would erase.
-If there is only one row, another is made by rotating it.
+All rows run together in both orders, because a sort does not change sorted rows, and with one duplicate, because some
+models count or drop equal rows. One row is faint: a scale over all rows would erase it. If there is only one row, another
+is made by rotating it.
 """
 
 from __future__ import annotations
@@ -56,16 +56,16 @@ def why_alone(
     limit = min(max(distance or _MAX_DISTANCE, _MIN_DISTANCE), _MAX_DISTANCE)
     try:
         alone = [run(row) for row in rows]
-        copies: dict[tuple[int, int], Arrays] = {}  # by row and number of rows
+        copies: dict[int, Arrays] = {}  # all groups have one size
         for group in _groups(len(rows), most):
             size = len(group)
             for index in group:
-                if (index, size) not in copies:
-                    copies[index, size] = _run_together(run, rows, [index] * size)
-                    if reason := _difference([index] * size, alone, copies[index, size], _COPIES_DISTANCE):
+                if index not in copies:
+                    copies[index] = _run_together(run, rows, [index] * size)
+                    if reason := _difference([index] * size, alone, copies[index], _COPIES_DISTANCE):
                         return reason
             beside_copies = [
-                {name: array[place : place + 1] for name, array in copies[index, size].items()}
+                {name: array[place : place + 1] for name, array in copies[index].items()}
                 for place, index in enumerate(group)
             ]
             together = _run_together(run, rows, group)
@@ -80,12 +80,12 @@ def _run_together(run: Run, rows: Sequence[Arrays], group: Sequence[int]) -> Arr
     return run({name: np.concatenate([rows[index][name] for index in group]) for name in rows[0]})
 
 
-def _groups(rows: int, most: int) -> Iterator[Sequence[int]]:
-    for index in range(1, rows):
-        yield index - 1, index
-        yield index, index - 1
-    if most > 2:
-        yield [*range(rows), 0][-most:]
+def _groups(rows: int, most: int) -> Iterator[list[int]]:
+    """Yield rows to run together: all, as far as the engine accepts them, else each pair."""
+    together = [[*range(rows), 0][-most:]] if most > 2 else [[index - 1, index] for index in range(1, rows)]
+    for group in together:
+        yield group
+        yield group[::-1]
 
 
 def _rest(inputs: Arrays) -> dict[str, tuple[int, ...]]:

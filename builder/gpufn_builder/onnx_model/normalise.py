@@ -66,8 +66,8 @@ class NormalModel:
 
     `batched`: the first dimension of every input and output is dynamic, and may count rows because the inputs' first
     dimensions have the same name or none. `row_independence` finds out whether rows are independent.
-    `arithmetic` is the coarsest arithmetic in the model's own types. `index_limits` are those of inputs that
-    select from a table.
+    `arithmetic` is the coarsest arithmetic in the model's own types. `index_limits` are the limits of inputs
+    that select from a table.
     """
 
     path: Path

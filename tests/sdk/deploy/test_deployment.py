@@ -195,7 +195,7 @@ def test_the_files_of_models_are_uploaded_before_the_revision_is_made(tmp_path: 
     api = _Api(None)
     deploy(api, _WANTED._replace(paths={"b": tmp_path / "net.onnx"}), on_progress=progress.append)
     assert api.requests == ["put a", "put b", "create f"]
-    assert progress == ["net.onnx 50%"]
+    assert progress == ["uploading net.onnx, 50%"]
 
 
 def test_a_revision_with_models_has_no_view_until_it_is_built() -> None:
