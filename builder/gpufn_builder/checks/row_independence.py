@@ -9,8 +9,8 @@ the same result at the same place. Copies may differ more from the row alone, be
 rows round differently, and inputs that make no sense to a model can increase these errors.
 
 All rows run together in both orders, because a sort does not change sorted rows, and with one duplicate, because some
-models count or drop equal rows. One row is faint: a scale over all rows would erase it. If there is only one row, another
-is made by rotating it.
+models count or drop equal rows. One row is faint: a scale over all rows would erase it. If there is only one row,
+another is made by rotating it.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ def test_a_stack_has_the_bytes_that_its_line_allocated() -> None:
 
 
 def test_frames_of_the_platform_are_left_out() -> None:
-    link, threads, user = memory_trace.__file__, threading.__file__, "/work/app.py"
+    link, threads, user = memory_trace.__file__, threading.__file__, "/code/app.py"
     traces = [  # bytes, and frames from the innermost one
         (100, ((link, 155), (threads, 1))),
         (20, ((link, 9),)),
