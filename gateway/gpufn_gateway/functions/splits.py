@@ -17,7 +17,7 @@ from gpufn_core.domain.traffic import (
     checked_weights,
     parse_return_rules,
 )
-from gpufn_core.errors import Conflict, InvalidInput, RevisionNotFound
+from gpufn_core.errors import Conflict, InvalidInput, InvalidSpec, RevisionNotFound
 from gpufn_core.spec.naming.variant_names import is_variant
 from gpufn_core.spec.web_spec import WebSpec
 from gpufn_gateway.functions.deploys import Deploys, check_workers, not_ready
@@ -103,9 +103,8 @@ class Splits:
         return await self.deploys.change(name, change)
 
     async def give_back(self, name: str, split: Split, revision: int, reason: str) -> Function:
-        """Restore the split before `split`. Send all calls to the serving revision if one of its revisions was deleted,
-        or if it gives calls to `revision` without a rule that would take them away. Does nothing if `split` was
-        replaced. Raises FunctionNotFound."""
+        """Restore the split before `split`. Send all calls to the serving revision if that one cannot be restored, or
+        may give the bad `revision` calls for good. Does nothing if `split` was replaced. Raises FunctionNotFound."""
         now = self.clock.time()
 
         def change(function: Function) -> Function:
@@ -113,14 +112,23 @@ class Splits:
                 return function
             before = split.before
             if before is not None:
-                known = self.registry.revisions.get(name, {})
-                is_whole = all(number in known and is_usable(known[number]) for number in before.called)
-                is_watched = bool(before.return_if) or revision not in before.called
-                before = msgspec.structs.replace(before, set_at=now) if is_whole and is_watched else None
+                is_possible = self._is_possible(function, before) and _loses_calls(revision, before, split)
+                before = msgspec.structs.replace(before, set_at=now) if is_possible else None
             returned = Returned(at=now, reason=reason, revision=revision, weights=split.describe())
             return msgspec.structs.replace(function, traffic=before, returned=returned, updated_at=now)
 
         return await self.deploys.change(name, change)
+
+    def _is_possible(self, function: Function, split: Split) -> bool:
+        """Return whether the revisions of an earlier split exist, and may have a worker each."""
+        known = self.registry.revisions.get(function.name, {})
+        if not all(number in known and is_usable(known[number]) for number in split.called):
+            return False
+        try:
+            check_workers(function, self.registry.serving(function).spec, split)
+        except InvalidSpec:
+            return False
+        return True
 
     def _revision(self, name: str, number: int) -> Revision:
         known = self.registry.revisions.get(name, {})
@@ -150,6 +158,11 @@ class Splits:
             if _kind(revision.spec.web) != _kind(serving.spec.web):
                 raise InvalidInput(f"{revision} and {serving} are not the same kind of web function", field="weights")
         check_workers(function, serving.spec, split)
+
+
+def _loses_calls(revision: int, before: Split, after: Split) -> bool:
+    """Return whether a revision that broke a rule of `after` has no calls with `before`, or breaks a rule there too."""
+    return revision not in before.called or (bool(before.return_if) and {*after.return_if} <= {*before.return_if})
 
 
 def _kind(web: WebSpec | msgspec.UnsetType) -> bool | None:

@@ -168,14 +168,33 @@ async def test_a_return_restores_the_split_before(nats: Any, make: Any, is_repla
         await gateway.http.delete(path)
 
 
-async def test_a_return_does_not_restore_a_split_that_calls_the_bad_revision(nats: Any, make: Any) -> None:
+@pytest.mark.parametrize("rules", [[], ["p99>1.5x"]])
+async def test_a_return_does_not_restore_a_split_that_calls_the_bad_revision(
+    nats: Any, make: Any, rules: list[str]
+) -> None:
     async with gateway_on(nats) as gateway:
-        path = await deployed(gateway, make.spec("recipe"))
-        await put(gateway, path, {"weights": {"1": 90, "2": 10}})  # as `gpufn deploy --traffic 10%`: without rules
+        name = f"recipe-{len(rules)}"
+        path = await deployed(gateway, make.spec(name))
+        # As `gpufn deploy --traffic 10%`, without rules; or with a rule that the revision does not break.
+        await put(gateway, path, {"weights": {"1": 90, "2": 10}, "return_if": rules})
         await put(gateway, path, {"weights": {"1": 90, "2": 10}, "return_if": ["errors>2%"]})
         split = await until_async(
-            lambda: (split := gateway.registry.functions["recipe"].traffic) and split.return_if and split
+            lambda: (split := gateway.registry.functions[name].traffic) and split.before and split
         )
-        after = await gateway.splits.give_back("recipe", split, 2, "errors>2%: 5 of 100 failed")
+        after = await gateway.splits.give_back(name, split, 2, "errors>2%: 5 of 100 failed")
         assert (after.traffic, after.returned and after.returned.revision) == (None, 2)
+        await gateway.http.delete(path)
+
+
+async def test_a_return_does_not_restore_a_split_that_max_workers_no_longer_allows(nats: Any, make: Any) -> None:
+    async with gateway_on(nats) as gateway:
+        path = await deployed(gateway, make.spec("fits"), revisions=4)
+        await put(gateway, path, {"weights": {"1": 80, "2": 10, "3": 10}})
+        await put(gateway, path, {"weights": {"1": 90, "4": 10}, "return_if": ["errors>2%"]})
+        await gateway.deploys.scale("fits", None, 2)
+        split = await until_async(
+            lambda: (split := gateway.registry.functions["fits"].traffic) and split.before and split
+        )
+        after = await gateway.splits.give_back("fits", split, 4, "its workers do not start")
+        assert (after.traffic, after.max_workers) == (None, 2)
         await gateway.http.delete(path)
