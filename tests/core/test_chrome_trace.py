@@ -74,3 +74,22 @@ def test_a_flame_graph_has_kernels_within_the_ranges_of_calls() -> None:
         Stack(("GPU", "call 1", "gemm<1,2>"), 20),
         Stack(("GPU", "call 1", "relu"), 10),
     ]
+
+
+def test_a_flame_graph_of_deeply_nested_events_is_small() -> None:
+    events = [{"cat": "kernel", "name": "a", "ts": at, "dur": 10_000 - 2 * at} for at in range(3000)]
+    stacks = flame_graph(packed({"traceEvents": events})) or []
+    assert max(len(stack.frames) for stack in stacks) == 200
+    assert sum(stack.samples for stack in stacks) == 10_000
+
+
+def test_events_of_impossible_lengths_are_left_out() -> None:
+    lengths = (1e308, 1e308, -5.0, 7.0)
+    events = [
+        {"cat": "kernel", "name": "a", "ts": 0, "dur": length, "tid": lane} for lane, length in enumerate(lengths)
+    ]
+    trace = packed({"traceEvents": events})
+    assert (flame_graph(trace), summary(trace, 5)) == (
+        [Stack(("GPU", "a"), 7)],
+        ("kernel", [Busiest("a", 1, 7 / 1e6)]),
+    )

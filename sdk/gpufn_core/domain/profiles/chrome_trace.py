@@ -11,6 +11,8 @@ import msgspec
 from gpufn_core.domain.profiles.stacks import Stack
 
 MAX_BYTES: Final = 256 << 20  # decompressed: a worker may send whatever it wants
+_MAX_FRAMES: Final = 200  # deeper events count in the stack above: each stack is stored with all of its frames
+_MAX_US: Final = 1e17  # torch counts from 1970 or later; sums of longer times may become infinite
 _KINDS: Final = ("kernel", "cpu_op")
 _ON_GPU: Final = {"kernel", "gpu_memcpy", "gpu_memset", "gpu_user_annotation"}
 _ON_CPU: Final = {"cpu_op", "user_annotation", "cuda_runtime", "cuda_driver"}
@@ -83,7 +85,7 @@ def _add(own_us: defaultdict[tuple[str, ...], float], root: str, lane: list[_Eve
         while open_events and open_events[-1][0] <= event.ts:
             open_events.pop()
         outer = open_events[-1][1] if open_events else (root,)
-        frames = (*outer, event.name.replace(";", ","))
+        frames = (*outer, event.name.replace(";", ",")) if len(outer) < _MAX_FRAMES else outer
         own_us[frames] += event.dur
         if open_events:
             own_us[outer] -= event.dur
@@ -96,6 +98,7 @@ def _events(compressed: bytes) -> list[_Event] | None:
         text = unzip.decompress(compressed, MAX_BYTES)
         if not unzip.eof:
             return None
-        return msgspec.json.decode(text, type=_Trace).events
+        events = msgspec.json.decode(text, type=_Trace).events
     except (zlib.error, msgspec.MsgspecError, UnicodeDecodeError):
         return None
+    return [each for each in events if abs(each.ts) <= _MAX_US and 0 <= each.dur <= _MAX_US]
