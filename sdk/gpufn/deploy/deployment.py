@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -27,7 +27,7 @@ from gpufn.deploy.check_wait import is_pending, wait_until_checked
 from gpufn.deploy.signature_changes import signature_changes
 from gpufn_core.domain.package_needs import package_needs
 from gpufn_core.domain.revision import CheckState, Lease, RevisionState, Source
-from gpufn_core.domain.traffic import WHOLE
+from gpufn_core.domain.traffic import WHOLE, HeaderRule, Mirror
 from gpufn_core.errors import (
     AmbiguousFunction,
     Conflict,
@@ -42,6 +42,7 @@ from gpufn_core.signing.statement import DeploySignature, Statement
 from gpufn_core.spec.function_spec import FunctionSpec, spec_from_json
 
 if TYPE_CHECKING:
+    from gpufn.client.endpoints.traffic import TrafficView
     from gpufn.deploy.deployables import Deployable
     from gpufn_core.signing.ed25519 import Signer
 
@@ -105,7 +106,18 @@ class Api(Protocol):
         lease: Lease | None,
         traffic: int | None = None,
     ) -> FunctionView | BuildingRevision: ...
-    def set_traffic(self, name: str, weights: Mapping[int, int]) -> Any: ...
+    def traffic(self, name: str) -> TrafficView: ...
+    def set_traffic(
+        self,
+        name: str,
+        weights: Mapping[int, int],
+        *,
+        headers: Sequence[HeaderRule],
+        mirror: Mirror | None,
+        return_if: Collection[str],
+        window_s: float | None,
+        min_calls: int | None,
+    ) -> Any: ...
     def rollback(self, name: str, revision: int | None = None) -> FunctionView: ...
     def logs(self, name: str, *, tail: int = 100) -> Iterator[LogLine]: ...
 
@@ -370,10 +382,20 @@ def _unchanged_canary(api: Api, view: FunctionView, deployable: Deployable) -> R
 
 
 def _with_canary(api: Api, view: FunctionView, number: int, percent: int) -> FunctionView:
-    """Give a revision its part of the calls, and the serving one the rest, unless they have them."""
+    """Give a revision its part of the calls, and the serving one the rest, unless they have them. The rules of the
+    split stay."""
     weights = {view.serving: WHOLE - percent, number: percent}
     if view.traffic is None or view.traffic.weights != weights:
-        api.set_traffic(view.name, weights)
+        split = api.traffic(view.name)
+        api.set_traffic(
+            view.name,
+            weights,
+            headers=split.headers,
+            mirror=split.mirror,
+            return_if=split.return_if,
+            window_s=split.window_s,
+            min_calls=split.min_calls,
+        )
     return msgspec.structs.replace(view, canary=number)
 
 

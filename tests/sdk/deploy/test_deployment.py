@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from gpufn.client.endpoints.traffic import TrafficView
 from gpufn.client.views.functions import BuildingRevision, FunctionView, RevisionProgress, RevisionView, SplitView
 from gpufn.client.views.models import BuildView
 from gpufn.deploy.capacity_warnings import unmet_requirement
@@ -77,8 +78,12 @@ class _Api:
     def revision(self, name: str, number: int, *, env_values: bool = False) -> RevisionProgress:
         raise AssertionError("none is built")
 
-    def set_traffic(self, name: str, weights: Mapping[int, int]) -> None:
-        self.requests.append(f"split {dict(weights)}")
+    def traffic(self, name: str) -> TrafficView:
+        weights = {1: 90, 2: 10}
+        return TrafficView(function=name, active=1, serving=1, weights=weights, return_if=("errors>2%",), min_calls=9)
+
+    def set_traffic(self, name: str, weights: Mapping[int, int], **rules: Any) -> None:
+        self.requests.append(f"split {dict(weights)}, {rules['return_if']}, {rules['min_calls']}")
 
     def rollback(self, name: str, revision: int | None = None) -> FunctionView:
         self.requests.append(f"activate {revision}")
@@ -136,7 +141,7 @@ _CANARY = RevisionProgress(number=2, state=RevisionState.READY, bundle="a", spec
     ("canary", "percent", "options", "made"),
     [
         (_CANARY, 10, {}, []),
-        (_CANARY, 20, {}, ["split {1: 80, 2: 20}"]),
+        (_CANARY, 20, {}, ["split {1: 80, 2: 20}, ('errors>2%',), 9"]),
         (_CANARY, 10, {"force": True}, ["create f"]),
         (_CANARY, 10, {"signer": Signer.new()}, ["create f"]),
         (_CANARY, 10, {"lease": Lease("a", 30.0)}, ["create f"]),
