@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
@@ -15,6 +16,7 @@ from gpufn_gateway.metrics import families as bounds
 from gpufn_gateway.metrics.call_stats import MAX_CODES, OTHER, CallStats
 from gpufn_gateway.metrics.catalogue import SERIES, Kind
 from gpufn_gateway.metrics.families import Families
+from gpufn_gateway.metrics.formats.protobuf import Protobuf
 from gpufn_gateway.metrics.formats.text import OpenMetrics, Text
 from gpufn_gateway.metrics.telemetry import MAX_FUNCTIONS, OTHER_FUNCTIONS, Telemetry
 from gpufn_gateway.monitoring import dashboards, rules
@@ -50,6 +52,27 @@ async def test_a_client_that_accepts_openmetrics_gets_it_with_exemplars() -> Non
     assert untraced.exemplar.labels == {"invocation": "01hz"}
 
 
+async def test_an_exemplar_has_at_most_128_characters_and_no_negative_duration() -> None:
+    telemetry = Telemetry(lambda: 0)
+    # A long id, and a clock that was set back meanwhile.
+    telemetry.of("f").count_end(msgspec.structs.replace(_reply(), invocation="0" * 500), -1.0, 1_000.0, TRACE)
+    body, _ = await telemetry.scrape(OPENMETRICS)
+    families = {family.name: family for family in parse_openmetrics(body.decode())}  # type: ignore[no-untyped-call]
+    latency = families["gpufn_call_seconds"].samples
+    assert [each.value for each in latency if each.name == "gpufn_call_seconds_sum"] == [0.0]
+    (exemplar,) = [each.exemplar for each in latency if each.exemplar is not None]
+    assert exemplar.value == 0.0
+    assert sum(len(name) + len(value) for name, value in exemplar.labels.items()) <= 128
+    assert len(exemplar.labels) == 3
+
+
+def test_labels_have_at_most_200_characters() -> None:
+    for form in (Text(), Protobuf()):
+        families = Families(form)
+        families.add("gpufn_node_up", 1, "\N{FACE WITH TEARS OF JOY}" * 300)
+        assert families.exposition().decode(errors="replace").count("\N{FACE WITH TEARS OF JOY}") == 200
+
+
 @pytest.mark.parametrize("accept", ["", "*/*", "text/plain", "application/openmetrics-text;version=2.0.0", "\x00,;=,;"])
 async def test_other_clients_get_the_text_format(accept: str) -> None:
     body, content_type = await _telemetry().scrape(accept)
@@ -78,6 +101,18 @@ def test_functions_beyond_the_bound_are_exposed_together() -> None:
     telemetry.of("later").count_refusal("capacity")  # it gets the place
     shown = exposed()
     assert (shown[OTHER_FUNCTIONS], shown["later"], "f0" in shown) == (50, 1, False)
+
+
+def test_a_copy_of_counters_does_not_change_with_them() -> None:
+    stats = CallStats()
+    stats.count_end(_reply(), 0.5, 1_000.0)
+    copy = stats.copy()
+    stats.count_end(_reply(OutcomeKind.LOST), 2.0, 1_000.0)
+    stats.count_refusal("late")
+    stats.count_webhook("delivered")
+    assert [copy.latency.count, copy.queue.count, copy.run.count, copy.cold_starts, len(copy.exemplars)] == [1] * 5
+    assert (sum(copy.outcomes.values()), dict(copy.refusals), dict(copy.webhooks)) == (1, {}, {})
+    assert copy.phase_seconds["load"] == 1.0
 
 
 def test_codes_beyond_the_bound_count_together() -> None:

@@ -105,6 +105,31 @@ def test_a_compiler_that_a_source_has_taken_over_leaves_no_file(
     assert compiled(tmp_path, bundle, "pkg/mod.py") == {}
 
 
+@pytest.mark.parametrize(
+    ("largest_file", "most", "names"),
+    [(3, 9, ["a.py", "b.py", "c.py"]), (3, 8, ["a.py", "b.py"]), (2, 9, [])],
+)
+def test_byte_code_is_read_up_to_a_limit_per_file_and_per_bundle(
+    tmp_path: Path, bundle: Path, monkeypatch: Any, largest_file: int, most: int, names: list[str]
+) -> None:
+    script = tmp_path / "three_bytes.py"
+    script.write_text("import sys; sys.stdout.buffer.write(b'\\0\\0\\0\\3abc' * 3)")
+    monkeypatch.setattr(program, "__file__", os.fspath(script))
+    monkeypatch.setattr(Sandboxes, "compiler", lambda *_: None)
+    monkeypatch.setattr(compiler_module, "_LARGEST_FILE_BYTES", largest_file)
+    monkeypatch.setattr(compiler_module, "_MAX_BYTES", most)
+    assert list(compiled(tmp_path, bundle, "a.py", "b.py", "c.py")) == names
+
+
+def test_a_bundle_has_no_file_that_is_not_complete(bundle: Path, monkeypatch: Any) -> None:
+    before = sorted(bundle.rglob("*.*"))
+    seen: list[list[Path]] = []
+    monkeypatch.setattr(os, "fsync", lambda _: seen.append(sorted(bundle.rglob("*.*"))))
+    AddedBytecode(bundle).add("pkg/mod.py", OWN_VERSION, b"code")
+    assert seen == [before]
+    assert sorted(bundle.rglob("*.*")) != before
+
+
 # Reports what it can do, in place of byte code.
 REPORT = """
 import os, socket, sys
@@ -163,8 +188,8 @@ def run_background(compile_files: Any, *bundles: AddedBytecode, until_done: Call
 
 
 def test_a_small_bundle_is_not_compiled_and_a_failure_does_not_end_the_others(tmp_path: Path, bundle: Path) -> None:
-    small, gone, last = (AddedBytecode(tmp_path / name) for name in ("small", "gone", "last"))
-    for added in (small, gone, last):
+    small, gone, bad, last = (AddedBytecode(tmp_path / name) for name in ("small", "gone", "bad", "last"))
+    for added in (small, gone, bad, last):
         added.bundle.mkdir()
         (added.bundle / "app.py").write_text("VALUE = 1\n" if added is small else LARGE)
     calls: list[str] = []
@@ -176,12 +201,13 @@ def test_a_small_bundle_is_not_compiled_and_a_failure_does_not_end_the_others(tm
         if folder.name == "gone":
             shutil.rmtree(folder)
         for name in sources:
-            yield name, b"code"
+            if folder.name != "bad":
+                yield name, b"code"
 
     cached = last.bundle / "__pycache__" / f"app.{sys.implementation.cache_tag}.pyc"
-    run_background(compile_files, small, gone, last, until_done=cached.exists)
-    assert calls == ["gone", "last"]
-    assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir()) == ["cache", "last", "small"]
+    run_background(compile_files, small, gone, bad, last, until_done=cached.exists)
+    assert calls == ["gone", "bad", "last"]  # each once, though each is requested twice
+    assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir()) == ["bad", "cache", "last", "small"]
     assert cached.read_bytes() == b"code"
 
 
