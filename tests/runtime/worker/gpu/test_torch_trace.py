@@ -158,19 +158,25 @@ def test_a_session_of_user_code_is_not_disturbed(torch: Any, is_running: bool) -
     assert not left_behind(torch)
 
 
-def test_a_session_of_user_code_waits_for_the_end_of_the_trace(torch: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("error", [None, ValueError("no JSON")])
+def test_a_session_of_user_code_waits_for_the_end_of_the_trace(
+    torch: Any, monkeypatch: pytest.MonkeyPatch, error: Exception | None
+) -> None:
     session = torch.autograd.profiler.profile()
     entered = []
 
     def begin() -> None:
-        thread = threading.Thread(target=session._prepare_trace)
+        thread = threading.Thread(target=session._prepare_trace, daemon=True)
         thread.start()
         entered.extend([thread, session.entered])
+        if error is not None:
+            raise error
 
     during(monkeypatch, begin)
-    record(1.0)
+    with contextlib.nullcontext() if error is None else pytest.raises(CannotTrace):
+        record(1.0)
     thread, was_entered = entered
-    thread.join(30)
+    thread.join(5)
     assert (was_entered, session.entered) == (False, True)
 
 
