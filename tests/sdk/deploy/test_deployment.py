@@ -171,6 +171,15 @@ def test_a_deploy_of_the_code_of_a_canary_without_a_split_gives_it_all_calls() -
     assert (deployment.view.active, deployment.view.canary) == (2, None)
 
 
+def test_of_several_canaries_the_newest_is_compared_with_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    canaries = {number: msgspec.structs.replace(_CANARY, number=number) for number in (2, 3)}
+    split = SplitView(weights={1: 80, 2: 10, 3: 10, 4: 0})
+    api = _BuildingApi([_CANARY], _view(1, 1, spec=_as_json(_SPEC) | {"timeout_s": 9.0}, traffic=split))
+    monkeypatch.setattr(api, "revision", lambda name, number, *, env_values: canaries[number])
+    assert deploy(api, _WANTED).revision == 3
+    assert api.requests == ["put a", "activate 3"]
+
+
 def test_a_deploy_is_signed_as_the_gateway_stores_it() -> None:
     signer, api = Signer.new(), _Api(None)
     spec = msgspec.structs.replace(_SPEC, timeout_s=3, queue_timeout_s=2)  # floats once they are stored
