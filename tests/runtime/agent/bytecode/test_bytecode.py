@@ -106,18 +106,18 @@ def test_a_compiler_that_a_source_has_taken_over_leaves_no_file(
 
 
 @pytest.mark.parametrize(
-    ("largest_file", "most", "names"),
-    [(3, 9, ["a.py", "b.py", "c.py"]), (3, 8, ["a.py", "b.py"]), (2, 9, [])],
+    ("limits", "names"),
+    [((3, 9), ["a.py", "b.py", "c.py"]), ((3, 8), ["a.py", "b.py"]), ((2, 9), [])],
 )
 def test_byte_code_is_read_up_to_a_limit_per_file_and_per_bundle(
-    tmp_path: Path, bundle: Path, monkeypatch: Any, largest_file: int, most: int, names: list[str]
+    tmp_path: Path, bundle: Path, monkeypatch: Any, limits: tuple[int, int], names: list[str]
 ) -> None:
     script = tmp_path / "three_bytes.py"
     script.write_text("import sys; sys.stdout.buffer.write(b'\\0\\0\\0\\3abc' * 3)")
     monkeypatch.setattr(program, "__file__", os.fspath(script))
     monkeypatch.setattr(Sandboxes, "compiler", lambda *_: None)
-    monkeypatch.setattr(compiler_module, "_LARGEST_FILE_BYTES", largest_file)
-    monkeypatch.setattr(compiler_module, "_MAX_BYTES", most)
+    monkeypatch.setattr(compiler_module, "_LARGEST_FILE_BYTES", limits[0])
+    monkeypatch.setattr(compiler_module, "_MAX_BYTES", limits[1])
     assert list(compiled(tmp_path, bundle, "a.py", "b.py", "c.py")) == names
 
 
