@@ -10,7 +10,10 @@ import pytest
 from gpufn_core.domain.revision import RevisionState
 from gpufn_core.ids import new_invocation_id
 from gpufn_core.protocol.codec import encode
+from gpufn_core.protocol.reports import CallCounts, ControllerReport, FunctionStatus, RevisionStatus, WorkerCounts
+from gpufn_gateway.buckets import decode_function
 from gpufn_gateway.functions.deploy_checks import DeployOptions
+from gpufn_gateway.functions.traffic_return import TrafficReturn
 from tests.gateway.whole import DIGEST, Whole, gateway_on
 from tests.waiting import until_async
 
@@ -197,4 +200,29 @@ async def test_a_return_does_not_restore_a_split_that_max_workers_no_longer_allo
         )
         after = await gateway.splits.give_back("fits", split, 4, "its workers do not start")
         assert (after.traffic, after.max_workers) == (None, 2)
+        await gateway.http.delete(path)
+
+
+@pytest.mark.parametrize("is_of_this_split", [True, False])
+async def test_a_split_returns_by_what_was_counted_since_it_was_set(
+    nats: Any, make: Any, is_of_this_split: bool
+) -> None:
+    async with gateway_on(nats) as gateway:
+        name = f"counted-{is_of_this_split}".lower()
+        path = await deployed(gateway, make.spec(name))
+        split = (await put(gateway, path, {"weights": {"1": 90, "2": 10}, "return_if": ["errors>2%"]})).json()
+        bad = RevisionStatus(revision=2, workers=WorkerCounts(), recent=CallCounts(calls=100, errors=50))
+        status = FunctionStatus(
+            function=name,
+            serving=1,
+            workers=WorkerCounts(),
+            split_at=split["set_at"] if is_of_this_split else split["set_at"] - 1,
+            revisions=(bad,),
+        )
+        gateway.registry.statuses.take(ControllerReport("c", 1, 1.0, (status,)))
+        await TrafficReturn(gateway.registry, gateway.splits, gateway.audit, leads=lambda: True).step()
+        entry = await gateway.deploys.buckets.functions.get(name)
+        assert entry is not None
+        function = decode_function(entry.value)
+        assert (function.traffic is None, function.returned is not None) == (is_of_this_split, is_of_this_split)
         await gateway.http.delete(path)
