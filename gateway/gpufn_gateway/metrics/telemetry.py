@@ -85,7 +85,8 @@ class Telemetry:
     def snapshot(self) -> Fill:
         own = [(name, stats) for name, stats in self._functions.items() if name in self._own]
         others = [stats for name, stats in self._functions.items() if name not in self._own]
-        return functools.partial(_fill, self._in_flight(), own, others, self._deleted)
+        # The copy does not count a function of `others` that is deleted meanwhile.
+        return functools.partial(_fill, self._in_flight(), own, others, self._deleted.copy())
 
 
 def _fill(
@@ -95,15 +96,14 @@ def _fill(
     deleted: CallStats,
     families: Families,
 ) -> None:
-    """Add the calls. They go on meanwhile: each counter is copied in one step of the interpreter."""
+    """Add the calls. They go on meanwhile: each counter is copied in one step of the interpreter. Changes `deleted`."""
     families.add("gpufn_calls_in_flight", in_flight)
     for name, stats in own:
         _add_calls(families, name, stats.copy())
-    together = deleted.copy()
     for stats in others:
-        together.add(stats.copy())
-    if any(together.outcomes.values()) or together.refusals:
-        _add_calls(families, OTHER_FUNCTIONS, together)
+        deleted.add(stats.copy())
+    if any(deleted.outcomes.values()) or deleted.refusals:
+        _add_calls(families, OTHER_FUNCTIONS, deleted)
 
 
 def _add_calls(families: Families, name: str, stats: CallStats) -> None:

@@ -13,6 +13,7 @@ from gpufn_core.domain.invocation import OutcomeKind
 from gpufn_core.domain.worker import ColdStart
 from gpufn_core.protocol.messages import ResultReply
 from gpufn_gateway.metrics import families as bounds
+from gpufn_gateway.metrics import telemetry as telemetry_module
 from gpufn_gateway.metrics.call_stats import MAX_CODES, OTHER, CallStats
 from gpufn_gateway.metrics.catalogue import SERIES, Kind
 from gpufn_gateway.metrics.families import Families
@@ -101,6 +102,16 @@ def test_functions_beyond_the_bound_are_exposed_together() -> None:
     telemetry.of("later").count_refusal("capacity")  # it gets the place
     shown = exposed()
     assert (shown[OTHER_FUNCTIONS], shown["later"], "f0" in shown) == (50, 1, False)
+
+
+def test_a_function_that_is_deleted_during_a_scrape_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bug: a counter that was too high once looked like a restart of the gateway after it."""
+    monkeypatch.setattr(telemetry_module, "MAX_FUNCTIONS", 0)
+    telemetry = _telemetry()
+    fill, families = telemetry.snapshot(), Families(Text())
+    telemetry.forget("f")
+    fill(families)
+    assert f'gpufn_calls_total{{function="{OTHER_FUNCTIONS}",outcome="succeeded"}} 1.0' in families.exposition().decode()
 
 
 def test_a_copy_of_counters_does_not_change_with_them() -> None:

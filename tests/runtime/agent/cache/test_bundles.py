@@ -231,3 +231,27 @@ def test_a_bundle_that_is_unpacked_again_has_no_byte_code(tmp_path: Path) -> Non
         assert after.versions == set()
 
     asyncio.run(run())
+
+
+def test_a_bundle_that_is_repaired_is_compiled_again(tmp_path: Path) -> None:
+    data = archive("app.py")
+
+    async def fetch(_: Digest) -> bytes:
+        return data
+
+    async def run() -> None:
+        bundles = BundleCache(tmp_path, fetch)
+        digest = digest_of(data)
+        path = await bundles.get(digest)
+        before = bundles.bytecode(digest)
+        assert before is not None
+        before.versions.add("3.11")
+        before.add("app.py", "3.11", b"code")
+        _overwrite(path / "app.py", "changed")
+        bundles.recheck(digest)
+        await bundles.get(digest)
+        after = bundles.bytecode(digest)
+        assert after is not None
+        assert (after.versions, list(path.rglob("*.pyc"))) == (set(), [])
+
+    asyncio.run(run())
