@@ -47,3 +47,15 @@ def test_no_sample_is_lost_when_stacks_are_left_out(rows: list[tuple[str, int]],
     kept = shortened(text, most)
     assert sum(stack.samples for stack in parse(kept)) == sum(stack.samples for stack in parse(text))
     assert len(kept) <= most + len(f"{OTHERS} \n") + 6
+
+
+def test_a_hostile_profile_takes_linear_time_and_bounded_numbers() -> None:
+    """Bug: a frame of 48 KB took 20 s of the gateway's event loop, and a long number was an internal error."""
+    text = f"{'a (' * 100_000} 5\nf (x.py:{'1' * 5_000}) 2\ng {'1' * 5_000}\nh 0\n"
+    stacks = parse(text)
+    assert [stack.samples for stack in stacks] == [5, 2, 0]
+    frames = speedscope(stacks, "f", rate=None)["shared"]["frames"]
+    assert [len(frame["name"]) for frame in frames] == [300_000, 1, 1]
+    assert [row.own for row in top(stacks, 5)] == [5 / 7, 2 / 7, 0.0]
+    assert [row.own for row in top(parse("h 0\n"), 5)] == [0.0]
+    assert shortened(text, 10) == "(other stacks) 7\n"

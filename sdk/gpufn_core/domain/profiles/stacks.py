@@ -1,15 +1,17 @@
-"""A profile as folded stacks: lines of `outer;inner 12`, where 12 is the number of samples, or of bytes. Pure."""
+"""A profile as folded stacks: lines of `outer;inner 12`, where 12 is the number of samples, or of bytes. Pure.
+
+Workers write some of these lines, so any text takes linear time, and numbers are bounded.
+"""
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterable
 from typing import Any, Final, NamedTuple
 
 OTHERS: Final = "(other stacks)"
 PLATFORM: Final = "(gpufn itself)"  # the only frame of memory that no code of the function allocated
-_FRAME: Final = re.compile(r"(?P<name>.*) \((?P<file>.*?)(?::(?P<line>\d+))?\)", re.DOTALL)
+_MAX_DIGITS: Final = 15
 _SCHEMA: Final = "https://www.speedscope.app/file-format-schema.json"
 
 
@@ -37,8 +39,8 @@ def parse(text: str) -> list[Stack]:
     stacks = []
     for line in text.splitlines():
         frames, _, samples = line.rpartition(" ")
-        if frames and samples.isascii() and samples.isdecimal():
-            stacks.append(Stack(tuple(frames.split(";")), int(samples)))
+        if frames and (count := _number(samples)) is not None:
+            stacks.append(Stack(tuple(frames.split(";")), count))
     return stacks
 
 
@@ -78,6 +80,7 @@ def top(stacks: Iterable[Stack], most: int) -> list[Top]:
         own[names[-1]] += stack.samples
         for name in set(names):
             total[name] += stack.samples
+    samples = samples or 1  # a worker may write stacks without samples
     return [Top(name, count / samples, total[name] / samples) for name, count in own.most_common(most)]
 
 
@@ -109,13 +112,31 @@ def speedscope(stacks: Iterable[Stack], name: str, *, rate: int | None) -> dict[
 
 
 def _without_line(frame: str) -> str:
-    match = _FRAME.fullmatch(frame)
-    return frame if match is None else f"{match['name']} ({match['file']})"
+    name, file, _ = _parts(frame)
+    return name if file is None else f"{name} ({file})"
 
 
 def _frame(frame: str) -> dict[str, Any]:
-    match = _FRAME.fullmatch(frame)
-    if match is None:
-        return {"name": frame}
-    line = {} if match["line"] is None else {"line": int(match["line"])}
-    return {"name": match["name"], "file": match["file"], **line}
+    name, file, line = _parts(frame)
+    if file is None:
+        return {"name": name}
+    return {"name": name, "file": file, **({} if line is None else {"line": line})}
+
+
+def _parts(frame: str) -> tuple[str, str | None, int | None]:
+    """Return the name, the file and the line of a frame. None: it has none.
+
+    >>> _parts("f (x.py:12)"), _parts("f (x.py)"), _parts("operator() (a b)"), _parts("f")
+    (('f', 'x.py', 12), ('f', 'x.py', None), ('operator()', 'a b', None), ('f', None, None))
+    """
+    name, mark, place = frame.removesuffix(")").rpartition(" (")
+    if not mark or not frame.endswith(")"):
+        return frame, None, None
+    file, colon, line = place.rpartition(":")
+    if colon and (number := _number(line)) is not None:
+        return name, file, number
+    return name, place, None
+
+
+def _number(text: str) -> int | None:
+    return int(text) if text.isascii() and text.isdecimal() and len(text) <= _MAX_DIGITS else None
