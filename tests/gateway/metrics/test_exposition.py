@@ -111,7 +111,9 @@ def test_a_function_that_is_deleted_during_a_scrape_counts_once(monkeypatch: pyt
     fill, families = telemetry.snapshot(), Families(Text())
     telemetry.forget("f")
     fill(families)
-    assert f'gpufn_calls_total{{function="{OTHER_FUNCTIONS}",outcome="succeeded"}} 1.0' in families.exposition().decode()
+    assert (
+        f'gpufn_calls_total{{function="{OTHER_FUNCTIONS}",outcome="succeeded"}} 1.0' in families.exposition().decode()
+    )
 
 
 def test_a_copy_of_counters_does_not_change_with_them() -> None:
