@@ -9,7 +9,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import resource
 import shutil
+import signal
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -30,6 +32,9 @@ from gpufn_runtime.agent.workers.running_workers import RunningWorker
 
 _EXTRA_S: Final = 20.0  # for py-spy to find the symbols and to write the file
 _PROGRAM: Final = "py-spy"
+# A function chooses how deep its stacks are, and the names in them: 100 stacks a second may have 80 MB.
+_LIMITS: Final = {resource.RLIMIT_DATA: 1 << 30, resource.RLIMIT_FSIZE: 64 << 20}
+_KILLED_BY_LIMITS: Final = (-signal.SIGABRT, -signal.SIGXFSZ)
 _request = msgspec.msgpack.Decoder(ProfileRequest)
 
 
@@ -65,7 +70,8 @@ class Profiler:
     async def _respond(self, message: Message) -> None:
         try:
             request = _request.decode(message.payload)
-            reply = ProfileReply(shortened(await self.profile(request), MAX_STACKS_BYTES))
+            stacks = await self.profile(request)
+            reply = ProfileReply(await asyncio.to_thread(shortened, stacks, MAX_STACKS_BYTES))
         except GpufnError as error:
             reply = ProfileReply(error=error.info())
         except (OSError, msgspec.MsgspecError) as error:
@@ -101,6 +107,7 @@ class Profiler:
                 stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
             )  # fmt: skip
             try:
+                _limit(process.pid)
                 async with asyncio.timeout(request.seconds + _EXTRA_S):
                     said, _ = await process.communicate()
             except TimeoutError:
@@ -110,10 +117,21 @@ class Profiler:
                     process.kill()
             if not processes.is_running(worker.process):
                 raise WorkerLost(f"The worker {request.worker} ended while it was profiled.")
+            if process.returncode in _KILLED_BY_LIMITS:
+                raise CannotProfile(
+                    f"The stacks of {request.worker} are too large for {_PROGRAM}: profile it for less than "
+                    f"{request.seconds:g} s."
+                )
             if process.returncode != 0:
                 lines = said.decode(errors="replace").strip().splitlines() or ["no reason"]
                 raise CannotProfile(f"{_PROGRAM} cannot read {request.worker} on {self._node}: {lines[0]}")
             return await asyncio.to_thread(out.read_text, errors="replace")
+
+
+def _limit(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):  # it has ended
+        for kind, most in _LIMITS.items():
+            resource.prlimit(pid, kind, (most, most))
 
 
 def find_program() -> str | None:

@@ -6,6 +6,7 @@ import asyncio
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -86,3 +87,29 @@ def test_why_there_is_no_profile(
     monkeypatch.setattr(profiler, "find_program", lambda: program)
     with pytest.raises(error):
         asyncio.run(profiler_of(spinning).profile(request_))
+
+
+def test_the_program_has_limits_because_a_function_chooses_its_stacks(
+    spinning: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Bug: 4 s of 900 frames with long names took 660 MB of memory and a file of 336 MB."""
+    program = tmp_path / "limits"
+    wait = 'while [ "$(ulimit -f)" = unlimited ]; do :; done'
+    program.write_text(f'#!/bin/sh\n{wait}\necho "$(ulimit -d) KiB, $(ulimit -f) blocks" > "$5"\n')
+    program.chmod(0o755)
+    monkeypatch.setattr(profiler, "find_program", lambda: str(program))
+    monkeypatch.setattr(profiler, "_EXTRA_S", 3.0)
+    limits = asyncio.run(profiler_of(spinning).profile(ProfileRequest("w-1", 1.0)))
+    assert limits == f"{1 << 20} KiB, {(64 << 20) // 512} blocks\n"
+
+
+@pytest.mark.parametrize("name", ["XFSZ", "ABRT"])
+def test_stacks_that_are_too_large_are_an_error(
+    spinning: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
+) -> None:
+    program = tmp_path / "ends"
+    program.write_text(f"#!/bin/sh\nkill -{name} $$\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(profiler, "find_program", lambda: str(program))
+    with pytest.raises(CannotProfile, match="too large"):
+        asyncio.run(profiler_of(spinning).profile(ProfileRequest("w-1", 1.0)))
