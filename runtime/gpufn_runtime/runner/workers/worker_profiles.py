@@ -17,16 +17,19 @@ from gpufn_core.protocol.profiles import (
     GPU_EXTRA_S,
     LONGEST_PROFILE_S,
     MAX_STACKS_BYTES,
+    MAX_TRACE_BYTES,
     ProfileKind,
     ProfileReply,
     ProfileRequest,
 )
+from gpufn_core.spec.units import format_bytes
 from gpufn_platform.bus.connection import Bus, Message
 from gpufn_platform.process.tasks import Tasks
 from gpufn_runtime.runner.workers.worker_link import WorkerLink
 
 _CHECK_S: Final = 0.5
 _EXTRA_S: Final = 20.0  # for the worker to read its memory
+_MAX_STACKS_OF_WORKER: Final = 2 * MAX_STACKS_BYTES  # it shortens them; more would delay the calls of the node
 _request = msgspec.msgpack.Decoder(ProfileRequest)
 
 
@@ -98,6 +101,9 @@ class WorkerProfiles:
                 if link.peer is None or (not future.done() and loop.time() > deadline):
                     future.cancel()
                     raise WorkerLost(f"The worker {request.worker} ended, or did not answer, while it was profiled.")
-            return future.result()
+            body = future.result()
         finally:
             del self._running[link]
+        if len(body) > (MAX_TRACE_BYTES if is_gpu else _MAX_STACKS_OF_WORKER):
+            raise Conflict(f"The worker {request.worker} sent a profile that is too large: {format_bytes(len(body))}.")
+        return body

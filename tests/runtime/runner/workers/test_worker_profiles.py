@@ -76,6 +76,21 @@ def test_the_error_of_a_worker_is_that_of_its_profile() -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize(("kind", "most"), [(ProfileKind.GPU, 7 << 20), (ProfileKind.MEMORY, 1 << 20)])
+def test_a_profile_that_is_too_large_is_refused(kind: ProfileKind, most: int) -> None:
+    """Bug: the runner sorted stacks of any size in its event loop, which all calls of the node need."""
+
+    async def scenario(size: int) -> int:
+        link: Any = Link(peer=object())
+        profiles, profiling = await _asked(link, kind)
+        profiles.on_traced(link, Traced(1), bytes(size))
+        return len(await profiling)
+
+    assert asyncio.run(scenario(most)) == most
+    with pytest.raises(Conflict, match="too large"):
+        asyncio.run(scenario(most + 1))
+
+
 def test_a_worker_that_ends_during_its_profile_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_profiles, "_CHECK_S", 0.0)
 
