@@ -33,7 +33,9 @@ from gpufn_runtime.agent.workers.running_workers import RunningWorker
 _EXTRA_S: Final = 20.0  # for py-spy to find the symbols and to write the file
 _PROGRAM: Final = "py-spy"
 # A function chooses how deep its stacks are, and the names in them: 100 stacks a second may have 80 MB.
-_LIMITS: Final = {resource.RLIMIT_DATA: 1 << 30, resource.RLIMIT_FSIZE: 64 << 20}
+_MEMORY_BYTES: Final = 1 << 30
+_FILE_BYTES: Final = 64 << 20
+_LIMITS: Final = {resource.RLIMIT_DATA: _MEMORY_BYTES, resource.RLIMIT_FSIZE: _FILE_BYTES}
 _KILLED_BY_LIMITS: Final = (-signal.SIGABRT, -signal.SIGXFSZ)
 _request = msgspec.msgpack.Decoder(ProfileRequest)
 
