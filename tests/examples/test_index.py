@@ -6,6 +6,8 @@ from pathlib import Path
 
 from tests.conftest import ROOT
 
+_TEMPLATES = ROOT / "sdk" / "gpufn" / "cli" / "develop" / "templates"
+
 
 def test_every_example_has_an_app_and_a_readme_and_is_in_the_index() -> None:
     folders = sorted(path.name for path in (ROOT / "examples").iterdir() if path.is_dir() and path.name[0] not in "._")
@@ -19,10 +21,14 @@ def test_every_example_has_an_app_and_a_readme_and_is_in_the_index() -> None:
     assert lacking == []
 
 
-def test_no_two_examples_declare_a_function_of_one_name() -> None:
-    """Otherwise a user who has deployed one of them could not deploy the other."""
-    names = Counter(name for app in (ROOT / "examples").glob("*/app.py") for name in _declared(app))
-    assert len(names) > 30
+def test_no_two_examples_or_new_projects_declare_a_function_of_one_name() -> None:
+    """Otherwise a user who has deployed one of them could not deploy the other.
+
+    Bug: the project of `gpufn init model` and the image classifier both had a function `classify`.
+    """
+    apps = [*(ROOT / "examples").glob("*/app.py"), *_TEMPLATES.glob("*/app.py.txt")]
+    names = Counter(name for app in apps for name in _declared(app))
+    assert len(names) > 40
     assert [name for name, count in names.items() if count > 1] == []
 
 
