@@ -162,6 +162,10 @@ def test_a_vote_is_converted_without_the_option_that_skl2onnx_refuses(platform: 
             },
             "has a Forest, whose output probabilities is a sequence",
         ),
+        (
+            {"skl2onnx.py": _SKL2ONNX + "    __init__ = lambda *_, **__: 1 / 0\n"},
+            "load such a model in a class with @enter (ZeroDivisionError: division by zero)",
+        ),
     ],
 )
 def test_a_file_that_cannot_be_converted_is_one_line(

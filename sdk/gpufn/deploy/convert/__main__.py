@@ -10,6 +10,7 @@ import sys
 import traceback
 from pathlib import Path
 
+from gpufn.deploy.convert.first_line import first_line
 from gpufn.deploy.convert.formats import Format, split_factory
 from gpufn.deploy.convert.options import ConvertOptions, decode
 from gpufn_core.errors import GpufnError, InvalidSpec
@@ -35,12 +36,7 @@ def main(name: str, source: str, onnx: Path, options: ConvertOptions) -> None:
     except GpufnError:
         raise
     except Exception as error:
-        raise InvalidSpec(_first_line(error)) from error
-
-
-def _first_line(error: Exception) -> str:
-    lines = [line for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0].strip()}" if lines else type(error).__name__
+        raise InvalidSpec(first_line(error)) from error
 
 
 if __name__ == "__main__":

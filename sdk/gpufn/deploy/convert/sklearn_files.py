@@ -10,6 +10,7 @@ import functools
 from pathlib import Path
 from typing import Any, Final
 
+from gpufn.deploy.convert.first_line import first_line
 from gpufn.deploy.convert.options import ConvertOptions
 from gpufn.deploy.convert.packages import required
 from gpufn_core.errors import InvalidSpec
@@ -32,7 +33,13 @@ def convert(source: str, onnx: Path, options: ConvertOptions) -> None:
         )
     inputs = [("x", skl2onnx.common.data_types.FloatTensorType([None, int(columns)]))]
     _set_convertible(model)
-    converted = _converted(skl2onnx, model, inputs)
+    try:
+        converted = _converted(skl2onnx, model, inputs)
+    except Exception as error:  # it has no class of its own for a model that it does not convert
+        raise InvalidSpec(
+            f"skl2onnx does not convert its {type(model).__name__} to a model of one matrix of numbers: load such a "
+            f"model in a class with @enter ({first_line(error)})"
+        ) from error
     for output in converted.graph.output:
         if output.type.WhichOneof("value") == "sequence_type":
             raise InvalidSpec(
