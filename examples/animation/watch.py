@@ -6,26 +6,27 @@ import sys
 import time
 from pathlib import Path
 
-import msgspec
-
-from gpufn import Client
+from gpufn import Client, Function
 
 _WIDTH = 40
 
 
-def main(path: str = "film.gif", count: str = "48") -> None:
+def main(path: str = "film.gif", frames: str = "48") -> None:
+    call = Function.from_name("animate").spawn(count=int(frames))
     with Client() as client:
-        call = client.submit("animate", msgspec.json.encode({"count": int(count)}), accept="application/json")
         while not (view := client.invocation(call.id)).state.ended:
-            if view.progress is None:
-                status, fraction = view.state.value, 0.0
+            if view.progress:
+                _show(view.progress.fraction, view.progress.message)
             else:
-                status, fraction = view.progress.message, view.progress.fraction
-            bar = "█" * round(_WIDTH * fraction)
-            print(f"\r{bar:<{_WIDTH}} {fraction:4.0%} {status:<24}", end="", flush=True)
+                _show(0.0, view.state.value)
             time.sleep(0.1)
-        Path(path).write_bytes(client.result_raw(call.id).body)
-    print(f"\r{'█' * _WIDTH} 100% {path:<24}")
+    Path(path).write_bytes(call.result())
+    _show(1.0, path)
+    print()
+
+
+def _show(fraction: float, text: str) -> None:
+    print(f"\r{'█' * round(_WIDTH * fraction):<{_WIDTH}} {fraction:4.0%} {text:<24}", end="", flush=True)
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ def main(path: str, rows: str = "1000000") -> None:
         "account_days": rng.exponential(400, count).astype(np.int64),
     }
     pq.write_table(pa.table(orders), path, row_group_size=_GROUP)
+    print(f"wrote {path}, {count:,} orders")
 
 
 if __name__ == "__main__":

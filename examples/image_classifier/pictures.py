@@ -1,7 +1,11 @@
-"""Pictures to train on and to try: one shape each, of any size, color, place and angle, over a noisy gradient."""
+"""Pictures to train on and to try: one shape each, of any size, color, place and angle, over a noisy gradient.
+
+python pictures.py star star.png
+"""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 
 import numpy as np
@@ -95,3 +99,6 @@ SHAPES: dict[str, Callable[[Floats, Floats], Mask]] = {
     "star": _star,
     "arrow": _arrow,
 }
+
+if __name__ == "__main__":
+    save(*sys.argv[1:])

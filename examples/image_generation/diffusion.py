@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 SIZE = 48  # pixels
-COLOURS = {"red": (210, 60, 50), "green": (70, 160, 80), "blue": (60, 100, 200), "yellow": (235, 195, 60)}
+COLORS = {"red": (210, 60, 50), "green": (70, 160, 80), "blue": (60, 100, 200), "yellow": (235, 195, 60)}
 SHAPES = ("circle", "square", "triangle", "ring")
 _PER_PROMPT = 60  # pictures of each shape in each color
 _NOISE_FIRST, _NOISE_LAST = 60.0, 4.0  # standard deviations; between them the picture is decided
@@ -35,8 +35,8 @@ class Diffusion:
     def __init__(self) -> None:
         rng = np.random.default_rng(7)
         self._set = {
-            (colour, shape): np.stack([_draw(colour, shape, rng).ravel() for _ in range(_PER_PROMPT)])
-            for colour in COLOURS
+            (color, shape): np.stack([_draw(color, shape, rng).ravel() for _ in range(_PER_PROMPT)])
+            for color in COLORS
             for shape in SHAPES
         }
 
@@ -53,9 +53,9 @@ class Diffusion:
     def _pictures(self, prompt: str) -> Floats:
         """Return the pictures that fit the words of the prompt; other words have no effect."""
         words = prompt.lower().split()
-        colours = [colour for colour in COLOURS if colour in words] or list(COLOURS)
+        colors = [color for color in COLORS if color in words] or list(COLORS)
         shapes = [shape for shape in SHAPES if shape in words] or list(SHAPES)
-        return np.concatenate([self._set[colour, shape] for colour in colours for shape in shapes])
+        return np.concatenate([self._set[color, shape] for color in colors for shape in shapes])
 
 
 def _denoised(noisy: NDArray[np.float64], noise: float, known: Floats) -> NDArray[np.float64]:
@@ -65,7 +65,7 @@ def _denoised(noisy: NDArray[np.float64], noise: float, known: Floats) -> NDArra
     return mean
 
 
-def _draw(colour: str, shape: str, rng: np.random.Generator) -> Floats:
+def _draw(color: str, shape: str, rng: np.random.Generator) -> Floats:
     """Return a shape of random size at a random place, on a light background: from -1 to 1."""
     radius = rng.uniform(9, 17)
     x0, y0 = rng.uniform(radius + 2, SIZE - radius - 2, 2)
@@ -79,6 +79,6 @@ def _draw(colour: str, shape: str, rng: np.random.Generator) -> Floats:
     }[shape]
     covered = (0.5 - outside).clip(0, 1)[..., None]  # with smooth edges
     background = np.array([250, 246, 238]) - rng.uniform(0, 25)
-    pixels = covered * np.array(COLOURS[colour]) + (1 - covered) * background
+    pixels = covered * np.array(COLORS[color]) + (1 - covered) * background
     scaled: Floats = (pixels / 127.5 - 1).astype(np.float32)
     return scaled

@@ -22,18 +22,18 @@ def thumbnail(picture: bytes, size: int = 128) -> bytes:
 
 
 @gpu_function(idle_timeout=30)
-def palette(picture: bytes, colours: int = 5) -> list[dict[str, str | float]]:
+def palette(picture: bytes, colors: int = 5) -> list[dict[str, str | float]]:
     """Return the dominant colors, most common first, each with the share of the picture that it covers."""
     image = _open(picture)
     image.thumbnail((200, 200))
-    reduced = image.quantize(colours)
+    reduced = image.quantize(colors)
     chosen = np.array(reduced.getpalette()).reshape(-1, 3)
     counts = np.bincount(np.asarray(reduced).ravel(), minlength=len(chosen)).tolist()
     total = sum(counts)
     by_count = sorted(zip(counts, chosen.tolist(), strict=False), reverse=True)
     return [
-        {"colour": "#{:02x}{:02x}{:02x}".format(*colour), "share": round(count / total, 4)}
-        for count, colour in by_count
+        {"color": "#{:02x}{:02x}{:02x}".format(*color), "share": round(count / total, 4)}
+        for count, color in by_count
         if count
     ]
 
@@ -41,8 +41,8 @@ def palette(picture: bytes, colours: int = 5) -> list[dict[str, str | float]]:
 @gpu_function(idle_timeout=30)
 def edges(picture: bytes) -> bytes:
     """Return the magnitude of the Sobel gradient, as a gray PNG."""
-    grey = np.asarray(_open(picture).convert("L").filter(ImageFilter.GaussianBlur(1)), np.float32)
-    padded = np.pad(grey, 1, mode="edge")
+    gray = np.asarray(_open(picture).convert("L").filter(ImageFilter.GaussianBlur(1)), np.float32)
+    padded = np.pad(gray, 1, mode="edge")
     smooth = padded[:-2] + 2 * padded[1:-1] + padded[2:]
     across = smooth[:, 2:] - smooth[:, :-2]
     smooth = padded[:, :-2] + 2 * padded[:, 1:-1] + padded[:, 2:]
@@ -62,9 +62,9 @@ def landscape(width: int = 480, height: int = 320, hour: float = 19.0) -> bytes:
     x, y, radius = width * 0.65, height * (0.15 + 0.45 * dusk), height * 0.07
     draw.ellipse((x - radius, y - radius, x + radius, y + radius), fill=(255, 235, 170))
     across = np.arange(width)
-    for base, size, colour in ((0.62, 0.10, (70, 80, 110)), (0.74, 0.06, (40, 70, 50))):
+    for base, size, color in ((0.62, 0.10, (70, 80, 110)), (0.74, 0.06, (40, 70, 50))):
         ridge = height * (base - size * np.abs(np.sin(across / width * 7 + base * 20)) - 0.01 * np.sin(across / 9))
-        draw.polygon([(0, height), *zip(across.tolist(), ridge.tolist(), strict=True), (width, height)], fill=colour)
+        draw.polygon([(0, height), *zip(across.tolist(), ridge.tolist(), strict=True), (width, height)], fill=color)
     shore = int(height * 0.8)
     above = image.crop((0, 2 * shore - height, width, shore)).transpose(Image.Transpose.FLIP_TOP_BOTTOM)
     lake = Image.blend(above.filter(ImageFilter.BoxBlur(2)), Image.new("RGB", above.size, (30, 60, 90)), 0.4)

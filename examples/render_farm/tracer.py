@@ -51,10 +51,10 @@ def _light(scene: list[tuple[Floats, float, Floats]], eye: Floats, rays: Floats,
 
     is_floor, sphere, rays = is_floor[hit], sphere[hit], rays[hit]
     point = eye[hit] + rays * np.minimum(distance, floor)[hit, None]
-    center, radius, colour = (np.array(part) for part in zip(*scene, strict=True))
+    center, radius, color = (np.array(part) for part in zip(*scene, strict=True))
     normal = np.where(is_floor[:, None], [0.0, 1.0, 0.0], (point - center[sphere]) / radius[sphere, None])
     checker = (np.floor(point[:, 0]) + np.floor(point[:, 2])) % 2
-    own = np.where(is_floor[:, None], np.where(checker[:, None] > 0, _LIGHT, _DARK), colour[sphere])
+    own = np.where(is_floor[:, None], np.where(checker[:, None] > 0, _LIGHT, _DARK), color[sphere])
     above = point + _NEAR * normal
     is_lit = ~np.isfinite(_nearest(scene, above, np.broadcast_to(_unit(_SUN), point.shape))[0])
     shade = 0.25 + 0.75 * is_lit * (normal @ _unit(_SUN)).clip(0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from fastapi import FastAPI, WebSocket, WebSocketDisconnect
 from fastapi.responses import HTMLResponse
+from numpy.typing import NDArray
 
 from gpufn import Retry, asgi_app, enter, gpu_function, method
 from recogniser import Recogniser
@@ -61,7 +62,7 @@ def live() -> FastAPI:
 
     @app.websocket("/listen")
     async def listen(socket: WebSocket) -> None:
-        """Receive 16-bit samples; an empty message ends the sound. Send {"type": "speech"} at the begin of a segment,
+        """Receive 16-bit samples; an empty message ends the sound. Send {"type": "speech"} at the start of a segment,
         {"type": "text"} after its end."""
         await socket.accept()
         segmenter = Segmenter()
@@ -91,5 +92,5 @@ def _pcm(segment: Segment) -> bytes:
     return pcm
 
 
-def _samples(pcm: bytes) -> np.ndarray:
+def _samples(pcm: bytes) -> NDArray[np.float32]:
     return np.frombuffer(pcm, "<i2").astype(np.float32) / 32768

@@ -7,32 +7,40 @@ import sys
 import threading
 import time
 import wave
+from collections.abc import Iterator
 
 from websockets.sync.client import ClientConnection, connect
 
 from gpufn import Client
 
-_PIECE_S = 0.1
+_RATE = 16_000  # samples per second
 
 
 def main(path: str) -> None:
     with Client() as platform:
         address = f"ws{platform.url.removeprefix('http')}/web/default/default/live/listen"
+    pieces = list(_pieces(path))
     with connect(address) as socket:
-        threading.Thread(target=_send, args=(socket, path), daemon=True).start()
+        threading.Thread(target=_send, args=(socket, pieces), daemon=True).start()
         for message in socket:
             event = json.loads(message)
             if event["type"] == "text":
                 print(f"{event['start']:6.2f} s to {event['end']:6.2f} s  {event['text']}")
 
 
-def _send(socket: ClientConnection, path: str) -> None:
+def _pieces(path: str) -> Iterator[bytes]:
+    """Yield the samples of a file, in pieces of a tenth of a second."""
     with wave.open(path) as file:
-        if (file.getframerate(), file.getnchannels(), file.getsampwidth()) != (16_000, 1, 2):
-            raise SystemExit(f"{path} has to be 16-bit mono of 16 kHz: ffmpeg -i {path} -ac 1 -ar 16000 out.wav")
-        while piece := file.readframes(round(_PIECE_S * file.getframerate())):
-            socket.send(piece)
-            time.sleep(_PIECE_S)
+        if (file.getframerate(), file.getnchannels(), file.getsampwidth()) != (_RATE, 1, 2):
+            raise SystemExit(f"{path} is not 16-bit mono of 16 kHz: ffmpeg -i {path} -ac 1 -ar {_RATE} out.wav")
+        while piece := file.readframes(_RATE // 10):
+            yield piece
+
+
+def _send(socket: ClientConnection, pieces: list[bytes]) -> None:
+    for piece in pieces:
+        socket.send(piece)
+        time.sleep(0.1)  # as a microphone would
     socket.send(b"")
 
 

@@ -61,3 +61,4 @@ if __name__ == "__main__":
     with wave.open(sys.argv[2], "wb") as file:
         file.setparams((1, 2, RATE, 0, "NONE", ""))
         file.writeframes(pcm(say(f" {sys.argv[1]} ")))
+    print("wrote", sys.argv[2])

@@ -21,4 +21,6 @@ def count(text: str) -> dict[str, dict[str, int]]:
 if __name__ == "__main__":
     sources = [Path(name) for name in sys.argv[1:]] or [HERE / "README.md"]
     text = " ".join(source.read_text() for source in sources)
-    (HERE / "bigrams.json").write_text(json.dumps(count(text)))
+    path = HERE / "bigrams.json"
+    path.write_text(json.dumps(count(text)))
+    print(f"wrote {path.name}, {path.stat().st_size:,} bytes")

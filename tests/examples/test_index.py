@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -30,6 +31,21 @@ def test_no_two_examples_or_new_projects_declare_a_function_of_one_name() -> Non
     names = Counter(name for app in apps for name in _declared(app))
     assert len(names) > 40
     assert [name for name, count in names.items() if count > 1] == []
+
+
+def test_each_readme_first_names_its_packages_and_says_that_no_gpu_and_no_model_hub_are_needed() -> None:
+    lacking = []
+    for folder in sorted(path.parent for path in (ROOT / "examples").glob("*/app.py")):
+        _, needs, *_ = (folder / "README.md").read_text().split("\n\n")
+        requirements = folder / "requirements.txt"
+        lines = requirements.read_text().splitlines() if requirements.exists() else []
+        packages = [re.split(r"[\[=<>]", line)[0] for line in lines if not line.startswith("#")]
+        lacking += [
+            (folder.name, word)
+            for word in ("**needs** ", *packages, "no gpu, no model hub.")
+            if word not in needs.lower().replace("\n", " ")
+        ]
+    assert lacking == []
 
 
 def _declared(app: Path) -> list[str]:

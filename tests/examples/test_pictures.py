@@ -32,17 +32,17 @@ def test_a_thumbnail_keeps_the_proportions(platform: Platform, landscape: bytes)
 def test_edges_find_the_sun_and_the_hills(platform: Platform, landscape: bytes) -> None:
     from PIL import Image
 
-    grey = Image.open(io.BytesIO(_from_picture(platform, "edges", landscape)))
-    assert (grey.mode, grey.size) == ("L", (240, 160))
-    sky, hills = grey.crop((0, 0, 100, 40)), grey.crop((0, 75, 240, 125))
+    gray = Image.open(io.BytesIO(_from_picture(platform, "edges", landscape)))
+    assert (gray.mode, gray.size) == ("L", (240, 160))
+    sky, hills = gray.crop((0, 0, 100, 40)), gray.crop((0, 75, 240, 125))
     assert _brightest(sky) < 20
     assert _brightest(hills) > 60
 
 
 def test_the_palette_covers_the_picture(platform: Platform, landscape: bytes) -> None:
-    colours = json.loads(_from_picture(platform, "palette", landscape))
-    assert len(colours) == 5
-    assert sum(colour["share"] for colour in colours) == pytest.approx(1, abs=0.001)
+    colors = json.loads(_from_picture(platform, "palette", landscape))
+    assert len(colors) == 5
+    assert sum(color["share"] for color in colors) == pytest.approx(1, abs=0.001)
 
 
 def test_a_body_that_is_no_picture_is_the_callers_error(platform: Platform) -> None:
@@ -63,6 +63,6 @@ def _size(picture: bytes) -> tuple[str | None, int, int]:
     return image.format, image.width, image.height
 
 
-def _brightest(grey: Any) -> int:
-    _, highest = grey.getextrema()
+def _brightest(gray: Any) -> int:
+    _, highest = gray.getextrema()
     return int(highest)
