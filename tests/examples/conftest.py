@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import os
 import shutil
 import subprocess
 import sys
@@ -27,6 +28,18 @@ def made(copy: Path, example: str, script: str, *needs: str) -> Path:
     shutil.copytree(ROOT / "examples" / example, copy, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.onnx"))
     subprocess.run([sys.executable, copy / script], check=True, capture_output=True)
     return copy
+
+
+def run(platform: Platform, program: str | Path, *arguments: str | Path) -> str:
+    """Run a program of an example, such as "chat/ask.py", as a user does. Returns what it prints."""
+    return subprocess.run(
+        [sys.executable, ROOT / "examples" / program, *arguments],
+        env=os.environ | {"GPUFN_URL": platform.url},
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    ).stdout
 
 
 @contextlib.contextmanager

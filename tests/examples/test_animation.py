@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import io
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gpufn import Client
 from tests.conftest import ROOT, Platform
-from tests.examples.conftest import deploy, imported
+from tests.examples.conftest import deploy, imported, run
 
 pytestmark = pytest.mark.e2e
 
@@ -37,6 +38,12 @@ def test_the_film_has_all_its_frames_and_the_call_reports_its_progress(platform:
     assert [frame.shape for frame in frames] == [(64, 64, 3)] * 60
     assert len({frame.tobytes() for frame in frames}) == 60
     assert any("frames" in line for line in said)
+
+
+def test_the_program_shows_the_progress_and_writes_the_film(platform: Platform, tmp_path: Path) -> None:
+    shown = run(platform, "animation/watch.py", tmp_path / "film.gif", "3")
+    assert "100%" in shown
+    assert len(_frames((tmp_path / "film.gif").read_bytes())) == 3
 
 
 def test_a_film_of_too_many_frames_is_refused(platform: Platform) -> None:

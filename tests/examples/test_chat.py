@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.conftest import ROOT, Platform
-from tests.examples.conftest import deploy, imported
+from tests.examples.conftest import deploy, imported, run
 
 if TYPE_CHECKING:
     import openai
@@ -47,6 +47,11 @@ def test_openais_client_streams_the_words_of_an_answer(client: openai.OpenAI) ->
         model="parrot.chat", messages=[{"role": "user", "content": "What is a worker?"}], max_tokens=12, seed=7
     )
     assert whole.choices[0].message.content == "".join(words)
+
+
+@pytest.mark.usefixtures("client")
+def test_the_program_prints_an_answer(platform: Platform) -> None:
+    assert run(platform, "chat/ask.py", "What is a worker?").startswith("Worker")
 
 
 def test_an_option_that_the_model_does_not_accept_is_named(client: openai.OpenAI) -> None:

@@ -3,12 +3,13 @@ from __future__ import annotations
 import base64
 import io
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.conftest import Platform
-from tests.examples.conftest import deploy
+from tests.examples.conftest import deploy, run
 
 pytestmark = pytest.mark.e2e
 
@@ -37,6 +38,13 @@ def test_openais_client_gets_the_same_picture(platform: Platform) -> None:
         (image,) = client.images.generate(model="toy-painter", prompt="a red ring").data or []
     (preview,) = platform.invoke("painter.paint", {"prompt": "a red ring", "previews": 1})
     assert image.b64_json == preview["png"]
+
+
+def test_the_program_saves_the_previews(platform: Platform, tmp_path: Path) -> None:
+    run(platform, "image_generation/save.py", "a blue ring", tmp_path)
+    files = sorted(tmp_path.iterdir())
+    assert [file.name for file in files] == [f"{step:03}.png" for step in range(5, 41, 5)]
+    assert _pixels(files[-1].read_bytes()).shape == (384, 384, 3)
 
 
 def _pixels(png: bytes) -> Any:

