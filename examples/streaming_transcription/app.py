@@ -93,4 +93,4 @@ def _pcm(segment: Segment) -> bytes:
 
 
 def _samples(pcm: bytes) -> NDArray[np.float32]:
-    return np.frombuffer(pcm, "<i2").astype(np.float32) / 32768
+    return np.frombuffer(pcm, "<i2").astype(np.float32) / np.float32(32768)

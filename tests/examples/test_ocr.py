@@ -88,7 +88,12 @@ def _read(monkeypatch: pytest.MonkeyPatch, picture: bytes, found: Any) -> tuple[
     lines."""
     seen: list[Any] = []
     package: Any = ModuleType("rapidocr_onnxruntime")
-    package.RapidOCR = lambda: lambda image: (seen.append(image), (found, None))[1]
+
+    def engine(image: Any) -> tuple[Any, None]:
+        seen.append(image)
+        return found, None
+
+    package.RapidOCR = lambda: engine
     monkeypatch.setitem(sys.modules, "rapidocr_onnxruntime", package)
     with imported(FOLDER, "app") as app:
         return seen, app.ocr(picture)

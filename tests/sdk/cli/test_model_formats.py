@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,8 @@ from click.testing import CliRunner, Result
 
 from gpufn.cli import app
 from gpufn.deploy.convert.options import ConvertOptions
+from gpufn.testing import run_locally
+from tests.examples.conftest import imported
 from tests.sdk.conftest import Project, StubGateway
 
 _FOREST = """
@@ -289,3 +293,34 @@ def test_a_vote_in_a_pipeline_computes_the_same_as_onnx(tmp_path: Path) -> None:
     joblib.dump(model, tmp_path / "model.joblib")
     convert(str(tmp_path / "model.joblib"), tmp_path / "model.onnx", ConvertOptions())
     assert _outputs(tmp_path / "model.onnx", rows)[0].tolist() == model.predict(rows).tolist()
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("flavor", ["sklearn", "onnx"])
+def test_a_folder_of_mlflow_predicts_as_its_model_does(
+    tmp_path: Path, flavor: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if importlib.util.find_spec("skl2onnx") is None:
+        pytest.skip("skl2onnx is not installed")
+    mlflow = pytest.importorskip("mlflow")
+    import numpy as np
+    import skl2onnx
+    from sklearn.linear_model import LogisticRegression
+
+    from gpufn.deploy.convert.mlflow_folder import app_of
+
+    rows = np.random.default_rng(0).normal(size=(100, 4)).astype(np.float32)
+    model = LogisticRegression().fit(rows, (rows[:, 0] > 0).astype(np.int64))
+    folder, signature = tmp_path / "flow", mlflow.models.infer_signature(rows, model.predict(rows))
+    if flavor == "sklearn":
+        mlflow.sklearn.save_model(model, folder, signature=signature)
+    else:
+        onnx = skl2onnx.to_onnx(model, rows[:1], options={"zipmap": False})
+        mlflow.onnx.save_model(onnx, folder, signature=signature)
+    monkeypatch.delitem(sys.modules, "mlflow_app", raising=False)  # of an earlier deploy in this process
+    with app_of(folder, {"name": "flow"}) as app:
+        shutil.copytree(app.parent, tmp_path / "node")  # MLflow follows no symbolic link, and a node has none
+    with imported(tmp_path / "node", app.stem) as module, run_locally():
+        predictions = module.Model.predict.remote(inputs=rows.tolist())["predictions"]
+    labels = predictions if flavor == "sklearn" else predictions["label"]
+    assert labels == model.predict(rows).tolist()
