@@ -94,11 +94,17 @@ def _windows(seconds: float) -> int:
 
 @cache
 def _model() -> Any:
-    """The model of this process. Its sessions are stateless, so all streams share it."""
+    """Return the model of this process. Its sessions are stateless, so all streams share it."""
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1  # a window takes less than a millisecond: more threads only wait for each other
+    return onnxruntime.InferenceSession(_MODEL_FILE, options, providers=["CPUExecutionProvider"])
+
+
+def _model_file() -> Path:
     package = find_spec("silero_vad")
     if package is None or package.origin is None:
         raise ModuleNotFoundError("silero-vad is not installed: pip install --no-deps -r requirements.txt")
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = 1  # a window takes less than a millisecond: more threads only wait for each other
-    model = Path(package.origin).parent / "data" / "silero_vad.onnx"
-    return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    return Path(package.origin).parent / "data" / "silero_vad.onnx"
+
+
+_MODEL_FILE = _model_file()  # when imported, so that a deploy fails without the package
