@@ -53,7 +53,9 @@ def test_each_thing_that_a_trace_of_a_gpu_lacks_is_named(events: list[dict[str, 
     assert [word for word, text in zip(wrong, lacks, strict=True) if word not in text] == []
 
 
-@pytest.mark.parametrize("bad", [b"", b"text", trace(GPU)[:-9], gzip.compress(b"{}")])
+@pytest.mark.parametrize(
+    "bad", [b"", b"text", trace(GPU)[:-9], gzip.compress(b"{}")], ids=["empty", "text", "cut", "no events"]
+)
 def test_a_file_that_no_viewer_opens_is_named(bad: bytes) -> None:
     _, (lack,) = profiles.examine(bad, is_gpu=True)
     assert lack.startswith("no valid trace")
