@@ -74,15 +74,16 @@ def has_ended(pid: int) -> bool:
 
 def test_both_ranks_run_the_call_on_different_nodes_and_scale_to_zero_together(cluster: Platform) -> None:
     assert cluster.invoke("total", {"value": 5}) == {"total": 15, "world": "2", "rank": "0"}
-    both = until(lambda: len(found := processes(cluster, "total")) == 2 and found)
-    assert {node for node, _ in both} == {"one", "two"}
-    until(lambda: cluster.ready_workers("total") == 1)
     assert "2 per worker" in cluster.gpufn("describe", "total")
-    assert {each["rank"] for node in nodes(cluster) for each in node["processes"] if each["function"] == "total"} == {
-        0,
-        1,
-    }
-    assert cluster.invoke("total", {"value": 1}) == {"total": 3, "world": "2", "rank": "0"}
+
+    def reported() -> list[tuple[str, int]] | None:
+        """Return the processes once both nodes have reported theirs. A call keeps them from ending before."""
+        assert cluster.invoke("total", {"value": 1}) == {"total": 3, "world": "2", "rank": "0"}
+        ranks = {each["rank"] for node in nodes(cluster) for each in node["processes"] if each["function"] == "total"}
+        return processes(cluster, "total") if ranks == {0, 1} and cluster.ready_workers("total") == 1 else None
+
+    both = until(reported)
+    assert {node for node, _ in both} == {"one", "two"}
     until(lambda: all(has_ended(pid) for _, pid in both))
     until(lambda: not processes(cluster, "total"))
 
