@@ -54,7 +54,7 @@ class Compiler:
     ) -> AsyncGenerator[tuple[str, bytes], None]:
         """Yield the byte code of each source that can be compiled. Raises ArtifactUnavailable, OSError."""
         interpreter = await self._interpreter(version)
-        group = self._groups.create(f"bytecode-{bundle.name[:12]}", _MEMORY_BYTES)
+        group = self._groups.create_for(bundle, _MEMORY_BYTES)
         try:
             process = await confined_command.start(
                 [interpreter.executable, "-I", "-S", program.__file__],

@@ -128,7 +128,7 @@ class Build:
         scratch = self.target / ".tmp"
         scratch.mkdir(parents=True, exist_ok=True)
         environment = self._environment(scratch, is_online=is_online, is_user=is_user)
-        group = self.limits.groups.create(f"build-{self.target.name.strip('.')}", self.limits.memory_bytes)
+        group = self.limits.groups.create_for(self.target, self.limits.memory_bytes)
         try:
             process = await confined_command.start(
                 command,

@@ -8,6 +8,7 @@ group can be created (no memory controller, no write permission), the worker lim
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import logging
 import os
 from dataclasses import dataclass
@@ -114,6 +115,13 @@ class MemoryGroups:
             log.warning("no memory cgroup for worker %s (%s): it limits itself instead", worker, error)
             return None
         return MemoryGroup(path)
+
+    def create_for(self, folder: Path, limit_bytes: int) -> MemoryGroup | None:
+        """Create the group of a command that works on `folder`. Returns None if that is not possible.
+
+        Other agents of the machine, with other homes, may work on a folder of the same name.
+        """
+        return self.create(hashlib.sha256(os.fsencode(folder)).hexdigest()[:16], limit_bytes)
 
     def find_existing(self, worker: str) -> MemoryGroup | None:
         """Return the group that an earlier agent created for a worker that it did not record."""

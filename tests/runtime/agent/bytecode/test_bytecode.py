@@ -43,7 +43,7 @@ def bundle(tmp_path: Path) -> Path:
     return folder
 
 
-def compiler(home: Path) -> Compiler:
+def compiler(home: Path, groups: MemoryGroups | None = None) -> Compiler:
     support = probe()
     sandboxes = Sandboxes(
         Home(home),
@@ -51,7 +51,7 @@ def compiler(home: Path) -> Compiler:
         packages=tuple(worker_packages()),
         namespaces=not support.namespaces,
     )
-    return Compiler(sandboxes, MemoryGroups(None), os.environ)
+    return Compiler(sandboxes, groups or MemoryGroups(None), os.environ)
 
 
 def compiled(home: Path, bundle: Path, *names: str) -> dict[str, bytes]:
@@ -119,6 +119,42 @@ def test_byte_code_is_read_up_to_a_limit_per_file_and_per_bundle(
     monkeypatch.setattr(compiler_module, "_LARGEST_FILE_BYTES", limits[0])
     monkeypatch.setattr(compiler_module, "_MAX_BYTES", limits[1])
     assert list(compiled(tmp_path, bundle, "a.py", "b.py", "c.py")) == names
+
+
+WAITS = """
+import os, sys, time
+path = sys.stdin.buffer.read().split(b"\\0")[0]
+for _ in range(2):
+    sys.stdout.buffer.write(b"\\0\\0\\0\\3abc")
+    sys.stdout.buffer.flush()
+    while not os.path.exists(os.path.dirname(path) + b"/go"):
+        time.sleep(0.01)
+"""
+
+
+def test_the_end_of_a_compilation_leaves_that_of_another_agent_with_the_same_bundle_alone(
+    tmp_path: Path, memory_groups: MemoryGroups, monkeypatch: Any
+) -> None:
+    script = tmp_path / "waits.py"
+    script.write_text(WAITS)
+    monkeypatch.setattr(program, "__file__", os.fspath(script))
+    monkeypatch.setattr(Sandboxes, "compiler", lambda *_: None)
+    bundles = [Home(tmp_path / home).bundles / "digest" for home in "ab"]
+    for each in bundles:
+        each.mkdir(parents=True)
+
+    async def run() -> None:
+        waiting, other = (
+            compiler(tmp_path / home, memory_groups).compile(each, ["x.py", "y.py"], OWN_VERSION)
+            for home, each in zip("ab", bundles, strict=True)
+        )
+        first = await anext(waiting)
+        (bundles[1] / "go").touch()
+        assert [name async for name, _ in other] == ["x.py", "y.py"]
+        (bundles[0] / "go").touch()
+        assert [first[0]] + [name async for name, _ in waiting] == ["x.py", "y.py"]
+
+    asyncio.run(run())
 
 
 def test_a_bundle_has_no_file_that_is_not_complete(bundle: Path, monkeypatch: Any) -> None:
