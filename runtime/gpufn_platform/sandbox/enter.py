@@ -122,9 +122,10 @@ def _program(may_set_up: bool) -> bytes:
 
 @functools.cache
 def _list(folder: str) -> tuple[str, ...]:
-    """Return the names in a folder. A template has listed the folders that its workers, inside its sandbox, cannot
-    list."""
+    """Return the names in a folder, without links: a rule for a link would allow its target, which may be or contain a
+    hidden folder. A template has listed the folders that its workers, inside its sandbox, cannot list."""
     try:
-        return tuple(os.listdir(folder))
+        with os.scandir(folder) as entries:
+            return tuple(entry.name for entry in entries if not entry.is_symlink())
     except OSError:
         return ()

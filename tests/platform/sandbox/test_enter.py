@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import itertools
 import os
 import signal
@@ -83,6 +84,20 @@ def entering(folder: Path, work: Callable[[], object]) -> Callable[[], None]:
 )
 def test_a_plain_user_without_namespaces(folder: Path, attempt: Callable[[Path], object], error: str) -> None:
     assert in_child(entering(folder, lambda: attempt(folder))) == error
+
+
+def test_a_link_beside_a_hidden_folder_does_not_lead_into_it(folder: Path) -> None:
+    """Regression: each name beside a hidden folder is allowed, and Landlock follows a link to its target."""
+    (folder / "link").symlink_to(folder)
+    sandbox = Sandbox(readable=(os.fspath(folder),), hidden=(os.fspath(folder / "hidden"),), namespaces=False)
+
+    def enter_and_read(path: Path) -> None:
+        enter(sandbox)
+        (folder / "own" / "file").read_text()
+        path.read_text()
+
+    for path in (folder / "hidden" / "file", folder / "link" / "hidden" / "file"):
+        assert in_child(functools.partial(enter_and_read, path)) == "PermissionError"
 
 
 def test_a_worker_in_the_sandbox_of_a_template_loses_the_rights_of_the_template(folder: Path) -> None:
