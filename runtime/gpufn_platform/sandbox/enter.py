@@ -46,7 +46,7 @@ def prepare(template: Sandbox) -> None:
         root, ruleset = namespaces.Root(), Ruleset()
         root.add(layout.mounts(common, own), common.memory_bytes)
         root.make_folders((*template.readable, *template.writable))
-        rules = layout.rules(common, own, _list)
+        rules = layout.rules(common, own, _list, _real)
         ruleset.allow(rules, root.place)
         system_calls.bound_capabilities(_NONE)
         _prepared.append(_Prepared(root, ruleset, frozenset(rules)))
@@ -89,7 +89,7 @@ def enter(sandbox: Sandbox) -> None:
     covered = layout.as_prefixes(mount.path for mount in added)
     ruleset.allow(
         (path, access)
-        for path, access in layout.rules(sandbox, own, _list)
+        for path, access in layout.rules(sandbox, own, _list, _real)
         if (path, access) not in present or (path + "/").startswith(covered)
     )
     ruleset.restrict()
@@ -118,6 +118,9 @@ def _program(may_set_up: bool) -> bytes:
         return b""
     for_workers = seccomp.program(machine, may_set_up=False)  # cached: a template makes it for its workers
     return seccomp.program(machine, may_set_up=True) if may_set_up else for_workers
+
+
+_real = functools.cache(os.path.realpath)  # a template has resolved most paths of its workers
 
 
 @functools.cache

@@ -118,19 +118,22 @@ def _resolvers(sandbox: Sandbox) -> tuple[str, ...]:
     return RESOLVERS if sandbox.network and sandbox.namespace is None else ()
 
 
-def rules(sandbox: Sandbox, own: Iterable[str], list_folder: Callable[[str], Sequence[str]]) -> list[Rule]:
+def rules(
+    sandbox: Sandbox, own: Iterable[str], list_folder: Callable[[str], Sequence[str]], real: Callable[[str], str]
+) -> list[Rule]:
     """Return the rules for Landlock. It knows no exceptions: without namespaces, each path next to a hidden path is
-    listed."""
+    listed. `real` returns a path without links, because Landlock allows the target of a link."""
     if sandbox.namespaces:  # there are no other files
         writable = (_DEVICE_FOLDER, *(path for path in own if not is_inside(path, _DEVICE_FOLDER)))
         return [("/", Access.READ), *((path, Access.ALL) for path in (*writable, *sandbox.writable, *TEMPORARY))]
     found = [(PROC, Access.READ), *((path, Access.OVERWRITE if path == PROC else Access.ALL) for path in own)]
-    hidden = {*HIDDEN, *sandbox.hidden}.difference(sandbox.shared, sandbox.readable, sandbox.writable)
+    shown = map(real, (*sandbox.shared, *sandbox.readable, *sandbox.writable))
+    hidden = {*map(real, (*HIDDEN, *sandbox.hidden))}.difference(shown)
     for access, paths in (
         (Access.READ, (*SYSTEM, *_resolvers(sandbox), *sandbox.shared, *sandbox.readable)),
         (Access.ALL, sandbox.writable),
     ):
-        found += [(part, access) for path in paths for part in _without(path, hidden, list_folder)]
+        found += [(part, access) for path in map(real, paths) for part in _without(path, hidden, list_folder)]
     # Semaphores of other processes and the bodies of other workers are there too: their names are random.
     return [*found, (SHARED_MEMORY, Access.BY_NAME)]
 

@@ -86,10 +86,13 @@ def test_a_plain_user_without_namespaces(folder: Path, attempt: Callable[[Path],
     assert in_child(entering(folder, lambda: attempt(folder))) == error
 
 
-def test_a_link_beside_a_hidden_folder_does_not_lead_into_it(folder: Path) -> None:
+@pytest.mark.parametrize(
+    ("readable", "hidden"), [("{}", "{}/hidden"), ("{}", "{}/link/hidden"), ("{}/link", "{}/hidden")]
+)
+def test_a_link_does_not_lead_into_a_hidden_folder(folder: Path, readable: str, hidden: str) -> None:
     """Regression: each name beside a hidden folder is allowed, and Landlock follows a link to its target."""
     (folder / "link").symlink_to(folder)
-    sandbox = Sandbox(readable=(os.fspath(folder),), hidden=(os.fspath(folder / "hidden"),), namespaces=False)
+    sandbox = Sandbox(readable=(readable.format(folder),), hidden=(hidden.format(folder),), namespaces=False)
 
     def enter_and_read(path: Path) -> None:
         enter(sandbox)

@@ -84,11 +84,11 @@ def test_each_mount_follows_the_mounts_that_contain_it() -> None:
 def test_all_mounts_of_a_template_that_its_workers_share_are_theirs_too() -> None:
     template = Sandbox(shared=SANDBOX.shared, writable=("/x",), gpus=True, is_template=True)
     common = layout.common(template)
-    mounts, rules = layout.mounts(common, OWN), layout.rules(common, OWN, lambda _: [])
+    mounts, rules = layout.mounts(common, OWN), layout.rules(common, OWN, lambda _: [], str)
     assert Mount("/srv/python", Kind.READ_ONLY) in mounts
     assert ("/tmp", Access.ALL) in rules
     assert set(mounts) <= set(layout.mounts(SANDBOX, OWN))
-    assert set(rules) <= set(layout.rules(SANDBOX, OWN, lambda _: []))
+    assert set(rules) <= set(layout.rules(SANDBOX, OWN, lambda _: [], str))
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_a_worker_may_write_to_its_own_entries_in_proc_only(is_template: bool, e
 def test_without_namespaces_the_paths_beside_a_hidden_one_are_allowed_one_by_one() -> None:
     folders = {"/opt": ["home", "a"], "/etc": ["hosts", "shadow"]}
     sandbox = Sandbox(hidden=("/opt/home",), writable=("/opt/home/tmp",), namespaces=False)
-    rules = layout.rules(sandbox, [], lambda path: folders.get(path, []))
+    rules = layout.rules(sandbox, [], lambda path: folders.get(path, []), str)
     allowed = {path for path, _ in rules}
     assert {"/opt/a", "/etc/hosts", "/usr"} <= allowed
     assert allowed.isdisjoint({"/", "/opt", "/opt/home", "/etc", "/etc/shadow", "/tmp"})
@@ -144,7 +144,7 @@ def test_a_worker_that_shares_memory_replaces_the_file_system_in_memory() -> Non
 
 
 def test_landlock_allows_the_devices_of_a_root_of_its_own_by_their_folder() -> None:
-    rules = dict(layout.rules(SANDBOX, ["/dev/null", "/dev/pts", "/proc/7"], lambda _: []))
+    rules = dict(layout.rules(SANDBOX, ["/dev/null", "/dev/pts", "/proc/7"], lambda _: [], str))
     assert rules["/"] is Access.READ
     assert {path for path, access in rules.items() if access is Access.ALL} == {
         *("/dev", "/proc/7", "/tmp", "/var/tmp"),
