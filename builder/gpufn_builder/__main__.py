@@ -24,7 +24,7 @@ from gpufn_platform.bus.tls import BusTls
 from gpufn_platform.process.clock import SystemClock
 from gpufn_platform.process.node_process import run, run_until_signaled
 from gpufn_platform.sandbox import policy
-from gpufn_platform.sandbox.host_paths import own_python_folders, system_secrets
+from gpufn_platform.sandbox.host_paths import behind_links, own_python_folders, system_secrets
 from gpufn_platform.sandbox.support import Support, probe
 from gpufn_platform.signing.local_trust import LocalTrust
 from gpufn_platform.signing.signatures import Signatures
@@ -95,7 +95,7 @@ def _sandboxes(settings: BuilderSettings, support: Support) -> BuildSandboxes | 
     return BuildSandboxes(
         settings.home,
         own_python_folders((), os.environ),
-        private=system_secrets(),
+        private=(*system_secrets(), *behind_links(settings.home.root, settings.home.run)),
         namespaces=not support.namespaces,
     )
 

@@ -103,6 +103,17 @@ def test_credentials_of_the_bus_cannot_be_read(platform_: Platform) -> None:
     assert attack(platform_, f"Path('{path}').read_text()") in DENIED
 
 
+def test_a_home_behind_a_link_is_hidden_in_a_folder_that_workers_may_read(tmp_path: Path) -> None:
+    """Regression: only the link was hidden."""
+    home = tmp_path / "data" / "home"
+    home.mkdir(parents=True)
+    (tmp_path / "link").symlink_to(home)
+    with running_platform(tmp_path / "link", environ={"GPUFN_SANDBOX_FOLDERS": f"{tmp_path}/data"}) as platform:
+        platform.gpufn("deploy", APP)
+        for each in (home, platform.home):
+            assert attack(platform, f"Path('{each}/nats/credentials.json').read_text()") in DENIED
+
+
 def test_no_code_of_a_function_runs_before_the_sandbox_is_entered(
     full: Platform, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

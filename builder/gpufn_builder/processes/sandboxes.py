@@ -15,7 +15,7 @@ from gpufn_core.protocol.launch import Sandbox
 
 @dataclass(frozen=True)
 class BuildSandboxes:
-    """Makes the sandboxes. `python` has the folders of the interpreter and its packages, `private` files of the system
+    """Makes the sandboxes. `python` has the folders of the interpreter and its packages, `private` other files
     that are only for the platform's user. Without `namespaces` the kernel allows no namespaces here, and builds have
     the node's network."""
 

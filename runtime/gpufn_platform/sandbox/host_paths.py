@@ -6,6 +6,7 @@ import os
 import stat
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 
 from gpufn_platform.sandbox.layout import SYSTEM, is_inside
 
@@ -28,6 +29,12 @@ def python_folders(path: Sequence[str], prefixes: Sequence[str]) -> tuple[str, .
 def system_secrets() -> tuple[str, ...]:
     """Return the files of the system that only the platform's user can read: root's ones."""
     return private_paths("/etc") if os.geteuid() == 0 else ()
+
+
+def behind_links(*paths: Path) -> tuple[str, ...]:
+    """Return the real paths of those that lead over a link. Who hides a folder hides it there too: the folder that
+    contains the target may be shown."""
+    return tuple(real for path in paths if (real := os.path.realpath(path)) != os.fspath(path))
 
 
 def private_paths(folder: str) -> tuple[str, ...]:

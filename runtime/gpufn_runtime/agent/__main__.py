@@ -39,7 +39,7 @@ from gpufn_platform.process.proc_hardening import hide_environment
 from gpufn_platform.process.settings import EXIT_CONFIGURATION, InvalidSetting
 from gpufn_platform.process.watchdog import notify_watchdog
 from gpufn_platform.sandbox import policy
-from gpufn_platform.sandbox.host_paths import own_python_folders, system_secrets
+from gpufn_platform.sandbox.host_paths import behind_links, own_python_folders, system_secrets
 from gpufn_platform.sandbox.support import Support, probe
 from gpufn_platform.secrets.master_key import KEY, MasterKey
 from gpufn_platform.signing.local_trust import LocalTrust
@@ -313,7 +313,7 @@ def _sandboxes(settings: AgentSettings, support: Support, groups: MemoryGroups) 
         own_python_folders(map(os.path.dirname, worker_packages()), os.environ),
         folders=settings.sandbox_folders,
         packages=tuple(worker_packages()),
-        private=system_secrets(),
+        private=(*system_secrets(), *behind_links(home.root, home.run)),
         cgroups=groups.base,
         namespaces=not support.namespaces,
     )

@@ -31,7 +31,7 @@ class Folder(NamedTuple):
 @dataclass(frozen=True)
 class Sandboxes:
     """Makes the sandboxes. `python` has the folders of the agent's interpreter and its packages, `packages` the folders
-    of gpufn. `private` are files of the system that are only for the platform's user. `cgroups` is the folder of the
+    of gpufn. `private` are other files that are only for the platform's user. `cgroups` is the folder of the
     workers' memory cgroups. Without `namespaces` the kernel allows no namespaces here."""
 
     home: Home
