@@ -27,8 +27,6 @@ from tests.platform.queue.test_queued_calls import begin, submit
 
 FAILED, SUCCEEDED, CANCELLED = InvocationState.FAILED, InvocationState.SUCCEEDED, InvocationState.CANCELLED
 
-NOW = time.time()  # the server's clock tells where a search until a time begins
-
 
 def facts(state: InvocationState = SUCCEEDED, function: str = "f", at: float = 1.0, **fields: Any) -> CallFacts:
     return CallFacts(function, state, at, **fields)
@@ -122,15 +120,15 @@ def test_a_range_behind_a_gap_is_not_added_and_one_that_overlaps_is() -> None:
     assert {45, 110} <= set(named(index, Wanted(FAILED), 120))
 
 
-async def end(bus: Bus, number: int, chance: random.Random) -> CallRecord:
+async def end(bus: Bus, number: int, chance: random.Random, now: float = 0.0) -> CallRecord:
     state = chance.choice((FAILED, CANCELLED, *[SUCCEEDED] * 6))
     ended = CallRecord(
         id=id_at(new_stem(), number + 1),
         function=f"f{number % 3}",
         revision=1,
         state=state,
-        submitted_at=NOW + number,
-        ended_at=NOW + number,
+        submitted_at=now + number,
+        ended_at=now + number,
         queue_seq=number + 1,
         owner=chance.choice(("k1", "k2")),
         parent=chance.choice(("", "", "p")),
@@ -178,7 +176,6 @@ WANTED = (
     Wanted(function="f2"),
     Wanted(owner="k1", parent="p"),
     Wanted(owner="none"),
-    Wanted(FAILED, until=NOW + 150.0),
 )
 
 
@@ -188,20 +185,21 @@ async def test_a_search_finds_the_same_with_any_part_of_the_index(
 ) -> None:
     bus = await begin(nats, connect)
     chance = random.Random(3)
+    now = time.time()  # the server's clock tells where a search until a time begins
     monkeypatch.setattr(call_index, "_NEIGHBOURS", 3)
-    calls = [await end(bus, number, chance) for number in range(200)]
+    calls = [await end(bus, number, chance, now) for number in range(200)]
     item = msgspec.structs.replace(calls[0], id=item_id(new_map_id(), 0), state=FAILED)
     assert await call_records.end(bus, item)
     index = CallIndex()
     await fill(bus, index, at_once=30)  # the index begins here; what ended before is added later
-    calls += [await end(bus, number, chance) for number in range(200, 240)]
+    calls += [await end(bus, number, chance, now) for number in range(200, 240)]
     for call in calls[100:120]:
         message = await streams.last_message(bus, subjects.RESULTS, subjects.result(call.function, call.id))
         assert message is not None
         await streams.delete_message(bus, subjects.RESULTS, message.seq)
     del calls[100:120]
     for _ in range(3):  # a part of it, more of it, all
-        for wanted in WANTED:
+        for wanted in (*WANTED, Wanted(FAILED, until=now + 150.0)):
             latest = math.inf if wanted.until is None else wanted.until
             expected = [call.id for call in reversed(calls) if matches(call, wanted) and call.submitted_at <= latest]
             assert await pages(bus, wanted, index, limit=7, is_over=is_over) == expected, wanted
