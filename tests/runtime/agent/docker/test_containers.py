@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from gpufn_core.home import Home
-from tests.conftest import Platform
+from gpufn_runtime.agent.workers.profiler import find_program
+from tests.conftest import Platform, missing
 from tests.runtime.agent.docker.conftest import APPS, Daemon, platform_with
 from tests.waiting import until
 
@@ -71,6 +72,18 @@ def test_bodies_are_passed_to_a_container_and_back_inline_or_by_reference(contai
     body = os.urandom(size)
     answer = contained.post("echo", body, headers={"content-type": "application/octet-stream"})
     assert (answer.status_code, answer.content == body) == (200, True)
+
+
+def test_a_worker_in_a_container_is_profiled(contained: Platform) -> None:
+    if find_program() is None:
+        missing("py-spy is not installed")
+    call = json.loads(contained.gpufn("submit", "busy", "--json"))["id"]
+    until(lambda: contained.client.get(f"/v1/invocations/{call}").json()["state"] == "running")
+    shown = json.loads(contained.gpufn("profile", "busy", "--seconds", "1", "--call", call, "--json"))
+    assert shown["top"][0]["frame"].startswith("spin (")
+    memory = json.loads(contained.gpufn("profile", "busy", "--memory", "--seconds", "1", "--json"))
+    assert memory["worker"] == shown["worker"]
+    contained.gpufn("cancel", call)
 
 
 def test_a_worker_beyond_its_memory_is_killed_and_its_caller_gets_the_reason(contained: Platform) -> None:

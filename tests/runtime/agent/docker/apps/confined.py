@@ -106,3 +106,15 @@ def long() -> str:
     print("under way", file=sys.stderr, flush=True)
     time.sleep(50)
     return "done"
+
+
+def spin(seconds: float) -> None:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        time.sleep(0.01)  # a profiler with 100 samples a second sees half of the time too
+        sum(range(100_000))
+
+
+@gpu_function(idle_timeout=600, timeout=60)
+def busy() -> None:
+    spin(50)
