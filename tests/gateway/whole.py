@@ -52,6 +52,7 @@ from gpufn_gateway.costs.price_file import PriceFile
 from gpufn_gateway.data.dicts import Dicts
 from gpufn_gateway.data.operations import Operations
 from gpufn_gateway.data.queues import Queues
+from gpufn_gateway.functions.deploy_checks import DeployChecks
 from gpufn_gateway.functions.deploys import Deploys
 from gpufn_gateway.functions.registry import Registry
 from gpufn_gateway.functions.splits import Splits
@@ -193,17 +194,18 @@ class Whole:
         storage = TeamStorage(bus, self.registry, DataUse(bus, buckets.dicts, clock))
         self.operations = Operations(Queues(bus), Dicts(buckets.dicts), storage)
         self.volumes = Volumes(BusStore(bus, purges=True), buckets.volumes, storage, clock, VOLUME_LIMIT)
-        self.deploys = Deploys(
+        checks = DeployChecks(
             bus=bus,
             buckets=buckets,
             registry=self.registry,
-            builds=self.builds,
             artifacts=self.artifacts,
             addresses=addresses,
             signatures=self.signatures,
             storage=storage,
             volumes=self.volumes,
-            clock=clock,
+        )
+        self.deploys = Deploys(
+            bus=bus, buckets=buckets, registry=self.registry, builds=self.builds, checks=checks, clock=clock
         )
         self.splits = Splits(registry=self.registry, deploys=self.deploys, clock=clock)
         mirrored = MirroredCalls(self.registry)

@@ -25,6 +25,7 @@ from gpufn_gateway.costs.price_file import PriceFile
 from gpufn_gateway.data.dicts import Dicts
 from gpufn_gateway.data.operations import Operations
 from gpufn_gateway.data.queues import Queues
+from gpufn_gateway.functions.deploy_checks import DeployChecks
 from gpufn_gateway.functions.deploys import Deploys
 from gpufn_gateway.functions.splits import Splits
 from gpufn_gateway.functions.variant_requests import VariantRequests
@@ -81,11 +82,16 @@ class Parts:
             buckets=services.buckets,
             registry=registry,
             builds=services.builds,
-            artifacts=self.artifacts,
-            addresses=self.addresses,
-            signatures=services.signatures,
-            storage=services.storage_of_teams,
-            volumes=services.volumes,
+            checks=DeployChecks(
+                bus=bus,
+                buckets=services.buckets,
+                registry=registry,
+                artifacts=self.artifacts,
+                addresses=self.addresses,
+                signatures=services.signatures,
+                storage=services.storage_of_teams,
+                volumes=services.volumes,
+            ),
             clock=services.clock,
         )
         self.splits = Splits(registry=registry, deploys=self.deploys, clock=services.clock)

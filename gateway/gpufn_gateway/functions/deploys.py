@@ -36,21 +36,16 @@ from gpufn_core.protocol.codec import encode
 from gpufn_core.spec.function_spec import FunctionSpec, ScalingPolicy
 from gpufn_gateway.buckets import Buckets, decode_function, decode_revision
 from gpufn_gateway.builds import build_rules
-from gpufn_gateway.builds.artifacts import Artifacts
 from gpufn_gateway.builds.builds import Builds
 from gpufn_gateway.functions.bundle_check import check_bundle
 from gpufn_gateway.functions.deploy_checks import DeployChecks, DeployOptions, LeaseLost
 from gpufn_gateway.functions.registry import Registry, is_usable
 from gpufn_gateway.garbage_collection.rules import as_retired
-from gpufn_gateway.teams.storage import TeamStorage
-from gpufn_gateway.volumes.volumes import Volumes
-from gpufn_gateway.webhooks.address_policy import AddressPolicy
 from gpufn_platform.bus.connection import Bus
 from gpufn_platform.bus.storage import object_store
 from gpufn_platform.bus.storage.key_value import Entry
 from gpufn_platform.process.clock import Clock
 from gpufn_platform.queue import queue_position
-from gpufn_platform.signing.signatures import Signatures
 
 _TRIES: Final = 50  # each lost race means that another change succeeded
 
@@ -70,24 +65,8 @@ class Deploys:
     buckets: Buckets
     registry: Registry
     builds: Builds
-    artifacts: Artifacts
-    addresses: AddressPolicy
-    signatures: Signatures
-    storage: TeamStorage
-    volumes: Volumes
+    checks: DeployChecks
     clock: Clock
-
-    def __post_init__(self) -> None:
-        self.checks = DeployChecks(
-            bus=self.bus,
-            buckets=self.buckets,
-            registry=self.registry,
-            artifacts=self.artifacts,
-            addresses=self.addresses,
-            signatures=self.signatures,
-            storage=self.storage,
-            volumes=self.volumes,
-        )
 
     # --- bundles -----------------------------------------------------------------------------------------------------
 

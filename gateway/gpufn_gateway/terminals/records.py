@@ -53,7 +53,7 @@ class TerminalRecords:
             lease=_LEASE,
             variant=Variant(copied.number, original=original, is_terminal=True),
         )
-        await self._deploys.signatures.verify_new(revision)
+        await self._deploys.checks.signatures.verify_new(revision)
         added = await self._deploys.add_variant(revision)
         return self._registry.target(added.name, "")
 

@@ -49,7 +49,7 @@ def invoke(
     body, content_type, query = body_of(**body_values)
     options: dict[str, Any] = {"timeout_s": timeout, "priority": priority, "query": query}
     check_output(output)
-    with connect() as client, _told_of_its_end(name, json=json):
+    with connect() as client, _reporting_cancellation(name, json=json):
         if not json and _streams(client, name):
             print_items(client.stream_json(name, body, content_type, **options), output)
             return
@@ -59,8 +59,8 @@ def invoke(
 
 
 @contextlib.contextmanager
-def _told_of_its_end(name: str, *, json: bool) -> Iterator[None]:
-    """On Ctrl-C say that the call ends with its caller."""
+def _reporting_cancellation(name: str, *, json: bool) -> Iterator[None]:
+    """Report at Ctrl-C that the call ends with its caller."""
     try:
         yield
     except KeyboardInterrupt:
