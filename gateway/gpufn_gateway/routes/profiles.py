@@ -30,7 +30,8 @@ from gpufn_platform.queue.records import call_records
 
 _REPLY_S: Final = 25.0  # after the seconds of the profile
 WAITS_AT_ONCE: Final = 16  # each looks at all workers
-_LOOK_S: Final = 0.2  # between looks at the reports of runners, which come each second
+_LOOK_S: Final = 0.2  # between looks at the reports of runners and agents, which come each second
+_REPORTED_S: Final = 3.0
 FOLDED: Final = "text/plain; charset=utf-8"
 TRACE: Final = "application/gzip"
 _LOCATE_S: Final = 2.0  # the runner of a busy node may respond late, and a profile takes seconds anyway
@@ -88,17 +89,9 @@ class ProfileRoutes:
         """Return the worker to profile, and its node. Raises CapacityError, Conflict, InvocationNotFound."""
         if body.slower_than_s:
             return await self._wait_for_slow_call(request, function, body)
-        workers = {
-            process.worker: report.node
-            for report in self._registry.live_nodes()
-            for process in report.processes
-            if process.function == function
-        }
         if body.call:
-            location = await call_records.locate(self._bus, body.call.lower(), within_s=_LOCATE_S)
-            if location is None or location.worker not in workers:
-                raise InvocationNotFound(f"No worker of {function} runs the call {shown(body.call)} now.")
-            return ProfiledWorker(location.worker, workers[location.worker])
+            return await self._worker_of_call(function, body.call)
+        workers = self._workers_of(function)
         if body.worker:
             if body.worker not in workers:
                 raise Conflict(f"{function} has no worker {shown(body.worker)}; it has {_listed(workers)}.")
@@ -108,6 +101,27 @@ class ProfileRoutes:
         busy = {each.worker for report in self._registry.live_runners() for each in report.workers if each.in_use}
         chosen = next((each for each in workers if each in busy), next(iter(workers)))
         return ProfiledWorker(chosen, workers[chosen])
+
+    def _workers_of(self, function: str) -> dict[str, str]:
+        """Return the node of each reported worker."""
+        return {
+            process.worker: report.node
+            for report in self._registry.live_nodes()
+            for process in report.processes
+            if process.function == function
+        }
+
+    async def _worker_of_call(self, function: str, call: str) -> ProfiledWorker:
+        """Return the worker that runs the call. A worker that has just started may not be reported yet."""
+        location = await call_records.locate(self._bus, call.lower(), within_s=_LOCATE_S)
+        give_up = self._clock.monotonic() + _REPORTED_S
+        while location is not None:
+            if (node := self._workers_of(function).get(location.worker)) is not None:
+                return ProfiledWorker(location.worker, node)
+            if self._clock.monotonic() >= give_up:
+                break
+            await asyncio.sleep(_LOOK_S)
+        raise InvocationNotFound(f"No worker of {function} runs the call {shown(call)} now.")
 
     async def _wait_for_slow_call(self, request: Request, function: str, body: Profile) -> ProfiledWorker:
         """Return the first worker whose call has run for so long. Raises InvocationNotFound, CapacityError,

@@ -1,7 +1,10 @@
 """CPU profiles of workers by py-spy, which reads the stacks of a process from outside.
 
-The worker needs no part of it: a hung one can be profiled, and so can one in a sandbox or a container. The kernel lets
-the agent read processes of its own user, unless `kernel.yama.ptrace_scope` forbids it.
+py-spy stays outside the worker, so it can profile a hung worker, and workers in sandboxes and containers. The kernel
+lets the agent read processes of its own user, unless `kernel.yama.ptrace_scope` forbids it.
+
+py-spy runs in the PID namespace of a container, with a /proc of that namespace. A Python thread stores its number in
+its own namespace. From outside, py-spy would find no thread by that number, and count all threads as running.
 """
 
 from __future__ import annotations
@@ -9,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import resource
 import shutil
 import signal
 import sys
@@ -28,6 +30,7 @@ from gpufn_core.protocol.profiles import LONGEST_PROFILE_S, MAX_STACKS_BYTES, RA
 from gpufn_platform.bus.connection import Bus, Message, Subscription
 from gpufn_platform.process.tasks import Tasks
 from gpufn_runtime.agent.workers import processes
+from gpufn_runtime.agent.workers.processes import Process
 from gpufn_runtime.agent.workers.running_workers import RunningWorker
 
 _EXTRA_S: Final = 20.0  # for py-spy to find the symbols and to write the file
@@ -35,7 +38,8 @@ _PROGRAM: Final = "py-spy"
 # A function chooses how deep its stacks are, and the names in them: 100 stacks a second may have 80 MB.
 _MEMORY_BYTES: Final = 1 << 30
 _FILE_BYTES: Final = 64 << 20
-_LIMITS: Final = {resource.RLIMIT_DATA: _MEMORY_BYTES, resource.RLIMIT_FSIZE: _FILE_BYTES}
+_LIMITED: Final = ("prlimit", f"--data={_MEMORY_BYTES}", f"--fsize={_FILE_BYTES}")
+_WITH_ITS_PROC: Final = ("unshare", "--mount", "sh", "-c", 'mount -t proc proc /proc && exec "$0" "$@"')
 _KILLED_BY_LIMITS: Final = (-signal.SIGABRT, -signal.SIGXFSZ)
 _request = msgspec.msgpack.Decoder(ProfileRequest)
 
@@ -103,20 +107,21 @@ class Profiler:
         with tempfile.TemporaryDirectory(prefix="gpufn-profile-") as folder:
             out = Path(folder, "stacks")
             process = await asyncio.create_subprocess_exec(
-                program, "record", "--pid", str(worker.process.pid), "--output", os.fspath(out), "--format", "raw",
-                "--duration", f"{max(1, round(request.seconds))}", "--rate", str(RATE), "--nonblocking",
-                *(["--idle"] if request.idle else []), *(["--subprocesses"] if worker.container else []),
-                stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
-            )  # fmt: skip
+                *_command(program, worker, request, out),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.STDOUT,
+                start_new_session=True,
+            )
             try:
-                _limit(process.pid)
                 async with asyncio.timeout(request.seconds + _EXTRA_S):
                     said, _ = await process.communicate()
             except TimeoutError:
                 raise CannotProfile(f"{_PROGRAM} did not end in time on the node {self._node}.") from None
             finally:
-                with contextlib.suppress(ProcessLookupError):
-                    process.kill()
+                if process.returncode is None:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.killpg(process.pid, signal.SIGKILL)  # with what runs in the container's namespace
             if not processes.is_running(worker.process):
                 raise WorkerLost(f"The worker {request.worker} ended while it was profiled.")
             if process.returncode in _KILLED_BY_LIMITS:
@@ -130,10 +135,24 @@ class Profiler:
             return await asyncio.to_thread(out.read_text, errors="replace")
 
 
-def _limit(pid: int) -> None:
-    with contextlib.suppress(ProcessLookupError):  # it has ended
-        for kind, most in _LIMITS.items():
-            resource.prlimit(pid, kind, (most, most))
+def _command(program: str, worker: RunningWorker, request: ProfileRequest, out: Path) -> list[str]:
+    entered, pid = _in_container(worker.process, request) if worker.container else ((), worker.process.pid)
+    return [
+        *_LIMITED, *entered, program, "record", "--pid", str(pid), "--output", os.fspath(out), "--format", "raw",
+        "--duration", f"{max(1, round(request.seconds))}", "--rate", str(RATE), "--nonblocking",
+        *(["--idle"] if request.idle else []),
+    ]  # fmt: skip
+
+
+def _in_container(init: Process, request: ProfileRequest) -> tuple[tuple[str, ...], int]:
+    """Return the command that enters the container, and the pid in it of the worker, which is the first child of the
+    container's init."""
+    for pid in processes.children_of(init)[:1]:
+        with contextlib.suppress(OSError):
+            status = Path(f"/proc/{pid}/status").read_text()
+            pids = next(line for line in status.splitlines() if line.startswith("NSpid:")).split()
+            return ("nsenter", f"--target={init.pid}", "--pid", *_WITH_ITS_PROC), int(pids[-1])
+    raise WorkerLost(f"The worker {request.worker} has ended.")
 
 
 def find_program() -> str | None:

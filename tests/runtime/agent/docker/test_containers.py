@@ -81,9 +81,11 @@ def test_a_worker_in_a_container_is_profiled(contained: Platform) -> None:
     until(lambda: contained.client.get(f"/v1/invocations/{call}").json()["state"] == "running")
     shown = json.loads(contained.gpufn("profile", "busy", "--seconds", "1", "--call", call, "--json"))
     assert shown["top"][0]["frame"].startswith("spin (")
+    assert shown["top"][0]["own"] > 0.9, "neither the init nor threads that wait are in it"
     memory = json.loads(contained.gpufn("profile", "busy", "--memory", "--seconds", "1", "--json"))
     assert memory["worker"] == shown["worker"]
     contained.gpufn("cancel", call)
+    until(lambda: workers(contained, "busy") == 0)  # the next tests count containers
 
 
 def test_a_worker_beyond_its_memory_is_killed_and_its_caller_gets_the_reason(contained: Platform) -> None:

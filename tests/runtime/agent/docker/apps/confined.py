@@ -111,10 +111,9 @@ def long() -> str:
 def spin(seconds: float) -> None:
     end = time.monotonic() + seconds
     while time.monotonic() < end:
-        time.sleep(0.01)  # a profiler with 100 samples a second sees half of the time too
-        sum(range(100_000))
+        sum(range(1_000_000))
 
 
-@gpu_function(idle_timeout=600, timeout=60)
+@gpu_function(idle_timeout=1, scaledown_window=0.5, timeout=60)
 def busy() -> None:
     spin(50)
