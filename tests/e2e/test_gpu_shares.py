@@ -74,7 +74,7 @@ class Node(NamedTuple):
 
     def clients(self) -> list[tuple[Path, int]]:
         """Return the pipe folder and the pid of each worker that uses a daemon."""
-        return [(pipe, pid) for pipe in self.pipes() for pid in self.machine.server(pipe)["clients"] if alive(pid)]
+        return [(pipe, pid) for pipe in self.pipes() for pid in self.machine.clients(pipe) if alive(pid)]
 
 
 def alive(pid: int) -> bool:

@@ -358,9 +358,7 @@ def _is_serving(view: FunctionView) -> bool:
 def _changed_arguments(before: FunctionView | None, spec: FunctionSpec) -> tuple[str, ...]:
     if before is None or not before.spec:
         return ()
-    return tuple(
-        signature_changes(spec_from_json(before.spec).methods, spec_from_json(msgspec.json.encode(spec)).methods)
-    )
+    return tuple(signature_changes(spec_from_json(before.spec).methods, spec.methods))
 
 
 def _unchanged_revision(api: Api, view: FunctionView, deployable: Deployable) -> RevisionView | None:

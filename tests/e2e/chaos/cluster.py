@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-import random
 import signal
-import socket
 import subprocess
 from pathlib import Path
 from typing import Any, Self
@@ -15,6 +13,7 @@ from gpufn_core.protocol.limits import MESSAGE_BYTES
 from gpufn_local.nats_process import find_binary
 from gpufn_platform.bus.connection import Bus
 from gpufn_platform.bus.tls import BusTls
+from tests.ports import successive_ports
 from tests.waiting import until
 
 START_S = 30.0
@@ -27,7 +26,7 @@ class Cluster:
     def __init__(self, folder: Path, nodes: int = 3) -> None:
         self._folder = folder
         self.nodes = range(nodes)
-        ports = _free_ports(2 * nodes)
+        ports = list(successive_ports(2 * nodes))
         self._clients, self._routes = ports[:nodes], ports[nodes:]
         self._processes: list[subprocess.Popen[bytes] | None] = [None] * nodes
 
@@ -134,14 +133,3 @@ def behind(cluster: Cluster) -> list[str]:
 def _has_met(log: Path) -> bool:
     """Return whether this node knows the leader of JetStream."""
     return b"metadata leader" in log.read_bytes()
-
-
-def _free_ports(count: int) -> list[int]:
-    """Return ports below the kernel's ephemeral range: a client that dials a dead node could connect to itself."""
-    ports: list[int] = []
-    while len(ports) < count:
-        port = random.choice(range(14_000, 32_000))
-        with socket.socket() as probe:
-            if port not in ports and probe.connect_ex(("127.0.0.1", port)) != 0:
-                ports.append(port)
-    return ports

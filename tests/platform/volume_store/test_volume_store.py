@@ -67,11 +67,11 @@ def test_a_stored_file_is_read_listed_and_removed(on_store: Callable[[Check], No
         digest, half = digest_of(LARGE), len(LARGE) // 2
         assert await store.touch(digest) is None
         await store.put_stream(digest, len(LARGE), parts(LARGE[:half], LARGE[half:]))
-        assert await store.touch(digest) == len(LARGE)
         assert b"".join([part async for part in store.read(digest)]) == LARGE
         small = await store.put(b"small")
-        assert (await store.put(b"small"), await store.get(small)) == (small, b"small")
+        assert (await store.put(b"small"), await store.touch(small), await store.get(small)) == (small, 5, b"small")
         assert {(file.digest, file.size) for file in await store.files()} >= {(digest, len(LARGE)), (small, 5)}
+        # This file was not touched: rclone lists a file with its time before a touch.
         assert await store.remove(await listed(store, digest))
         assert await store.touch(digest) is None
         with pytest.raises(ArtifactUnavailable):

@@ -56,6 +56,10 @@ class Machine:
         found: dict[str, Any] = servers[max(servers, key=int)]
         return found
 
+    def clients(self, pipe: Path) -> list[int]:
+        """Return the clients of all servers of the daemon, which starts its first server with its first client."""
+        return [pid for server in self.state(pipe).get("servers", {}).values() for pid in server["clients"]]
+
     def connect(self, pipe: Path, *pids: int) -> None:
         """Make processes clients."""
         self._change(pipe, lambda state: _newest(state)["clients"].extend(pids))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import signal
 import socket
 from pathlib import Path
@@ -17,6 +16,7 @@ from gpufn_core.domain.worker import Gang, Rank
 from gpufn_core.protocol.frames import Call, Cancel, Drain, Draining, Ready, Result, StartFailed, Verb
 from gpufn_core.protocol.launch import EXIT_GANG_LOST, EXIT_START_FAILED
 from gpufn_platform.shared_bodies.bodies import SharedBodies
+from tests.ports import successive_ports
 from tests.runtime.worker.conftest import JSON, MakePeer, Peer
 from tests.waiting import until
 
@@ -58,16 +58,8 @@ EXCHANGE = """
 
 
 def free_port() -> int:
-    """Return a port that is free, as is the next one. Both are below those that Linux gives to outgoing connections,
-    which could take one before the gang does."""
-    while True:
-        port = random.randrange(20000, 29000, 2)
-        try:
-            for each in (port, port + 1):
-                socket.create_server(("", each)).close()
-        except OSError:
-            continue
-        return port
+    """Return a port that is free, as is the next one."""
+    return successive_ports(2)[0]
 
 
 class Pair:
