@@ -214,12 +214,16 @@ def _sandbox() -> Iterator[Finding]:
     if isolation is policy.Isolation.OFF:
         yield Finding("sandbox", "note", "GPUFN_ISOLATION=off: workers can read GPUFN_HOME", "unset GPUFN_ISOLATION")
         return
-    missing = probe().missing()
+    support = probe()
+    missing = support.missing()
     if not missing:
         yield Finding("sandbox", "ok", "all parts work: namespaces, network, files, signals, system calls")
     for part, reason in missing.items():
         state = "bad" if isolation is policy.Isolation.STRICT else "note"
         yield Finding("sandbox", state, f"workers run without {part}: {reason}", _SANDBOX_FIXES[part])
+    if support.processes and not support.namespaces:
+        found = f"workers can list the machine's processes: {support.processes}"
+        yield Finding("sandbox", "note", found, "if that matters, run the agent as root on Linux 5.8 or later")
 
 
 def _egress() -> Iterator[Finding]:

@@ -38,6 +38,7 @@ class Root:
         self._read_only = [self.place]
         self.kinds: dict[str, Kind] = {}  # of the mounts, by path
         self._memory_bytes = 0  # of each file system in memory
+        self._proc = _proc_of_own_processes()  # before the namespaces, in which this process is not root
         calls.unshare(calls.CLONE_NEWUSER | calls.CLONE_NEWNS | (calls.CLONE_NEWPID if own_pids else 0))
         _write("/proc/self/setgroups", "deny")
         _write("/proc/self/uid_map", f"{uid} {uid} 1")
@@ -49,7 +50,8 @@ class Root:
     def add(self, mounts: Sequence[Mount], memory_bytes: int) -> None:
         """Add mounts, each after the mounts that contain it. Each file system in memory holds at most `memory_bytes`.
         Raises OSError."""
-        parts = [(mount, part) for mount in mounts if (part := _read(mount)) is not None]  # before the root covers any
+        # Before the root covers any.
+        parts = [(mount, part) for mount in mounts if (part := self._read(mount)) is not None]
         if not self._is_mounted:
             calls.mount("none", self.place, "tmpfs", _MEMORY_FLAGS, f"mode=755,size={_ROOT_BYTES}")
             os.mkdir(self.place + _INNER_PLACE)
@@ -91,6 +93,12 @@ class Root:
         except OSError:
             os.chdir("/")
 
+    def _read(self, mount: Mount) -> str | int | _New | None:
+        if mount.path != layout.PROC or self._proc is None:
+            return _read(mount)
+        proc, self._proc = self._proc, None
+        return _prepared(proc, read_only=mount.kind is Kind.READ_ONLY)
+
     def _add(self, mount: Mount, part: str | int | _New, memory_bytes: int) -> None:
         target = self.place + mount.path
         if isinstance(part, str):
@@ -128,8 +136,19 @@ def _read(mount: Mount) -> str | int | _New | None:
     return _New() if os.path.isdir(path) else _clone("/dev/null", read_only=True)
 
 
+def _proc_of_own_processes() -> int | None:
+    """Return a /proc that shows only processes that its reader may trace: those of its own user namespace. None if the
+    kernel is older than Linux 5.8 or this process is not root; a template's /proc is inherited by its workers."""
+    with contextlib.suppress(OSError):
+        return calls.new_file_system("proc", {"hidepid": "ptraceable"})
+    return None
+
+
 def _clone(path: str, *, read_only: bool) -> int:
-    source = calls.clone_mounts(path)
+    return _prepared(calls.clone_mounts(path), read_only=read_only)
+
+
+def _prepared(source: int, *, read_only: bool) -> int:
     calls.set_mount_attributes(source, calls.MOUNT_NO_SUID | (calls.MOUNT_READ_ONLY if read_only else 0))
     return source
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable
 
@@ -14,17 +15,19 @@ _LONGEST_REASON = 500
 
 
 class Support(msgspec.Struct, frozen=True):
-    """Why each part does not work here; "" if it does."""
+    """Why each part does not work here; "" if it does. All but `processes` are parts of a complete sandbox."""
 
     namespaces: str = ""
     network: str = ""  # a network namespace, for workers without a network
     files: str = ""  # Landlock's rules for files
     signals: str = ""  # Landlock's scopes for signals and abstract sockets
     seccomp: str = ""
+    processes: str = ""  # workers cannot list the machine's processes; only a platform of root can prevent it
 
     def missing(self) -> dict[str, str]:
-        """Return the reasons of the parts that do not work."""
-        return {part: reason for part, reason in msgspec.structs.asdict(self).items() if reason}
+        """Return the reasons of the parts that do not work, and without which the sandbox is not complete."""
+        parts = msgspec.structs.asdict(self)
+        return {part: reason for part, reason in parts.items() if reason and part != "processes"}
 
 
 def probe() -> Support:
@@ -36,6 +39,7 @@ def probe() -> Support:
     network = namespaces
     if namespaces:
         namespaces = _trouble(_enter_twice(network=True))
+    processes = namespaces or _trouble(_look_at_parent)
     return Support(
         namespaces=namespaces,
         network=network,
@@ -44,6 +48,7 @@ def probe() -> Support:
         if abi >= landlock.SCOPES_ABI
         else f"Landlock is of version {abi}, and version {landlock.SCOPES_ABI} is needed (Linux 6.12)",
         seccomp="" if seccomp.is_supported(machine) else f"there is no list of system calls for {machine}",
+        processes=processes,
     )
 
 
@@ -55,6 +60,12 @@ def _enter_twice(*, network: bool) -> Callable[[], None]:
         enter.enter(Sandbox(network=network))
 
     return enter_both
+
+
+def _look_at_parent() -> None:
+    _enter_twice(network=True)()
+    if os.path.exists(f"/proc/{os.getppid()}"):
+        raise OSError(errno.EPERM, "only root can hide them, on Linux 5.8 or later")
 
 
 def _trouble(work: Callable[[], None]) -> str:

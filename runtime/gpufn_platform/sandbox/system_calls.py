@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import struct
+from collections.abc import Mapping
 from typing import Any, Final
 
 CLONE_NEWNS: Final = 0x00020000
@@ -26,11 +27,13 @@ MOUNT_READ_ONLY: Final = 1  # MOUNT_ATTR_*
 MOUNT_NO_SUID: Final = 2
 
 # The numbers of calls that the C library may not know. They are the same on all architectures.
-_OPEN_TREE, _MOVE_MOUNT, _MOUNT_SETATTR = 428, 429, 442
+_OPEN_TREE, _MOVE_MOUNT, _FSOPEN, _FSCONFIG, _FSMOUNT, _MOUNT_SETATTR = 428, 429, 430, 431, 432, 442
 _LANDLOCK_CREATE_RULESET, _LANDLOCK_ADD_RULE, _LANDLOCK_RESTRICT_SELF = 444, 445, 446
 _AT_FDCWD: Final = -100
 _AT_EMPTY_PATH, _AT_RECURSIVE = 0x1000, 0x8000
 _OPEN_TREE_CLONE: Final = 1
+_FSOPEN_CLOEXEC, _FSMOUNT_CLOEXEC = 1, 1
+_FSCONFIG_SET_STRING, _FSCONFIG_CMD_CREATE = 1, 6
 _MOVE_MOUNT_F_EMPTY_PATH: Final = 4
 _LANDLOCK_VERSION: Final = 1
 _LANDLOCK_RULE_PATH_BENEATH: Final = 1
@@ -68,6 +71,18 @@ def clone_mounts(path: str) -> int:
     """Return a descriptor of a copy of the mount at `path`, from there downwards, that is attached nowhere."""
     flags = _OPEN_TREE_CLONE | _AT_RECURSIVE | os.O_CLOEXEC
     return _check(_call(_OPEN_TREE, _AT_FDCWD, os.fsencode(path), flags), path)
+
+
+def new_file_system(kind: str, options: Mapping[str, str]) -> int:
+    """Return a descriptor of a mount of a new file system that is attached nowhere."""
+    context = _check(_call(_FSOPEN, kind.encode(), _FSOPEN_CLOEXEC), kind)
+    try:
+        for name, value in options.items():
+            _check(_call(_FSCONFIG, context, _FSCONFIG_SET_STRING, name.encode(), value.encode(), 0), name)
+        _check(_call(_FSCONFIG, context, _FSCONFIG_CMD_CREATE, None, None, 0), kind)
+        return _check(_call(_FSMOUNT, context, _FSMOUNT_CLOEXEC, 0), kind)
+    finally:
+        os.close(context)
 
 
 def set_mount_attributes(mounts: int | str, attributes: int, *, recursive: bool = True) -> None:

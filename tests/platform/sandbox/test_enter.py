@@ -16,19 +16,20 @@ import pytest
 from gpufn_core.protocol.launch import Sandbox
 from gpufn_platform.sandbox import landlock, seccomp, system_calls
 from gpufn_platform.sandbox.enter import enter
+from gpufn_platform.sandbox.support import probe
 from tests.conftest import missing
 
 NOBODY = 65534
 PR_SET_DUMPABLE = 4
 
 
-def in_child(work: Callable[[], None]) -> str:
+def in_child(work: Callable[[], None], *, as_root: bool = False) -> str:
     """Run `work` in a child process of a plain user. Return the exception that it raises; "" for none."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
         try:
-            if os.geteuid() == 0:
+            if os.geteuid() == 0 and not as_root:
                 os.setresgid(NOBODY, NOBODY, NOBODY)
                 os.setresuid(NOBODY, NOBODY, NOBODY)
             work()
@@ -112,6 +113,39 @@ def test_a_worker_in_the_sandbox_of_a_template_loses_the_rights_of_the_template(
         entering(folder, (folder / "hidden" / "file").read_text)()
 
     assert in_child(enter_both) == "PermissionError"
+
+
+@pytest.mark.parametrize("outer", [[Sandbox(is_template=True)], []], ids=["forked", "cold"])
+@pytest.mark.parametrize("own_pids", [False, True])
+def test_a_sandbox_of_root_shows_only_its_own_processes(outer: list[Sandbox], own_pids: bool) -> None:
+    if os.geteuid() or (trouble := probe().processes):
+        missing(f"a platform of root: {trouble}")
+
+    def enter_and_list() -> None:
+        for sandbox in (*outer, Sandbox(own_pids=own_pids and not outer)):
+            enter(sandbox)
+        assert processes_in_proc() == {os.readlink("/proc/self")}
+        child = os.fork()
+        if child == 0:
+            os._exit(len(processes_in_proc()))
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 2, "parent and child see each other"
+
+    assert in_child(enter_and_list, as_root=True) == ""
+
+
+def test_a_sandbox_of_a_plain_user_shows_the_machine_s_processes() -> None:
+    """Only root may mount a /proc that hides processes. docs/trust.md says so."""
+
+    def enter_and_list() -> None:
+        ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 1)
+        enter(Sandbox())
+        assert "1" in processes_in_proc()
+
+    assert in_child(enter_and_list) == ""
+
+
+def processes_in_proc() -> set[str]:
+    return {name for name in os.listdir("/proc") if name.isdigit()}
 
 
 def test_a_worker_without_a_network_does_not_run_where_there_are_no_namespaces(folder: Path) -> None:
