@@ -7,10 +7,13 @@ import signal
 import socket
 import sys
 import time
+import uuid
 from pathlib import Path
 from typing import Any
 
 from gpufn import gpu_function
+
+_THIS_WORKER = uuid.uuid4().hex
 
 
 def _write(path: str) -> str:
@@ -98,8 +101,8 @@ def end(how: str) -> None:
 
 
 @gpu_function(idle_timeout=600)
-def stays() -> int:
-    return os.stat("/gpufn/worker").st_ino
+def stays() -> str:
+    return _THIS_WORKER  # a later container may get the inodes of an earlier one
 
 
 @gpu_function(idle_timeout=600, timeout=60)
