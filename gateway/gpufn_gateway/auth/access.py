@@ -114,6 +114,10 @@ class Principal(msgspec.Struct, frozen=True):
         if not self.may_invoke(function):
             raise Forbidden(f"This request needs an API key with the scope 'invoke:{function}'.")
 
+    def require_invoke_or_read(self, function: str) -> None:
+        if not self.may_read(function):
+            self.require_invoke(function)
+
     def require_visible(self, function: str, missing: GpufnError) -> None:
         """Raise `missing` if the function does not exist for this principal, and so nothing of it."""
         if not self.may_see(function):

@@ -283,8 +283,7 @@ class Maps:
             raise MapNotFound
         function = newest.entry.function
         principal.require_visible(function, MapNotFound())
-        if not (allow_read_scope and principal.may_read(function)):
-            principal.require_invoke(function)
+        (principal.require_invoke_or_read if allow_read_scope else principal.require_invoke)(function)
         return newest
 
     def _remember(self, newest: Logged) -> None:

@@ -83,9 +83,7 @@ def route(
         if not scans:
             return await handler(request)
         async with turns_of(request):
-            await asyncio.sleep(
-                0
-            )  # a handler that never waits would take its turn at once, as often as it is requested
+            await asyncio.sleep(0)  # a handler that never waits would take each of its turns at once
             return await handler(request)
 
     return Route(path, check_scope if scope else in_turn, methods=[method])

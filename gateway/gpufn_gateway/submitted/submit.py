@@ -404,8 +404,7 @@ class Submissions:
         if not principal.may_see(function):
             await call_records.read_without_record(self._bus, invocation)  # takes as long as an unknown id
             raise missing
-        if not (allow_read_scope and principal.may_read(function)):
-            principal.require_invoke(function)
+        (principal.require_invoke_or_read if allow_read_scope else principal.require_invoke)(function)
         return stored
 
 

@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from gpufn.client.may_read import may_read
 from gpufn_core.errors import GpufnError
 
 if TYPE_CHECKING:
@@ -64,7 +63,6 @@ class WaitReports:
         self._next: dict[Subject, tuple[float, float]] = {}  # time of the next query, and the period after it
         self._thread: threading.Thread | None = None
         self._closed = threading.Event()
-        self._may_read: bool | None = None
 
     @contextlib.contextmanager
     def watching(self, subject: Subject) -> Iterator[None]:
@@ -94,10 +92,8 @@ class WaitReports:
             _, period_s = self._next.get(subject, (now, self._first_s / 2))
             self._next[subject] = now + period_s, min(self._longest_s, period_s * 2)
             try:
-                if not self._reads():
-                    return
                 name, waiting = subject.query(self._client())
-            except GpufnError:  # the key may read other functions, or the call itself will report the fault
+            except GpufnError:  # the call itself reports the fault
                 self._next[subject] = float("inf"), period_s
                 continue
             with self._lock:
@@ -113,11 +109,6 @@ class WaitReports:
         self._next = {subject: value for subject, value in self._next.items() if subject in begun}
         waits = [subject for subject, started in begun.items() if now - started >= self._first_s]
         return [subject for subject in waits[:_AT_A_TIME] if now >= self._next.get(subject, (0.0, 0.0))[0]]
-
-    def _reads(self) -> bool:
-        if self._may_read is None:
-            self._may_read = may_read(self._client())
-        return self._may_read
 
     def _run(self, closed: threading.Event) -> None:
         while not closed.wait(self._first_s / 2):

@@ -53,7 +53,7 @@ def _poll(
     while not ended.wait(period_s):
         try:
             waiting = why()
-        except GpufnError:  # the key may only invoke, or the call itself will report the fault
+        except GpufnError:  # the call itself reports the fault
             break
         text = f"{name} is running" if waiting is None else f"{name} waits: {waiting.detail}"
         if text != last and not ended.is_set():

@@ -165,7 +165,7 @@ ROUTES: Final[dict[str, str]] = {
     f"PUT {_ONE}/traffic": "deploy",
     f"DELETE {_ONE}/traffic": "deploy",
     f"GET {_ONE}/differences": "deploy",
-    f"GET {_ONE}/why": "read",
+    f"GET {_ONE}/why": "invoke or read",
     f"GET {_ONE}/advice": "read",
     f"GET {_ONE}/exec": "exec",
     f"POST {_ONE}/profile": "deploy",

@@ -35,15 +35,6 @@ def test_at_a_terminal_a_waiting_call_shows_the_reason(gateway: StubGateway, mon
     assert reasons[:2] == [_DETAIL, "running"]
 
 
-def test_a_key_with_only_invoke_does_not_query(gateway: StubGateway, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
-    gateway.on("GET /v1/auth/me", {"id": "key", "scopes": ["invoke:f"]})
-    with Client(api_key="gpufn_key_secret") as client, report_waits(client, "f", pytest.fail):
-        while not gateway.requests:
-            pass
-    assert [request.path for request in gateway.requests] == ["/v1/auth/me"]
-
-
 def test_a_key_without_the_right_to_query_is_ignored(gateway: StubGateway, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     gateway.on("GET /v1/functions/f/why", {"code": "forbidden"}, status=403)

@@ -89,7 +89,7 @@ class FunctionRoutes:
             route("POST", f"{one}/lease", self.renew, DEPLOY, of_functions=True),
             route("POST", f"{one}/rollback", self.rollback, DEPLOY, of_functions=True),
             route("POST", f"{one}/scale", self.scale, DEPLOY, of_functions=True),
-            route("GET", f"{one}/why", self.why, READ, of_functions=True),
+            route("GET", f"{one}/why", self.why),
             route("GET", f"{one}/logs", self.logs, READ, of_functions=True),
             route("GET", f"{one}/calls", self.calls, READ, of_functions=True, scans=True),
             route("HEAD", "/v1/bundles/{digest}", self.has_bundle, DEPLOY, of_functions=True),
@@ -231,8 +231,9 @@ class FunctionRoutes:
         return json_response(self._view(function, principal_of(request)))
 
     async def why(self, request: Request) -> Response:
-        function = self._function(request, READ)
-        status = self._status(function, principal_of(request))
+        function, principal = self._visible(request), principal_of(request)
+        principal.require_invoke_or_read(function.name)
+        status = self._status(function, principal)
         return json_response(
             {
                 "function": function.name,
@@ -299,15 +300,19 @@ class FunctionRoutes:
         return json_response({"bundle": digest}, 201)
 
     def _function(self, request: Request, verb: str) -> Function:
-        """Return the function in the path. Raises FunctionNotFound, also for a function that the client may not see;
-        Forbidden."""
+        """Return the function in the path. Raises FunctionNotFound, Forbidden."""
+        function = self._visible(request)
+        principal_of(request).require_on(verb, function.name)
+        return function
+
+    def _visible(self, request: Request) -> Function:
+        """Return the function in the path. Raises FunctionNotFound, also for a function that the client may not see."""
         path, principal = request.path_params["fn"], principal_of(request)
         if "(" in path:
             name = self.variants.find(path, principal)
         else:
             name = self.registry.find(path.partition(".")[0], principal)
         function = self.registry.function(name)
-        principal.require_on(verb, function.name)
         name_object(request.scope, "fn", function.name)
         return function
 

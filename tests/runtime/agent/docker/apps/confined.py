@@ -73,7 +73,7 @@ def outward() -> list[str]:
 
 @gpu_function(idle_timeout=1, scaledown_window=0.5)
 def who() -> str:
-    return str(os.stat("/gpufn/worker").st_ino)
+    return _THIS_WORKER
 
 
 @gpu_function(idle_timeout=1, scaledown_window=0.5)
