@@ -5,7 +5,7 @@ export default defineConfig({
   test: {
     include: ["tests/browser/*.test.ts"],
     fileParallelism: false,
-    testTimeout: 30_000,
+    testTimeout: 120_000,
     hookTimeout: 30_000,
   },
 });
