@@ -73,7 +73,7 @@ def check_file(path: Path) -> None:
         hint = f": pass {file}, and --name {function}" if function and Path(file).is_file() else ""
         raise InvalidBundle(f"there is no file {path}{hint}")
     if path.resolve().suffix != ".py":
-        raise InvalidBundle(f"{path} is not a Python file (.py)")
+        raise InvalidBundle(f"{path} is not a Python file (.py); `gpufn deploy` also takes models, such as .onnx files")
 
 
 def load(path: Path, *, to_run: bool = True) -> Project:

@@ -96,7 +96,7 @@ def test_a_model_is_uploaded_deployed_and_awaited(platform: StubGateway) -> None
     assert (result.exit_code, result.stdout) == (0, f"net@1  {platform.url}/v2/models/net/infer\n")
     assert result.stderr.splitlines() == [
         "net.onnx on cpu: waiting for a builder",
-        "net.onnx on cpu: waiting for a builder: slow.onnx of slow is being built for 30 s",
+        "net.onnx on cpu: waiting for a builder, which has been building slow.onnx of slow for 30 s",
         "net.onnx on cpu: waiting: no builder runs for cpu",
         "net.onnx on cpu: compile: onnxruntime-cpu",
         "net.onnx on cpu: built",
@@ -428,11 +428,11 @@ def test_at_a_terminal_builds_have_bars(monkeypatch: pytest.MonkeyPatch, capsys:
         ({"state": BuildState.PENDING, "detail": "no builder runs for cpu"}, "waiting: no builder runs for cpu"),
         (
             {"state": BuildState.PENDING, "ahead": BuildAhead(id="a", model="m.onnx", building_s=720.0)},
-            "waiting for a builder: m.onnx is being built for 12 min",
+            "waiting for a builder, which has been building m.onnx for 12 min",
         ),
         (
             {"state": BuildState.PENDING, "ahead": BuildAhead(id="a", model="m.onnx", function="f", building_s=3.0)},
-            "waiting for a builder: m.onnx of f is being built for 3 s",
+            "waiting for a builder, which has been building m.onnx of f for 3 s",
         ),
         ({"state": BuildState.BUILDING}, "starting"),
         ({"state": BuildState.BUILDING, "stage": BuildStage.VERIFY}, "verify"),

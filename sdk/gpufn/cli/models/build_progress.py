@@ -52,7 +52,7 @@ def _describe_ahead(ahead: BuildAhead | None) -> str:
     if ahead is None:
         return ""
     name = f"{ahead.model} of {ahead.function}" if ahead.function else ahead.model
-    return f": {name} is being built for {duration(ahead.building_s)}"
+    return f", which has been building {name} for {duration(ahead.building_s)}"
 
 
 class _Lines:
