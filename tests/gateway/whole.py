@@ -229,7 +229,7 @@ class Whole:
         team_uses = TeamUses(self.registry, self.quotas, storage)
         letters = DeadLetters(bus, calls)
         audit = RequestAudit(self.audit, self.access)
-        self.terminal_records = TerminalRecords(self.registry, self.deploys, clock)
+        self.terminal_records = TerminalRecords(self.registry, self.deploys, self.signatures, clock)
         self.terminals = Terminals(calls, self.terminal_records, audit)
         self.window = Window(telemetry, self.registry.totals.all)
         tickets = Tickets(self.access, self.token_store, clock)

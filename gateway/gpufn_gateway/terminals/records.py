@@ -22,6 +22,7 @@ from gpufn_gateway.functions.registry import Registry
 from gpufn_gateway.functions.target import Target
 from gpufn_gateway.functions.variants import is_terminal
 from gpufn_platform.process.clock import Clock
+from gpufn_platform.signing.signatures import Signatures
 
 log = logging.getLogger(__name__)
 
@@ -30,9 +31,10 @@ _LEASE: Final = Lease("terminal", 300.0)
 
 
 class TerminalRecords:
-    def __init__(self, registry: Registry, deploys: Deploys, clock: Clock) -> None:
+    def __init__(self, registry: Registry, deploys: Deploys, signatures: Signatures, clock: Clock) -> None:
         self._registry = registry
         self._deploys = deploys
+        self._signatures = signatures
         self._clock = clock
 
     async def add(self, function: Function) -> Target:
@@ -53,7 +55,7 @@ class TerminalRecords:
             lease=_LEASE,
             variant=Variant(copied.number, original=original, is_terminal=True),
         )
-        await self._deploys.checks.signatures.verify_new(revision)
+        await self._signatures.verify_new(revision)
         added = await self._deploys.add_variant(revision)
         return self._registry.target(added.name, "")
 
