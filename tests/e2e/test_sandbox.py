@@ -335,7 +335,7 @@ AS_ROOT = {
 WITHOUT_NAMESPACES = {
     "socket": "connect(socket.AF_UNIX, '{socket}')",
     "system v memory": "attach({segment})",
-    "processes": "Path('/proc/{pid}/cmdline').read_bytes() != b''",  # root only can hide them
+    "processes": "Path('/proc/{pid}/cmdline').read_bytes() != b''",  # only root can hide them
     "fork": "resource.getrlimit(resource.RLIMIT_NPROC)[1] != 4096",
 }
 EVERYWHERE = {
