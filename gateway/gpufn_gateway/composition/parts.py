@@ -140,8 +140,11 @@ class Parts:
         )
         self.audit = AuditLog(bus, services.clock)
         self.request_audit = RequestAudit(self.audit, services.access)
-        terminal_records = TerminalRecords(registry, self.deploys, services.signatures, services.clock)
-        self.terminals = Terminals(self.calls, terminal_records, self.request_audit)
+        self.terminals = Terminals(
+            self.calls,
+            TerminalRecords(registry, self.deploys, services.signatures, services.clock),
+            self.request_audit,
+        )
         self.window = Window(self.telemetry, registry.totals.all)
         self.site = Site()
         self.tickets = Tickets(services.access, services.token_store, services.clock)
