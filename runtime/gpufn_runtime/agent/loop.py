@@ -142,7 +142,7 @@ class Agent:
             clock=clock,
             clock_check=self._clock_check,
             weights=caches.weights.report,
-            pythons=tuple if caches.environments is None else caches.environments.pythons,
+            environments=caches.environments,
             contains_all=options.default_image is not None,
             isolation_trouble=options.isolation_trouble,
             address=options.address,

@@ -32,6 +32,7 @@ from gpufn_platform.process.clock import Clock
 from gpufn_runtime.agent.clock_check import ClockCheck
 from gpufn_runtime.agent.decide.fleet import WorkerRecord
 from gpufn_runtime.agent.devices.watch import DeviceWatch
+from gpufn_runtime.agent.environments.cache import EnvironmentCache
 from gpufn_runtime.agent.workers.running_workers import RunningWorker, RunningWorkers
 
 _DEBOUNCE_S = 0.05  # a report reads a file per process: send one report for 50 workers that start together
@@ -67,7 +68,7 @@ class Reports:
         clock: Clock,
         clock_check: ClockCheck,
         weights: Callable[[], WeightsReport],
-        pythons: Callable[[], tuple[str, ...]],
+        environments: EnvironmentCache | None,
         contains_all: bool,
         isolation_trouble: dict[str, str],
         address: str,
@@ -81,7 +82,7 @@ class Reports:
         self._clock = clock
         self._clock_check = clock_check
         self._weights = weights
-        self._pythons = pythons
+        self._environments = environments
         self._contains_all = contains_all
         self._isolation_trouble = isolation_trouble
         self._address = address
@@ -113,7 +114,8 @@ class Reports:
             python=platform.python_version(),
             platform=f"{platform.system()} {platform.machine()}",
             machine=platform.machine(),
-            pythons=self._pythons(),
+            pythons=() if self._environments is None else self._environments.pythons(),
+            making_environments=() if self._environments is None else self._environments.making,
         )
         with contextlib.suppress(BusUnavailable):  # the next report follows in a second
             self._bus.publish(subjects.node_report(self._node), encode(report))

@@ -163,6 +163,7 @@ class NodeReport(msgspec.Struct, frozen=True):
     platform: str = ""
     machine: str = ""  # its kind, such as x86_64
     pythons: tuple[str, ...] = ()  # versions of Python that environments can have, such as 3.12
+    making_environments: tuple[str, ...] = ()  # digests of the images whose packages are being installed
     container_trouble: str = ""  # why the node cannot start containers
     gpu_container_trouble: str = ""  # why its containers cannot have GPUs
     isolation_trouble: dict[str, str] = {}  # why it does not offer a tier, or workers without a network (`none`)

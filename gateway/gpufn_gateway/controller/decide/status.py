@@ -52,7 +52,7 @@ class StatusWriter:
         reasons = (
             decision.reason, note, _split(function), self._failed(view), self._placement_failure(serving),
             self._unplaced(serving), self._parked(serving), self._leaving(view), _imports(view), _ranks(view),
-            *map(self._fetching, decisions),
+            *map(self._fetching, decisions), *map(self._installing, decisions),
         )  # fmt: skip
         return FunctionStatus(
             function=function.name,
@@ -229,8 +229,10 @@ class StatusWriter:
         since = [worker.since for worker in view.in_state(WorkerState.STARTING)]
         typical_s = view.cold_start_s
         for_s = self._now - min(since) if since else 0.0
-        eta_s = None if typical_s is None else max(0.0, typical_s - for_s)
-        return Waiting(WaitReason.STARTING, f"a worker has been starting for {for_s:.1f} s", eta_s)
+        text = f"a worker has been starting for {for_s:.1f} s"
+        if installing := self._installing(decided):
+            return Waiting(WaitReason.STARTING, f"{text}: {installing}")
+        return Waiting(WaitReason.STARTING, text, None if typical_s is None else max(0.0, typical_s - for_s))
 
     def _fetching(self, decided: RevisionDecision) -> str:
         """Return which weights or volume a starting worker waits for, and how many bytes are there; "" if it waits for
@@ -248,6 +250,16 @@ class StatusWriter:
                     done, total = format_bytes(fetch.done_bytes), format_bytes(fetch.total_bytes)
                     kind = "weights" if fetch.digest in wanted else "volume"
                     return f"node {worker.assignment.node} fetches the {kind} {fetch.source}: {done} of {total}"
+        return ""
+
+    def _installing(self, decided: RevisionDecision) -> str:
+        """Return which node installs the packages of a starting worker; "" if none does."""
+        if decided.revision is None or (image := decided.revision.spec.image) is None:
+            return ""
+        for worker in decided.view.in_state(WorkerState.STARTING):
+            node = self._world.nodes.get(worker.assignment.node)
+            if node is not None and node.report is not None and image.digest in node.report.making_environments:
+                return f"node {worker.assignment.node} installs its packages"
         return ""
 
 

@@ -22,6 +22,10 @@ class SharedTasks:
         self._noun = noun
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._tasks)
+
     async def run(self, name: str, work: Callable[[str], Coroutine[Any, Any, None]]) -> None:
         """Run `work(name)`, or wait until the running one is done. Cancelling a caller does not cancel the work."""
         task = self._tasks.get(name)

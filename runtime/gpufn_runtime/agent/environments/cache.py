@@ -97,6 +97,11 @@ class EnvironmentCache:
     def has_child_processes(self) -> bool:
         return bool(self._active)
 
+    @property
+    def making(self) -> tuple[str, ...]:
+        """The digests of the environments that are being made."""
+        return self._tasks.names
+
     def pythons(self) -> tuple[str, ...]:
         """Return the versions of Python that an environment can have; none while the first search runs. A search starts
         at most twice a minute."""

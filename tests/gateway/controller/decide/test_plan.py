@@ -584,6 +584,22 @@ def test_a_start_that_waits_for_weights_reports_the_fetched_bytes() -> None:
         assert ("1 MiB of 1 GiB" in status.reason) == (reason == "weights"), "also without a call, during a deploy"
 
 
+def test_a_start_that_waits_for_its_packages_reports_the_node() -> None:
+    starting = world()
+    image = ImageSpec(python="3.12", pip=("numpy>=2",))
+    without = revision("f", 1)
+    spec = msgspec.structs.replace(without.spec, image=image)
+    starting.on_revision(("f", 1), msgspec.structs.replace(without, spec=spec))
+    starting.on_assignment("w0", assignment("w0"), 93.0)
+    starting.on_depths({("f", 1): 1}, 100.0, 100.0)
+    for digest, says_so in (("b" * 64, False), (image.digest, True)):
+        starting.on_node_report(msgspec.structs.replace(node(), making_environments=(digest,)), 100.0)
+        status = plan(starting, 100.0).statuses["f"]
+        assert status.waiting is not None
+        assert status.waiting.reason == "starting"
+        assert ("packages" in status.waiting.detail, "7.0 s" in status.waiting.detail) == (says_so, True)
+
+
 def test_a_worker_is_placed_on_the_node_that_last_reported_its_weights() -> None:
     weights = WeightsSpec(source="./weights", files=(WeightsFile("w", 100 << 30, "a" * 64),))
     some = World(100.0)

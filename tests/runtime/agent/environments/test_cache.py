@@ -90,7 +90,11 @@ class Node:
 def test_concurrent_callers_share_one_environment_that_the_next_agent_finds(tmp_path: Path) -> None:
     async def both() -> None:
         node = Node(tmp_path)
-        first, second = await asyncio.gather(node.get(image()), node.get(image()))
+        both = asyncio.gather(node.get(image()), node.get(image()))
+        await asyncio.sleep(0)
+        assert list(node.cache.making) == [image().digest]
+        first, second = await both
+        assert list(node.cache.making) == []
         assert first == second == Node(tmp_path).cache.find(image())
         assert node.lines == ["packages: installed without GPUFN_NATS_URL=", "packages: compile bytecode"]
         assert node.names == {image().digest}
