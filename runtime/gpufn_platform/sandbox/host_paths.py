@@ -27,13 +27,13 @@ def python_folders(path: Sequence[str], prefixes: Sequence[str]) -> tuple[str, .
 
 
 def system_secrets() -> tuple[str, ...]:
-    """Return the files of the system that only the platform's user can read: root's ones."""
+    """Return the files of the system that only root can read, if the platform runs as root."""
     return private_paths("/etc") if os.geteuid() == 0 else ()
 
 
 def behind_links(*paths: Path) -> tuple[str, ...]:
-    """Return the real paths of those that lead over a link. Who hides a folder hides it there too: the folder that
-    contains the target may be shown."""
+    """Return the real path of each path that leads over a link. A sandbox that hides a path hides its real path too,
+    because a visible folder may contain the target of the link."""
     return tuple(real for path in paths if (real := os.path.realpath(path)) != os.fspath(path))
 
 
