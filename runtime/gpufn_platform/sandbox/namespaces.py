@@ -137,8 +137,10 @@ def _read(mount: Mount) -> str | int | _New | None:
 
 
 def _proc_of_own_processes() -> int | None:
-    """Return a /proc that shows only the processes that its reader may trace, which are in the same user namespace. None
-    if the kernel is older than Linux 5.8 or this process is not root. Workers copy the /proc of their template."""
+    """Return a /proc that shows only the processes that its reader may trace, which are in the same user namespace.
+
+    None if the kernel is older than Linux 5.8, or if this process is not root. Workers copy the /proc of their
+    template."""
     with contextlib.suppress(OSError):
         return calls.new_file_system("proc", {"hidepid": "ptraceable"})
     return None
