@@ -14,21 +14,18 @@ import socket
 from typing import Final
 
 _FIRST, _END = 10_000, 29_000  # the ports of gangs begin at 29,400
-_PROCESSES: Final = 16
-_EACH: Final = (_END - _FIRST) // _PROCESSES
-_number: Final = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % _PROCESSES
-# Another run of the tests on this machine probably begins elsewhere.
-_offsets: Final = itertools.count(random.SystemRandom().randrange(_EACH))
+_EACH: Final = (_END - _FIRST) // 16
+_number: Final = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % 16
+_own: Final = range(_FIRST + _number * _EACH, _FIRST + (_number + 1) * _EACH)
+_start: Final = random.SystemRandom().randrange(_EACH)  # another run on this machine probably begins elsewhere
+_ports: Final = itertools.cycle([*_own[_start:], *_own[:_start]])
 
 
-def successive_ports(count: int) -> range:
-    """Return ports that nothing uses, and that no earlier call in this process returned lately."""
+def successive_ports(count: int) -> list[int]:
+    """Return ports that nothing uses. A port is returned again only after all others of this process."""
     while True:
-        offset = next(_offsets) % _EACH
-        ports = range(_FIRST + _number * _EACH + offset, _FIRST + _number * _EACH + offset + count)
-        for _ in range(count - 1):
-            next(_offsets)
-        if offset + count <= _EACH and all(map(_is_free, ports)):
+        ports = list(itertools.islice(_ports, count))
+        if ports[-1] - ports[0] == count - 1 and all(map(_is_free, ports)):
             return ports
 
 

@@ -26,7 +26,7 @@ class Cluster:
     def __init__(self, folder: Path, nodes: int = 3) -> None:
         self._folder = folder
         self.nodes = range(nodes)
-        ports = list(successive_ports(2 * nodes))
+        ports = successive_ports(2 * nodes)
         self._clients, self._routes = ports[:nodes], ports[nodes:]
         self._processes: list[subprocess.Popen[bytes] | None] = [None] * nodes
 
