@@ -97,7 +97,7 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
     try:
         with running_platform(folder / "home", environ=environ) as platform:
             yield Node(platform, machine, env)
-        assert machine.running() == []  # the platform ends its daemons
+        assert machine.rests()  # the platform ends its daemons
     finally:
         machine.end()
 

@@ -14,6 +14,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machine
     made = Machine(tmp_path / "bin")
     monkeypatch.setenv("PATH", f"{made.folder}:{os.environ['PATH']}")
     yield made
-    left = made.running()
-    made.end()
-    assert left == []
+    try:
+        assert made.rests()
+    finally:
+        made.end()

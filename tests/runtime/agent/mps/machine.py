@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from gpufn_runtime.agent.mps.control import Control
+from tests.waiting import until
 
 _PROGRAMS = Path(__file__).parent / "programs"
 
@@ -100,9 +101,8 @@ class Machine:
         return found
 
     def rests(self) -> bool:
-        """Wait until nothing runs: killed processes need a moment to end. A process that stays hangs the test."""
-        while self.running():
-            os.sched_yield()
+        """Wait until nothing runs: killed processes need a moment to end. A process that stays fails the test."""
+        until(lambda: not self.running(), self.running)
         return True
 
     def end(self) -> None:

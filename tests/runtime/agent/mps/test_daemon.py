@@ -43,7 +43,7 @@ def test_a_daemon_is_active_after_start_and_absent_after_stop(machine: Machine, 
         assert await daemon.observe() is Condition.ACTIVE
         assert daemon.folder.stat().st_mode & 0o077 == 0 or daemon.pipe.stat().st_mode & 0o077 == 0
         await daemon.stop()
-        assert machine.running() == []
+        assert machine.rests()
         assert not daemon.folder.exists()
         assert await daemon.observe() is Condition.DOWN
         await daemon.stop()
@@ -121,7 +121,7 @@ def test_faults_hangs_and_deaths_of_a_daemon_are_different_conditions(machine: M
         assert await daemon.observe() is Condition.DOWN
 
     _on_daemon(tmp_path, work, stop_timeout_s=0.2)
-    assert machine.running() == []  # a killed daemon's server is found, too
+    assert machine.rests()  # a killed daemon's server is found, too
 
 
 def test_a_server_of_another_user_is_noticed_for_ours_would_wait_behind_it(machine: Machine, tmp_path: Path) -> None:
@@ -191,7 +191,7 @@ def test_a_daemon_whose_record_cannot_be_written_runs_and_ends(machine: Machine,
         await daemon.start()
         assert await daemon.observe() is Condition.ACTIVE
         await daemon.stop()
-        assert machine.running() == []
+        assert machine.rests()
         assert not daemon.folder.exists()
 
     _on_daemon(tmp_path, work)
