@@ -6,6 +6,7 @@ A test whose prerequisite is missing on this machine is skipped, and fails where
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import gc
 import json
 import os
@@ -86,6 +87,16 @@ def missing(what: str) -> NoReturn:
     if os.environ.get("CI") == "true":
         pytest.fail(f"{what}; CI installs what it needs")
     pytest.skip(what)
+
+
+def is_locked(path: Path) -> bool:
+    """Return whether a process holds a lock on the file, which ends with the process."""
+    with path.open() as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

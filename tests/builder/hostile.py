@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
@@ -18,23 +19,28 @@ from tests.e2e.apps.attacks import attempt
 ATTACKS, OUTCOMES, ESCAPED = "attacks.json", "outcomes.json", "escaped"
 
 
-def escape() -> int:
-    """Leave the process group and the parent, in a process that waits for ever. Return its number on the machine."""
+def escape(file: Path) -> None:
+    """Leave the process group and the parent, in a process that waits for ever. It locks `file`, which has its pid: in
+    a PID namespace that is no number of the machine."""
     reader, writer = os.pipe()
     if os.fork() == 0:
         os.setsid()
         if os.fork() == 0:
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
-            os.write(writer, os.readlink("/proc/self").encode())
+            held = file.open("w")
+            fcntl.flock(held, fcntl.LOCK_EX)
+            held.write(str(os.getpid()))
+            held.flush()
+            os.write(writer, b"1")
             while True:
                 signal.pause()
         os._exit(0)
-    return int(os.read(reader, 16))
+    os.read(reader, 1)
 
 
 def work(request: BuildRequest, tell: ReportProgress) -> msgspec.Struct:
     caches = Path(request.caches)
-    (caches / ESCAPED).write_text(str(escape()))
+    escape(caches / ESCAPED)
     codes = json.loads((caches / ATTACKS).read_bytes())
     (caches / OUTCOMES).write_text(json.dumps({name: attempt(code) for name, code in codes.items()}, default=repr))
     raise BuildFailed("attacked")

@@ -126,7 +126,7 @@ def test_a_call_that_does_not_finish_before_down_runs_again_after_up(ups: Ups, l
     assert attempts(found) == [(1, "first", "lost"), (2, "stopped", "succeeded")]
     mine = [line for line in read(ledger) if line["call"] == call]
     assert [(line["attempt"], line["what"]) for line in mine] == [(1, "start"), (2, "start"), (2, "end")]
-    assert mine[0]["pid"] != mine[1]["pid"]
+    assert mine[0]["process"] != mine[1]["process"]
     assert mine[1]["at"] > ended_at, "the first copy was dead before the second started"
     assert len(starts(ledger)) == 3, "the call whose client is gone does not run again"
 

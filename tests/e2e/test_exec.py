@@ -15,6 +15,7 @@ import subprocess
 import sys
 import termios
 import time
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -89,6 +90,15 @@ def terminals(platform: Platform) -> list[str]:
     return [each["name"] for each in platform.client.get("/v1/functions").json()["functions"] if "=" in each["name"]]
 
 
+def has_command(mark: str) -> bool:
+    """Return whether the command line of a process of the machine contains `mark`."""
+    for process in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            if process.name.isdigit() and mark.encode() in (process / "cmdline").read_bytes():
+                return True
+    return False
+
+
 def records(platform: Platform, action: str) -> list[dict[str, Any]]:
     entries = platform.client.get("/v1/audit", params={"limit": 1000}).json()["records"]
     return [each for each in entries if each["action"] == action]
@@ -118,13 +128,17 @@ def test_how_a_command_can_fail(place: Platform) -> None:
 
 
 def test_the_command_ends_with_its_client(place: Platform) -> None:
-    client = started(place, "exec", "place", "--", "sh", "-c", "echo $$; sleep 600", stdout=subprocess.PIPE)
+    mark = uuid.uuid4().hex
+    client = started(
+        place, "exec", "place", "--", "sh", "-c", f"echo runs; sleep 600; : {mark}", stdout=subprocess.PIPE
+    )
     assert client.stdout is not None
-    pid = int(client.stdout.readline())
+    assert client.stdout.readline() == b"runs\n"
+    assert has_command(mark)
     client.kill()
     client.wait()
     client.stdout.close()
-    until(lambda: not Path(f"/proc/{pid}").exists())
+    until(lambda: not has_command(mark))
     until(lambda: not terminals(place))
 
 

@@ -92,10 +92,11 @@ def test_a_rank_that_is_killed_costs_no_call_which_resumes_from_its_checkpoint(
     cluster: Platform, tmp_path: Path
 ) -> None:
     accepted = cluster.client.post("/v1/functions/train/submit", json={"folder": str(tmp_path), "steps": 4}).json()
-    pid_file = tmp_path / "pid"
-    until(lambda: pid_file.exists() and pid_file.read_text())
-    first = processes(cluster, "train")
-    os.kill(int(pid_file.read_text()), signal.SIGKILL)
+    hangs = tmp_path / "worker"
+    worker = until(lambda: hangs.exists() and hangs.read_text())
+    first = until(lambda: len(found := processes(cluster, "train")) == 2 and found)
+    (pid,) = (each["pid"] for node in nodes(cluster) for each in node["processes"] if each["worker"] == worker)
+    os.kill(pid, signal.SIGKILL)
     assert wait_for(cluster, accepted["id"]).json() == [0, 2]
     until(lambda: all(has_ended(pid) for _, pid in first))
     attempts = cluster.client.get(f"/v1/invocations/{accepted['id']}").json()["attempts"]

@@ -13,19 +13,21 @@ pytestmark = pytest.mark.e2e
 
 CALLS = 12
 APP = """
-import os
 import time
+import uuid
 
 from gpufn import gpu_function
 
+PROCESS = uuid.uuid4().hex
+
 @gpu_function(max_calls=1, max_workers=4)
-def single() -> int:
-    return os.getpid()
+def single() -> str:
+    return PROCESS
 
 @gpu_function(max_calls=3, concurrency=2, max_workers=2)
-def few() -> int:
+def few() -> str:
     time.sleep(0.01)
-    return os.getpid()
+    return PROCESS
 """
 
 
@@ -40,11 +42,11 @@ def limited(platform: Platform, tmp_path_factory: pytest.TempPathFactory) -> Pla
 @pytest.mark.parametrize(("function", "most"), [("single", 1), ("few", 3)])
 def test_a_worker_runs_at_most_max_calls(limited: Platform, function: str, most: int) -> None:
     with ThreadPoolExecutor(4) as threads:
-        pids = list(threads.map(lambda _: limited.invoke(function), range(CALLS)))
-    assert max(collections.Counter(pids).values()) <= most
+        processes = list(threads.map(lambda _: limited.invoke(function), range(CALLS)))
+    assert max(collections.Counter(processes).values()) <= most
 
 
 def test_submitted_calls_have_workers_of_their_own(limited: Platform) -> None:
     ids = [limited.client.post("/v1/functions/single/submit", json={}).json()["id"] for _ in range(CALLS)]
-    pids = [limited.client.get(f"/v1/invocations/{id_}/result", params={"wait": 60}).json() for id_ in ids]
-    assert len(set(pids)) == CALLS
+    processes = [limited.client.get(f"/v1/invocations/{id_}/result", params={"wait": 60}).json() for id_ in ids]
+    assert len(set(processes)) == CALLS

@@ -18,9 +18,11 @@ pytestmark = pytest.mark.e2e
 
 GPU = {"uuid": "GPU-0", "type": "gpu", "kind": "NVIDIA L4", "memory_bytes": 24 << 30}
 APP = """
-import os
+import uuid
 from pathlib import Path
 from gpufn import enter, gpu_function, method, park, resume
+
+PROCESS = uuid.uuid4().hex
 
 class Holder:
     @enter
@@ -30,7 +32,7 @@ class Holder:
     @park
     def move_out(self) -> None:
         self.device, self.host = None, self.device
-        Path({folder!r}, str(os.getpid())).write_text(str(self.times + 1))
+        Path({folder!r}, PROCESS).write_text(str(self.times + 1))
 
     @resume
     def move_in(self) -> None:
@@ -41,7 +43,7 @@ class Holder:
 
     @method
     def look(self) -> dict[str, object]:
-        return {{"pid": os.getpid(), "times": self.times, "device": self.device}}
+        return {{"process": PROCESS, "times": self.times, "device": self.device}}
 
 @gpu_function(idle_timeout=0.2, park_timeout=600, max_workers=1)
 class Swapped(Holder): ...
@@ -53,14 +55,14 @@ class First(Holder): ...
 class Second(Holder): ...
 
 @gpu_function(idle_timeout=0.2, park_timeout=600, max_workers=1)
-def plain() -> int:
-    return os.getpid()
+def plain() -> str:
+    return PROCESS
 """
 
 
 class Parking(NamedTuple):
     platform: Platform
-    folder: Path  # a file per worker, named by its pid, with its number of parks
+    folder: Path  # a file per worker, named by its process, with its number of parks
 
     def look(self, function: str) -> dict[str, Any]:
         """Return the report of the function's worker about itself."""
@@ -74,7 +76,7 @@ class Parking(NamedTuple):
 
         The view of the function is not enough: it may be a second old, and show the park before the report.
         """
-        parks = self.folder / str(looked["pid"])
+        parks = self.folder / looked["process"]
         until(lambda: parks.exists() and int(parks.read_text() or 0) > looked["times"])
         until(lambda: self.workers(function)["parked"] == 1)
 
@@ -104,7 +106,7 @@ def test_an_idle_worker_parks_and_the_next_call_resumes_it(parking: Parking) -> 
     until(lambda: "1 parked for at most 600 s" in parking.why("swapped"))
     until(lambda: "parked" in parking.platform.gpufn("top"))
     second = parking.look("swapped")
-    assert (second["pid"], second["times"], second["device"]) == (first["pid"], first["times"] + 1, "weights")
+    assert (second["process"], second["times"], second["device"]) == (first["process"], first["times"] + 1, "weights")
     assert "resume;dur=" in second["timing"]
     assert "launch;dur=" not in second["timing"]
 
@@ -117,16 +119,18 @@ def test_a_parked_worker_outlives_the_processes_around_it(parking: Parking, vict
     os.kill(killed, signal.SIGKILL)
     until(lambda: _pid_of(parking.platform, victim) not in (0, killed))
     after = parking.look("swapped")
-    assert (after["pid"], after["times"]) == (before["pid"], before["times"] + 1)
+    assert (after["process"], after["times"]) == (before["process"], before["times"] + 1)
 
 
 def test_a_parked_worker_that_is_killed_is_replaced_by_a_new_one(parking: Parking) -> None:
     before = parking.look("swapped")
     parking.until_parked("swapped", before)
-    os.kill(before["pid"], signal.SIGKILL)
+    (node,) = parking.platform.client.get("/v1/nodes").json()["nodes"]
+    (pid,) = (each["pid"] for each in node["processes"] if each["function"] == "swapped")
+    os.kill(pid, signal.SIGKILL)
     after = parking.look("swapped")
     assert after["times"] == 0
-    assert after["pid"] != before["pid"]
+    assert after["process"] != before["process"]
 
 
 def test_a_worker_that_cannot_be_parked_ends_and_the_platform_reports_the_reason(parking: Parking) -> None:
@@ -141,9 +145,9 @@ def test_two_functions_alternate_on_one_gpu_and_both_processes_live(parking: Par
     assert "launch;dur=" in second["timing"]
     parking.until_parked("first", first)
     again = parking.look("first")
-    assert (again["pid"], again["times"]) == (first["pid"], 1)
+    assert (again["process"], again["times"]) == (first["process"], 1)
     other = parking.look("second")
-    assert (other["pid"], other["times"]) == (second["pid"], 1)
+    assert (other["process"], other["times"]) == (second["process"], 1)
 
 
 def test_a_worker_that_cannot_be_resumed_is_replaced_and_its_function_stops_parking(parking: Parking) -> None:
@@ -151,7 +155,7 @@ def test_a_worker_that_cannot_be_resumed_is_replaced_and_its_function_stops_park
     parking.until_parked("swapped", before)
     (parking.folder / "trouble").touch()
     after = parking.look("swapped")
-    assert after["pid"] != before["pid"]
+    assert after["process"] != before["process"]
     assert "launch;dur=" in after["timing"]
     until(lambda: "none is parked: a worker did not resume: CUDA out of memory" in parking.why("swapped"))
     until(lambda: "CUDA out of memory" in parking.platform.gpufn("logs", "swapped"))

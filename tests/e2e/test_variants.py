@@ -19,9 +19,11 @@ from tests.waiting import until
 pytestmark = pytest.mark.e2e
 
 APP = """
-import os
+import uuid
 
 from gpufn import exit, gpu_function, method
+
+PROCESS = uuid.uuid4().hex
 
 @gpu_function(max_variants=4, name="sized", cpu=0.25)
 class Sized:
@@ -32,7 +34,7 @@ class Sized:
 
     @method
     def where(self, x: int = 1) -> list:
-        return [self.size, self.scale * x, os.getpid()]
+        return [self.size, self.scale * x, PROCESS]
 
     @exit
     def bye(self, cause: str) -> None:
@@ -68,24 +70,28 @@ def functions(platform: Platform) -> list[dict[str, Any]]:
 
 def test_each_value_has_a_pool_of_its_own(app: Any, platform: Platform, tmp_path: Path) -> None:
     big = app.Sized("big")
-    base_pid = app.Sized.where.remote()[2]
-    size, value, pid = big.where.remote(3)
+    base_process = app.Sized.where.remote()[2]
+    size, value, process = big.where.remote(3)
     assert (size, value) == ("big", 3.0)
-    assert pid != base_pid
-    assert app.Sized("base", scale=1.0).where.remote()[2] == base_pid  # all defaults: the function itself
+    assert process != base_process
+    assert app.Sized("base", scale=1.0).where.remote()[2] == base_process  # all defaults: the function itself
     assert [each[1] for each in big.where.map(range(3))] == [0.0, 1.0, 2.0]
-    assert big.where.spawn(5).result() == ["big", 5.0, pid]
-    assert platform.client.post("/v1/functions/sized(size=big).where/invoke", json={"x": 2}).json() == ["big", 2.0, pid]
-    assert Function.from_name("sized(size=big&scale=1).where").remote() == ["big", 1.0, pid]
+    assert big.where.spawn(5).result() == ["big", 5.0, process]
+    assert platform.client.post("/v1/functions/sized(size=big).where/invoke", json={"x": 2}).json() == [
+        "big",
+        2.0,
+        process,
+    ]
+    assert Function.from_name("sized(size=big&scale=1).where").remote() == ["big", 1.0, process]
     assert platform.gpufn("invoke", "sized(size=big).where", '{"x": 7}').strip().startswith('["big"')
-    assert app.asks.remote("big") == ["big", 2.0, pid]  # from inside a worker
+    assert app.asks.remote("big") == ["big", 2.0, process]  # from inside a worker
 
     variant = next(each for each in functions(platform) if each["name"].startswith("sized="))
     assert variant["variant"]["parameters"] == {"size": "big"}
     assert platform.client.get("/v1/functions/sized(size=big)/why").json()["function"] == variant["name"]
 
     larger = app.Sized.with_options(cpu=0.3)("big")
-    assert larger.where.with_options(timeout=30).remote(2)[2] != pid
+    assert larger.where.with_options(timeout=30).remote(2)[2] != process
     with pytest.raises(InvalidInput) as refused:
         app.Sized.with_options(colour="red")
     assert refused.value.field == "colour"

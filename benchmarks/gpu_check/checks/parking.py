@@ -16,11 +16,13 @@ _ROOM: Final = 1.2  # GPU memory needed, relative to the weights
 _REPEATS: Final = 3
 _NAME: Final = "gpu-check-parked"
 _SOURCE: Final = """\
-import os
+import uuid
 
 import torch
 
 from gpufn import enter, gpu_function, method
+
+PROCESS = uuid.uuid4().hex
 
 
 @gpu_function(name={name!r}, gpu="any", max_workers=1, idle_timeout=0.2, scaledown_window=0.2)
@@ -30,15 +32,17 @@ class Parked:
         self.weights = torch.randint(0, 256, ({size},), dtype=torch.uint8, device="cuda")
 
     @method
-    def look(self) -> dict[str, int]:
+    def look(self) -> dict[str, int | str]:
         # In parts: torch converts its input to the sum's type first, which takes eight times the memory.
         parts = self.weights.split(1 << 28)
-        return {{"pid": os.getpid(), "sum": sum(int(part.sum(dtype=torch.int64)) for part in parts)}}
+        return {{"process": PROCESS, "sum": sum(int(part.sum(dtype=torch.int64)) for part in parts)}}
 """
 _PRETENDED: Final = """\
-import os
+import uuid
 
 from gpufn import enter, gpu_function, method, park, resume
+
+PROCESS = uuid.uuid4().hex
 
 
 @gpu_function(name={name!r}, gpu="any", max_workers=1, idle_timeout=0.2, scaledown_window=0.2)
@@ -56,8 +60,8 @@ class Parked:
         self.weights = self.kept
 
     @method
-    def look(self) -> dict[str, int]:
-        return {{"pid": os.getpid(), "sum": sum(self.weights)}}
+    def look(self) -> dict[str, int | str]:
+        return {{"process": PROCESS, "sum": sum(self.weights)}}
 """
 
 
@@ -74,12 +78,12 @@ def kept(machine: Machine) -> Finding:
     for size_gb in _KEPT_GB:
         with up(machine) as platform:
             platform.deploy(_SOURCE.format(name=_NAME, size=int(size_gb * 1e9)))
-            pid = int(platform.invoke(f"{_NAME}.look")["pid"])
+            platform.invoke(f"{_NAME}.look")
+            pid = _process(platform).get("pid", 0)
             running = _held_by(pid, gpu.uuid)
             platform.wait_for(_NAME, "parked")
             parked = _held_by(pid, gpu.uuid)
-            processes: list[dict[str, Any]] = platform.get("/v1/nodes")["nodes"][0]["processes"]
-            report = next((each for each in processes if each["pid"] == pid), {})
+            report = _process(platform)
         rows.append((f"{size_gb:g} GB", running, parked, str(report.get("parked")), str(report.get("gpu_bytes"))))
         print(*rows[-1], sep="; ")  # intermediate results, in case the step times out
         if isinstance(parked, int) and parked > _GIB:
@@ -90,6 +94,12 @@ def kept(machine: Machine) -> Finding:
         tables=[Table(("weights", "running, bytes", "parked, bytes", "gpufn: parked", "gpufn: gpu_bytes"), rows)],
         wrong=wrong,
     )
+
+
+def _process(platform: Platform) -> dict[str, Any]:
+    """Return the agent's report about the only worker."""
+    processes: list[dict[str, Any]] = platform.get("/v1/nodes")["nodes"][0]["processes"]
+    return next(iter(processes), {})
 
 
 def _held_by(pid: int, uuid: str) -> Any:

@@ -32,5 +32,5 @@ class BuildSandboxes:
             network=not self.namespaces,
             gpus=has_gpu,
             namespaces=self.namespaces,
-            own_pids=True,
+            is_command=True,
         )

@@ -28,21 +28,37 @@ def go_on_in_child(*, is_in_namespace: bool) -> None:
         _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     child = os.fork()
     if child:
-        _outlive(child)
+        _outlive(child, is_in_namespace=is_in_namespace)
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if is_in_namespace and (worker := os.fork()):
         os._exit(_wait(worker))
     # Otherwise the death of process 1 is enough.
 
 
-def _outlive(child: int) -> NoReturn:
-    with contextlib.suppress(OSError, ValueError):  # a core dump of the child is enough
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    signal.signal(signal.SIGTERM, lambda *_: _kill_children())
+def end_as(child: int) -> NoReturn:
+    """Wait for the child, and end as it does."""
+    _end(_wait(child))
+
+
+def _outlive(child: int, *, is_in_namespace: bool) -> NoReturn:
+    def end_others(*_: object) -> None:
+        if is_in_namespace:
+            os.kill(child, signal.SIGKILL)
+        else:
+            _kill_children()
+
+    signal.signal(signal.SIGTERM, end_others)
     code = _wait(child)
-    while _kill_children():
+    while not is_in_namespace and _kill_children():
         with contextlib.suppress(ChildProcessError):
             os.wait()
+    _end(code)
+
+
+def _end(code: int) -> NoReturn:
+    """End with an exit code, or by the signal that it means."""
+    with contextlib.suppress(OSError, ValueError):  # a core dump of the child is enough
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if code > EXIT_SIGNALLED:
         number = code - EXIT_SIGNALLED
         with contextlib.suppress(OSError, ValueError):

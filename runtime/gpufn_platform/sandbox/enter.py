@@ -11,6 +11,7 @@ import errno
 import functools
 import os
 import resource
+from collections.abc import Callable
 from typing import NamedTuple
 
 from gpufn_core.protocol.launch import NetworkNamespace, Sandbox
@@ -18,6 +19,7 @@ from gpufn_platform.sandbox import layout, namespaces, seccomp, system_calls
 from gpufn_platform.sandbox.descendants import go_on_in_child
 from gpufn_platform.sandbox.landlock import Ruleset
 from gpufn_platform.sandbox.layout import Rule
+from gpufn_platform.sandbox.pid_namespace import PidNamespace, go_on_inside
 
 _CAP_SETFCAP = 31
 _OWN_NETWORK = "/proc/self/ns/net"
@@ -35,6 +37,7 @@ class _Prepared(NamedTuple):
 
 
 _prepared: list[_Prepared] = []
+_entered: list[PidNamespace] = []  # the PID namespace that this process has entered, without a sandbox so far
 
 
 def prepare(template: Sandbox) -> None:
@@ -42,8 +45,8 @@ def prepare(template: Sandbox) -> None:
     It takes most of the time of an entry. Raises OSError."""
     if template.namespaces:
         common = layout.common(template)
-        own = layout.own_paths(common, _list("/dev"), _pid_in_proc())
         root, ruleset = namespaces.Root(), Ruleset()
+        own = layout.own_paths(common, _list("/dev"), _pid_in_proc())
         root.add(layout.mounts(common, own), common.memory_bytes)
         root.make_folders((*template.readable, *template.writable))
         rules = layout.rules(common, own, _list, _real)
@@ -52,8 +55,17 @@ def prepare(template: Sandbox) -> None:
         _prepared.append(_Prepared(root, ruleset, frozenset(rules)))
 
 
-def enter(sandbox: Sandbox) -> None:
-    """Confine this process, which must have one thread. Raises OSError."""
+def enter_pid_namespace(sandbox: Sandbox, report: Callable[[int], object]) -> None:
+    """Go on in a child process in a PID namespace, before this process enters `sandbox`. `report` receives the child's
+    number outside. Workers that are forked from a template are inside already. Raises OSError."""
+    if sandbox.namespace is not None:
+        _join(sandbox.namespace)
+    _entered.append(go_on_inside(report))
+
+
+def enter(sandbox: Sandbox) -> PidNamespace | None:
+    """Confine this process, which must have one thread. Return the PID namespace for the workers of a template. Raises
+    OSError."""
     if not (sandbox.network or sandbox.namespaces):
         raise OSError(errno.EPERM, "a process without a network needs namespaces")
     if sandbox.namespace is not None:
@@ -63,13 +75,18 @@ def enter(sandbox: Sandbox) -> None:
     keep = frozenset({_CAP_SETFCAP}) if has_mounts_ahead and os.geteuid() == 0 else _NONE
     program = _program(has_mounts_ahead)
     prepared = _prepared.pop() if sandbox.namespaces and _prepared else None
+    of_workers: PidNamespace | None = None
     if sandbox.gpus:
         # Fast networks lock the memory that they transfer. Root may lock any until it drops its capabilities.
         with contextlib.suppress(OSError, ValueError):
             resource.setrlimit(resource.RLIMIT_MEMLOCK, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     if sandbox.namespaces:
-        root = namespaces.Root(own_pids=sandbox.own_pids) if prepared is None else prepared.root
-    elif sandbox.own_pids:
+        proc = _entered.pop().proc if _entered else None
+        root = namespaces.Root(proc=proc, is_command=sandbox.is_command) if prepared is None else prepared.root
+        if sandbox.is_template and sandbox.own_pids:
+            of_workers = PidNamespace()  # while all of the machine's /proc is visible, which the kernel requires
+            root.show_to_workers(of_workers.proc)
+    elif sandbox.is_command:
         go_on_in_child(is_in_namespace=False)
     own = layout.own_paths(sandbox, _list("/dev"), _pid_in_proc())
     added: list[layout.Mount] = []
@@ -95,6 +112,7 @@ def enter(sandbox: Sandbox) -> None:
     ruleset.restrict()
     if program:
         system_calls.set_seccomp_filter(program)
+    return of_workers
 
 
 def _join(namespace: NetworkNamespace) -> None:
@@ -107,7 +125,7 @@ def _join(namespace: NetworkNamespace) -> None:
 
 
 def _pid_in_proc() -> int:
-    """Return the number of this process in the machine's /proc."""
+    """Return the number of this process in /proc, which may be that of an outer PID namespace."""
     return int(os.readlink("/proc/self"))
 
 

@@ -18,6 +18,7 @@ from gpufn_platform.sandbox.layout import Kind, Mount
 _ROOT_BYTES = 16 << 20  # only folders and links are stored there
 _MEMORY_FLAGS = calls.MS_NOSUID | calls.MS_NODEV
 _INNER_PLACE = "/.root"  # an empty folder in each root: the place for the root of a forked process
+_PROC_OF_WORKERS = "/.proc"  # in the root of a template: the /proc of the PID namespace of its workers
 
 
 class _New:
@@ -30,31 +31,41 @@ class Root:
     It is mounted over a folder of the present root. In a worker that is forked from a template this covers nothing, so
     that mounts can be added later."""
 
-    def __init__(self, *, own_pids: bool = False) -> None:
-        """Enter the namespaces. With `own_pids` the caller goes on in a child process. Raises OSError."""
-        uid, gid = os.geteuid(), os.getegid()
+    def __init__(self, *, proc: int | None = None, is_command: bool = False) -> None:
+        """Enter the namespaces. `proc` is the /proc of this process's PID namespace, attached nowhere, unless this
+        process is forked from a template. With `is_command` the caller goes on in a child process, in a new PID
+        namespace. Raises OSError."""
         self.place = _INNER_PLACE if os.path.isdir(_INNER_PLACE) else layout.TMP
         self._is_mounted = False
         self._read_only = [self.place]
         self.kinds: dict[str, Kind] = {}  # of the mounts, by path
         self._memory_bytes = 0  # of each file system in memory
-        self._proc = _proc_of_own_processes()  # before the namespaces, in which this process is not root
-        calls.unshare(calls.CLONE_NEWUSER | calls.CLONE_NEWNS | (calls.CLONE_NEWPID if own_pids else 0))
-        _write("/proc/self/setgroups", "deny")
-        _write("/proc/self/uid_map", f"{uid} {uid} 1")
-        _write("/proc/self/gid_map", f"{gid} {gid} 1")
-        if own_pids:
-            go_on_in_child(is_in_namespace=True)
+        self._proc_of_workers: int | None = None
+        enter_user_namespace(calls.CLONE_NEWNS | (calls.CLONE_NEWPID if is_command else 0))
         calls.mount("none", "/", None, calls.MS_REC | calls.MS_PRIVATE)
+        if is_command:
+            go_on_in_child(is_in_namespace=True)
+            with contextlib.suppress(OSError):  # parts of the machine's /proc are hidden, as in a container
+                proc = calls.new_file_system("proc", {})
+        elif proc is None and os.path.isdir(_PROC_OF_WORKERS):
+            proc = calls.clone_mounts(_PROC_OF_WORKERS)
+        if proc is not None:
+            _attach(proc, layout.PROC)
+
+    def show_to_workers(self, proc: int) -> None:
+        """Add the /proc of the workers that will be forked from this process. It is attached nowhere."""
+        self._proc_of_workers = proc
 
     def add(self, mounts: Sequence[Mount], memory_bytes: int) -> None:
         """Add mounts, each after the mounts that contain it. Each file system in memory holds at most `memory_bytes`.
         Raises OSError."""
         # Before the root covers any.
-        parts = [(mount, part) for mount in mounts if (part := self._read(mount)) is not None]
+        parts = [(mount, part) for mount in mounts if (part := _read(mount)) is not None]
         if not self._is_mounted:
             calls.mount("none", self.place, "tmpfs", _MEMORY_FLAGS, f"mode=755,size={_ROOT_BYTES}")
             os.mkdir(self.place + _INNER_PLACE)
+            if self._proc_of_workers is not None:
+                _attach(self._proc_of_workers, self.place + _PROC_OF_WORKERS)
             self._is_mounted = True
         for mount, part in parts:
             self._add(mount, part, memory_bytes)
@@ -93,12 +104,6 @@ class Root:
         except OSError:
             os.chdir("/")
 
-    def _read(self, mount: Mount) -> str | int | _New | None:
-        if mount.path != layout.PROC or self._proc is None:
-            return _read(mount)
-        proc, self._proc = self._proc, None
-        return _prepared(proc, read_only=mount.kind is Kind.READ_ONLY)
-
     def _add(self, mount: Mount, part: str | int | _New, memory_bytes: int) -> None:
         target = self.place + mount.path
         if isinstance(part, str):
@@ -136,21 +141,18 @@ def _read(mount: Mount) -> str | int | _New | None:
     return _New() if os.path.isdir(path) else _clone("/dev/null", read_only=True)
 
 
-def _proc_of_own_processes() -> int | None:
-    """Return a /proc that shows only the processes that its reader may trace, which are in the same user namespace.
-
-    None if the kernel is older than Linux 5.8, or if this process is not root. Workers copy the /proc of their
-    template."""
-    with contextlib.suppress(OSError):
-        return calls.new_file_system("proc", {"hidepid": "ptraceable"})
-    return None
+def enter_user_namespace(flags: int) -> None:
+    """Enter a new user namespace with all capabilities, and the other new namespaces of `flags`. User and group stay
+    the same. Raises OSError."""
+    uid, gid = os.geteuid(), os.getegid()
+    calls.unshare(calls.CLONE_NEWUSER | flags)
+    _write("/proc/self/setgroups", "deny")
+    _write("/proc/self/uid_map", f"{uid} {uid} 1")
+    _write("/proc/self/gid_map", f"{gid} {gid} 1")
 
 
 def _clone(path: str, *, read_only: bool) -> int:
-    return _prepared(calls.clone_mounts(path), read_only=read_only)
-
-
-def _prepared(source: int, *, read_only: bool) -> int:
+    source = calls.clone_mounts(path)
     calls.set_mount_attributes(source, calls.MOUNT_NO_SUID | (calls.MOUNT_READ_ONLY if read_only else 0))
     return source
 

@@ -38,16 +38,13 @@ def describe(setting: Isolation, support: Support) -> str:
 
     >>> describe(Isolation.AUTO, Support(signals="Landlock is of version 4"))
     'in a sandbox without signals (Landlock is of version 4)'
-    >>> describe(Isolation.AUTO, Support(processes="only root can hide them"))
-    "in a sandbox with all parts, where they can list the machine's processes (only root can hide them)"
     """
     if setting is Isolation.OFF:
         return "without a sandbox (GPUFN_ISOLATION=off)"
     missing = [f"{part} ({reason})" for part, reason in support.missing().items()]
     if missing:
         return f"in a sandbox without {', '.join(missing)}"
-    lists = f", where they can list the machine's processes ({support.processes})" if support.processes else ""
-    return f"in a sandbox with all parts{lists}"
+    return "in a sandbox with all parts"
 
 
 def is_complete(setting: Isolation, support: Support) -> bool:

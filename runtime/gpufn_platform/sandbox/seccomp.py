@@ -1,6 +1,7 @@
 """The seccomp filter: a BPF program that allows the system calls of Docker's default profile. Pure.
 
-Calls that change another process are refused too. A container has a PID namespace, and a sandbox has none.
+Calls that change another process are refused too: workers that are forked from one template share a PID namespace, and
+some kernels allow none.
 
 Refused calls fail with EPERM. Calls that are newer than the table fail with ENOSYS, so that programs use older ones.
 The data is in `system_calls.txt`.
@@ -23,8 +24,8 @@ _PERSONALITY: Final = {"x86_64": 135, "aarch64": 92}
 _CLONE3: Final = 435
 # Calls that set up the sandbox of a worker: its template is allowed to make them.
 SETUP_CALLS: Final = {
-    "x86_64": {"unshare": 272, "mount": 165, "umount2": 166, "pivot_root": 155},
-    "aarch64": {"unshare": 97, "mount": 40, "umount2": 39, "pivot_root": 41},
+    "x86_64": {"unshare": 272, "setns": 308, "mount": 165, "umount2": 166, "pivot_root": 155},
+    "aarch64": {"unshare": 97, "setns": 268, "mount": 40, "umount2": 39, "pivot_root": 41},
 }
 _SETUP_CALLS_OF_BOTH: Final = (428, 429, 442)  # open_tree, move_mount, mount_setattr
 

@@ -15,19 +15,18 @@ _LONGEST_REASON = 500
 
 
 class Support(msgspec.Struct, frozen=True):
-    """Why each part does not work here; "" if it does. All but `processes` are parts of a complete sandbox."""
+    """Why each part does not work here; "" if it does."""
 
     namespaces: str = ""
     network: str = ""  # a network namespace, for workers without a network
     files: str = ""  # Landlock's rules for files
     signals: str = ""  # Landlock's scopes for signals and abstract sockets
     seccomp: str = ""
-    processes: str = ""  # workers cannot list the machine's processes; only a platform of root can prevent it
+    processes: str = ""  # a PID namespace, with a /proc that shows no other process
 
     def missing(self) -> dict[str, str]:
-        """Return the reasons of the parts that do not work, and without which the sandbox is not complete."""
-        parts = msgspec.structs.asdict(self)
-        return {part: reason for part, reason in parts.items() if reason and part != "processes"}
+        """Return the reasons of the parts that do not work."""
+        return {part: reason for part, reason in msgspec.structs.asdict(self).items() if reason}
 
 
 def probe() -> Support:
@@ -39,7 +38,7 @@ def probe() -> Support:
     network = namespaces
     if namespaces:
         namespaces = _trouble(_enter_twice(network=True))
-    processes = namespaces or _trouble(_look_at_parent)
+    processes = namespaces or _trouble(_look_at_processes)
     return Support(
         namespaces=namespaces,
         network=network,
@@ -62,10 +61,19 @@ def _enter_twice(*, network: bool) -> Callable[[], None]:
     return enter_both
 
 
-def _look_at_parent() -> None:
-    _enter_twice(network=True)()
-    if os.path.exists(f"/proc/{os.getppid()}"):
-        raise OSError(errno.EPERM, "only root can hide them, on Linux 5.8 or later")
+def _look_at_processes() -> None:
+    """Enter a worker's PID namespace, as in a template, and compare /proc with it."""
+    namespace = enter.enter(Sandbox(is_template=True, own_pids=True))
+    assert namespace is not None
+    namespace.enter()
+
+    def look() -> None:
+        enter.enter(Sandbox(own_pids=True))
+        if {int(name) for name in os.listdir("/proc") if name.isdigit()} != {os.getpid()}:
+            raise OSError(errno.EPERM, "/proc shows other processes")
+
+    if reason := _trouble(look):
+        raise OSError(errno.EPERM, reason)
 
 
 def _trouble(work: Callable[[], None]) -> str:

@@ -52,6 +52,10 @@ def unshare(flags: int) -> None:
     _check(_libc.unshare(flags), "unshare")
 
 
+def enter_namespace(descriptor: int, kind: int) -> None:
+    _check(_libc.setns(descriptor, kind), "setns")
+
+
 def enter_network_namespace(path: str) -> None:
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:

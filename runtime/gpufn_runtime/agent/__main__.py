@@ -316,6 +316,7 @@ def _sandboxes(settings: AgentSettings, support: Support, groups: MemoryGroups) 
         private=(*system_secrets(), *behind_links(home.root, home.run)),
         cgroups=groups.base,
         namespaces=not support.namespaces,
+        own_pids=not support.processes,
     )
 
 

@@ -23,6 +23,10 @@ def run_within(python: str, config_file: str) -> NoReturn:
     with open(config_file, "rb") as file:
         config = msgspec.json.decode(file.read(), type=WorkerConfig)
     assert config.sandbox is not None
+    try:
+        process.move_into_pid_namespace(config.sandbox)
+    except OSError as error:
+        sys.exit(f"cannot enter the sandbox: {error}")
     if config.supervisor_fifo and not end_with_supervisor(config.supervisor_fifo, also_after_exec=True):
         sys.exit("the platform that started this worker has ended")
     try:

@@ -1,6 +1,7 @@
 """Life cycle of a worker.
 
-1. arrange to end with the node's supervisor; confine the process (cgroup, limits, sandbox)
+1. started cold: move into a PID namespace. Arrange to end with the node's supervisor; confine the process (cgroup,
+   limits, sandbox)
 2. connect to the runner's socket and send Hello; with a part of a GPU: verify that the limits are enforced
 3. load the bundle's code; instantiate the class and run its @enter hooks: Ready, or StartFailed and, once the runner
    has hung up, exit code 3
@@ -97,6 +98,7 @@ def run_worker(config_path: str, *, is_confined: bool = False) -> NoReturn:
     with open(config_path, "rb") as file:  # pathlib would add 6 ms to a cold start
         config = msgspec.json.decode(file.read(), type=WorkerConfig)
     try:
+        process.move_into_pid_namespace(config.sandbox)
         code = Worker(config, is_confined=is_confined).run()
     except BaseException:  # from a user's signal handler; user threads would keep the process alive without calls
         traceback.print_exc(file=sys.__stderr__)

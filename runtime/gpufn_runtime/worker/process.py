@@ -14,13 +14,22 @@ import traceback
 from collections.abc import Callable
 from typing import NoReturn
 
-from gpufn_core.protocol.launch import WorkerConfig
+from gpufn_core.protocol.launch import PID_VARIABLE, Sandbox, WorkerConfig
 from gpufn_platform.process import fd_limit
+from gpufn_platform.sandbox.enter import enter_pid_namespace
 
 ATEXIT_S = 3.0  # less than the agent's timeout for a worker without a runner
 _OPENBLAS_SET_THREADS = tuple(
     f"{prefix}openblas_set_num_threads{suffix}" for prefix in ("scipy_", "") for suffix in ("64_", "")
 )
+
+
+def move_into_pid_namespace(sandbox: Sandbox | None) -> None:
+    """Go on in a child process, in a PID namespace, if the agent waits for its pid. Raises OSError."""
+    descriptor = int(os.environ.pop(PID_VARIABLE, "-1"))
+    if descriptor >= 0 and sandbox is not None:
+        enter_pid_namespace(sandbox, report=lambda pid: os.write(descriptor, str(pid).encode()))
+        os.close(descriptor)
 
 
 def confine(config: WorkerConfig) -> None:

@@ -42,6 +42,7 @@ from gpufn_core.protocol.launch import (
     WorkerConfig,
 )
 from gpufn_platform.sandbox.enter import enter, prepare
+from gpufn_platform.sandbox.pid_namespace import PidNamespace
 from gpufn_runtime.worker import lifecycle, process
 from gpufn_runtime.worker.arguments import loader
 from gpufn_runtime.worker.arguments.parameters import Parameters
@@ -57,9 +58,10 @@ _LONGEST_REQUEST = 1 << 16  # capacity of the request pipe
 
 def serve(modules: list[str]) -> int:
     sandbox: Sandbox | None = None
+    pid_namespace: PidNamespace | None = None
     if text := os.environ.pop(SANDBOX_VARIABLE, ""):
         sandbox = msgspec.json.decode(text, type=Sandbox)
-        enter(sandbox)
+        pid_namespace = enter(sandbox)
     if text := os.environ.pop(ENV_VARIABLE, ""):
         os.environ.update(msgspec.json.decode(text, type=dict[str, str]))
     replies = os.dup(1)
@@ -74,7 +76,7 @@ def serve(modules: list[str]) -> int:
     gc.collect()
     gc.freeze()  # a garbage collection in a child must not touch, and thereby copy, shared pages
     _send(replies, TemplateReady(tuple(sorted(loaded)), missing, resident_bytes()))
-    forks = _Forks(replies, sandbox)
+    forks = _Forks(replies, sandbox, pid_namespace)
     for line in _lines(0, when_idle=forks.fork_ahead):
         if not line:
             forks.may_fork_ahead = True
@@ -86,6 +88,8 @@ def serve(modules: list[str]) -> int:
             return 1
         except (OSError, msgspec.MsgspecError) as error:
             _send(replies, ForkReply(error=str(error)))
+            if pid_namespace is not None and pid_namespace.has_ended():
+                return 1  # the agent makes another template
         else:
             _send(replies, ForkReply(pid))
     return 0
@@ -140,12 +144,13 @@ class _HasThreads(Exception):
 
 class _Forks:
     """Forks workers, or uses the one forked ahead. `replies` is the descriptor for replies, which workers close.
-    `sandbox` is the sandbox of this process."""
+    `sandbox` is the sandbox of this process, and `pid_namespace` that of its workers."""
 
-    def __init__(self, replies: int, sandbox: Sandbox | None) -> None:
+    def __init__(self, replies: int, sandbox: Sandbox | None, pid_namespace: PidNamespace | None) -> None:
         self.may_fork_ahead = False
         self._replies = replies
         self._sandbox = sandbox
+        self._pid_namespace = pid_namespace
         self._ahead: tuple[int, socket.socket] | None = None  # pid, and socket on which it waits for its request
 
     def fork_ahead(self) -> None:
@@ -172,7 +177,7 @@ class _Forks:
                 lifecycle.run_worker(request.config)
 
             try:
-                self._ahead = (_fork(wait), parent_end)
+                self._ahead = (self._fork(wait), parent_end)
             except OSError as error:
                 print(f"could not fork one ahead: {error}", file=sys.stderr)  # noqa: T201
                 parent_end.close()
@@ -196,34 +201,38 @@ class _Forks:
             _become_worker(request)
             lifecycle.run_worker(request.config)
 
-        return _fork(run_child)
+        return self._fork(run_child)
+
+    def _fork(self, run_child: Callable[[], None]) -> int:
+        """Fork twice; the second child runs `run_child`. Returns its pid. Raises OSError, _HasThreads."""
+        if threads := thread_count():
+            raise _HasThreads(f"its modules started {threads} threads, which would be lost in a fork")
+        from_child, to_parent = os.pipe()
+        try:
+            child = os.fork()
+            if child == 0:
+                _fork_again(run_child, self._pid_namespace, from_child, to_parent)
+            os.close(to_parent)
+            to_parent = -1
+            os.waitpid(child, 0)
+            pid_text = os.read(from_child, 16)
+            if not pid_text:
+                raise OSError("the second fork failed: too many processes, or no memory")
+            return int(pid_text)
+        finally:
+            for fd in (from_child, to_parent):
+                if fd >= 0:
+                    os.close(fd)
 
 
-def _fork(run_child: Callable[[], None]) -> int:
-    """Fork twice; the second child runs `run_child`. Returns its pid. Raises OSError, _HasThreads."""
-    if threads := thread_count():
-        raise _HasThreads(f"its modules started {threads} threads, which would be lost in a fork")
-    from_child, to_parent = os.pipe()
-    try:
-        child = os.fork()
-        if child == 0:
-            _fork_again(run_child, from_child, to_parent)
-        os.close(to_parent)
-        to_parent = -1
-        os.waitpid(child, 0)
-        pid_text = os.read(from_child, 16)
-        if not pid_text:
-            raise OSError("the second fork failed: too many processes, or no memory")
-        return int(pid_text)
-    finally:
-        for fd in (from_child, to_parent):
-            if fd >= 0:
-                os.close(fd)
-
-
-def _fork_again(run_child: Callable[[], None], from_child: int, to_parent: int) -> NoReturn:
+def _fork_again(
+    run_child: Callable[[], None], pid_namespace: PidNamespace | None, from_child: int, to_parent: int
+) -> NoReturn:
+    """Fork in the first child, whose parent is the template. `os.fork` returns the pid outside of the namespace."""
     try:
         os.setsid()
+        if pid_namespace is not None:
+            pid_namespace.enter()
         pid = os.fork()
     except OSError:
         os._exit(1)

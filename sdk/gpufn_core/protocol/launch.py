@@ -52,8 +52,9 @@ class Sandbox(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     Paths are absolute. `shared` ones are readable in all sandboxes of the node. `hidden` paths may be inside readable
     ones; readable and writable ones may be inside hidden ones. Each file system in memory, such as /tmp, holds
     `memory_bytes`. With `shares_memory` the process sees the host's /dev/shm, as MPS requires. Without `namespaces` the
-    kernel only refuses the other files, instead of hiding them. Workers are forked from a template, and enter their own
-    sandbox inside its."""
+    kernel only refuses the other files, instead of hiding them. With `own_pids` the process is in a PID namespace;
+    a template is not, but its workers are. A command ends together with all processes that it has started. Workers are
+    forked from a template, and enter their own sandbox inside its."""
 
     shared: tuple[str, ...] = ()
     readable: tuple[str, ...] = ()
@@ -65,7 +66,8 @@ class Sandbox(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     gpus: bool = False  # with the devices of GPUs and of fast networks
     shares_memory: bool = False
     namespaces: bool = True
-    own_pids: bool = False  # a PID namespace: all processes that this one starts end with it
+    own_pids: bool = False
+    is_command: bool = False
     is_template: bool = False
 
 
@@ -144,6 +146,7 @@ class CudaProof(msgspec.Struct, frozen=True):
 MAX_LINE_BYTES = 1 << 20  # limit of a line that a template, or a process in a container, sends to its agent
 
 SANDBOX_VARIABLE = "GPUFN_SANDBOX"  # environment variable of a template: its Sandbox as JSON
+PID_VARIABLE = "GPUFN_PID_FD"  # of a cold worker that moves into a PID namespace: where it writes its new pid
 LIMITS_VARIABLE = "GPUFN_LIMITS"  # of a command: its BuildLimits as JSON
 ENV_VARIABLE = "GPUFN_TEMPLATE_ENV"  # another one: the variables to set inside the sandbox, as JSON
 PROVE_CUDA = "--prove-cuda"

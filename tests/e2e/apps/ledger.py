@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 import os
 import time
+import uuid
 
 from gpufn import current, gpu_function
+
+PROCESS = uuid.uuid4().hex  # pids in different PID namespaces are not different
 
 
 def note(path: str, what: str) -> None:
     """Append a line in one write, which a kill cannot split."""
     call = current()
     line = {
-        "call": call.invocation, "attempt": call.attempt, "what": what, "at": time.time(), "pid": os.getpid(),
+        "call": call.invocation, "attempt": call.attempt, "what": what, "at": time.time(), "process": PROCESS,
     }  # fmt: skip
     descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     os.write(descriptor, json.dumps(line).encode() + b"\n")

@@ -6,12 +6,14 @@ import asyncio
 import json
 import os
 import time
+import uuid
 from collections.abc import Iterator
 from typing import Any
 
 from gpufn import Retry, current, gpu_function
 
 IDLE_S = 1
+PROCESS = uuid.uuid4().hex
 _RETRIES = Retry(50, delay_s=0.05, backoff=1.0, on=(OSError,))
 
 
@@ -21,7 +23,7 @@ def _note(path: str, number: int, what: str = "start") -> None:
     line = json.dumps(
         {
             "number": number, "call": call.invocation, "attempt": call.attempt,
-            "what": what, "at": time.time(), "pid": os.getpid(),
+            "what": what, "at": time.time(), "process": PROCESS,
         }
     )  # fmt: skip
     descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)

@@ -21,22 +21,22 @@ class Start:
     number: int
     call: str
     attempt: int
-    pid: int
+    process: str
     at: float
     ended_at: float = math.inf
 
     def __str__(self) -> str:
-        return f"{self.call}: attempt {self.attempt} in {self.pid}, {self.at:.3f} to {self.ended_at:.3f}"
+        return f"{self.call}: attempt {self.attempt} in {self.process}, {self.at:.3f} to {self.ended_at:.3f}"
 
 
 def read(path: Path) -> list[Start]:
     """Return the recorded starts in the order of the file."""
     found: list[Start] = []
-    open_: dict[tuple[str, int, int], Start] = {}
+    open_: dict[tuple[str, int, str], Start] = {}
     for line in map(json.loads, path.read_text().splitlines()):
-        key = line["call"], line["attempt"], line["pid"]
+        key = line["call"], line["attempt"], line["process"]
         if line["what"] == "start":
-            start = open_[key] = Start(line["number"], line["call"], line["attempt"], line["pid"], line["at"])
+            start = open_[key] = Start(line["number"], line["call"], line["attempt"], line["process"], line["at"])
             found.append(start)
         else:
             open_[key].ended_at = line["at"]

@@ -15,15 +15,17 @@ import pytest
 
 from gpufn_core.protocol.launch import Sandbox
 from gpufn_platform.sandbox import landlock, seccomp, system_calls
-from gpufn_platform.sandbox.enter import enter
+from gpufn_platform.sandbox.enter import enter, enter_pid_namespace
+from gpufn_platform.sandbox.pid_namespace import PidNamespace
 from gpufn_platform.sandbox.support import probe
+from gpufn_runtime.agent.workers.processes import children
 from tests.conftest import missing
 
 NOBODY = 65534
-PR_SET_DUMPABLE = 4
+PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER = 4, 36
 
 
-def in_child(work: Callable[[], None], *, as_root: bool = False) -> str:
+def in_child(work: Callable[[], object], *, as_root: bool = False) -> str:
     """Run `work` in a child process of a plain user. Return the exception that it raises; "" for none."""
     reader, writer = os.pipe()
     child = os.fork()
@@ -115,33 +117,111 @@ def test_a_worker_in_the_sandbox_of_a_template_loses_the_rights_of_the_template(
     assert in_child(enter_both) == "PermissionError"
 
 
-@pytest.mark.parametrize("outer", [[Sandbox(is_template=True)], []], ids=["forked", "cold"])
-@pytest.mark.parametrize("own_pids", [False, True])
-def test_a_sandbox_of_root_shows_only_its_own_processes(outer: list[Sandbox], own_pids: bool) -> None:
-    if os.geteuid() or (trouble := probe().processes):
-        missing(f"a platform of root: {trouble}")
+@pytest.mark.parametrize("is_forked", [True, False], ids=["forked", "cold"])
+@pytest.mark.parametrize("as_root", [True, False], ids=["root", "plain user"])
+def test_a_worker_sees_itself_and_its_children_only(is_forked: bool, as_root: bool) -> None:
+    if trouble := probe().processes:
+        missing(f"a PID namespace: {trouble}")
 
-    def enter_and_list() -> None:
-        for sandbox in (*outer, Sandbox(own_pids=own_pids and not outer)):
-            enter(sandbox)
-        assert processes_in_proc() == {os.readlink("/proc/self")}
+    outside = os.getpid()
+
+    def go_inside_and_list() -> None:
+        ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 1)
+        sandbox = Sandbox(own_pids=True)
+        if is_forked:
+            go_on_as_worker(enter(Sandbox(is_template=True, own_pids=True)))
+        else:
+            enter_pid_namespace(sandbox, report=lambda _: None)
+        enter(sandbox)
+        assert os.getpid() != 1
+        assert processes_in_proc() == {str(os.getpid())} == {os.readlink("/proc/self")}
+        with pytest.raises(ProcessLookupError):
+            os.sched_setaffinity(outside, {0})
         child = os.fork()
         if child == 0:
             os._exit(len(processes_in_proc()))
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 2, "parent and child see each other"
 
-    assert in_child(enter_and_list, as_root=True) == ""
+    assert in_child(go_inside_and_list, as_root=as_root) == ""
 
 
-def test_a_sandbox_of_a_plain_user_shows_the_machine_s_processes() -> None:
-    """Only root may mount a /proc that hides processes. docs/trust.md says so."""
+@pytest.mark.parametrize("as_root", [True, False], ids=["root", "plain user"])
+def test_workers_of_one_template_do_not_see_each_other_and_have_their_own_exit_status(as_root: bool) -> None:
+    if trouble := probe().processes:
+        missing(f"a PID namespace: {trouble}")
+
+    def start_two() -> None:
+        libc = ctypes.CDLL(None)
+        libc.prctl(PR_SET_DUMPABLE, 1)
+        libc.prctl(PR_SET_CHILD_SUBREAPER, 1)
+        from_template, to_agent = os.pipe()
+        if os.fork() == 0:
+            namespace = enter(Sandbox(is_template=True, own_pids=True))
+            assert namespace is not None
+            for _ in range(2):
+                if os.fork() == 0:
+                    namespace.enter()
+                    if worker := os.fork():
+                        os.write(to_agent, f"{worker}\n".encode())
+                        os._exit(0)
+                    enter(Sandbox(own_pids=True))
+                    assert len(processes_in_proc()) == 1
+                    signal.pause()
+                os.wait()
+            os._exit(0)  # the workers live on
+        os.close(to_agent)
+        with open(from_template) as lines:
+            workers = [int(next(lines)), int(next(lines))]
+        for worker, number in zip(workers, (signal.SIGTERM, signal.SIGUSR1), strict=True):
+            os.kill(worker, 0)
+            os.kill(worker, number)
+        ends = dict(os.wait() for _ in range(4))
+        assert [ends[worker] for worker in workers] == [signal.SIGTERM, signal.SIGUSR1]
+        assert sorted(ends.values())[:2] == [0, 0], "the template and process 1"
+
+    assert in_child(start_two, as_root=as_root) == ""
+
+
+def test_a_template_sees_the_processes_of_the_machine() -> None:
+    """It is outside of the PID namespace of its workers. docs/trust.md says so."""
 
     def enter_and_list() -> None:
         ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 1)
-        enter(Sandbox())
+        enter(Sandbox(is_template=True, own_pids=True))
         assert "1" in processes_in_proc()
 
     assert in_child(enter_and_list) == ""
+
+
+def test_a_pid_namespace_ends_with_its_process_1_and_its_creator_detects_it() -> None:
+    if trouble := probe().processes:
+        missing(f"a PID namespace: {trouble}")
+
+    def create_and_kill() -> None:
+        libc = ctypes.CDLL(None)
+        libc.prctl(PR_SET_DUMPABLE, 1)
+        libc.prctl(PR_SET_CHILD_SUBREAPER, 1)
+        namespace = PidNamespace()
+        assert not namespace.has_ended()
+        [process_1] = children()
+        os.kill(process_1, signal.SIGKILL)
+        os.wait()
+        assert namespace.has_ended()
+        namespace.enter()
+        with pytest.raises(OSError, match="annot allocate memory"):
+            os.fork()
+
+    assert in_child(create_and_kill) == ""
+
+
+def go_on_as_worker(namespace: PidNamespace | None) -> None:
+    """Return in a process that is forked from this template as its workers are."""
+    assert namespace is not None
+    if os.fork() == 0:
+        namespace.enter()
+        if os.fork() == 0:
+            return
+    os._exit(0)
 
 
 def processes_in_proc() -> set[str]:

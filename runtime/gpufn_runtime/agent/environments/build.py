@@ -205,7 +205,7 @@ class Build:
             memory_bytes=_BUILD_MEMORY_BYTES,
             network=network or not self.confinement.namespaces,
             namespaces=self.confinement.namespaces,
-            own_pids=True,
+            is_command=True,
         )
 
 

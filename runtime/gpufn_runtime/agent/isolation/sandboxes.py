@@ -32,7 +32,8 @@ class Folder(NamedTuple):
 class Sandboxes:
     """Makes the sandboxes. `python` has the folders of the agent's interpreter and its packages, `packages` the folders
     of gpufn. `private` are other files that are only for the platform's user. `cgroups` is the folder of the
-    workers' memory cgroups. Without `namespaces` the kernel allows no namespaces here."""
+    workers' memory cgroups. Without `namespaces` the kernel allows no namespaces here, without `own_pids` no PID
+    namespaces."""
 
     home: Home
     python: tuple[str, ...]
@@ -41,6 +42,7 @@ class Sandboxes:
     packages: tuple[str, ...] = ()
     cgroups: Path | None = None
     namespaces: bool = True
+    own_pids: bool = True
 
     def worker(
         self, config: WorkerConfig, python: Environment | None = None, egress: NetworkNamespace | None = None
@@ -71,6 +73,7 @@ class Sandboxes:
             gpus=bool(config.spec.resources.gpu),
             shares_memory=config.mps is not None,
             namespaces=self.namespaces,
+            own_pids=self.own_pids,
         )
 
     def template(
@@ -98,6 +101,7 @@ class Sandboxes:
             gpus=True,
             shares_memory=True,
             namespaces=self.namespaces,
+            own_pids=self.own_pids,
             is_template=True,
         )
 
@@ -110,7 +114,7 @@ class Sandboxes:
             hidden=self.hidden,
             network=not self.namespaces,
             namespaces=self.namespaces,
-            own_pids=True,
+            is_command=True,
         )
 
     def _shared(self, python: Environment | None) -> tuple[str, ...]:

@@ -3,8 +3,8 @@
 py-spy stays outside the worker, so it can profile a hung worker, and workers in sandboxes and containers. The kernel
 lets the agent read processes of its own user, unless `kernel.yama.ptrace_scope` forbids it.
 
-py-spy runs in the PID namespace of a container, with a /proc of that namespace. A Python thread stores its number in
-its own namespace. From outside, py-spy would find no thread by that number, and count all threads as running.
+py-spy runs in the PID namespace of the worker, with a /proc of that namespace. A Python thread stores its number in its
+own namespace. From outside, py-spy would find no thread by that number, and count all threads as running.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ from gpufn_core.protocol.profiles import LONGEST_PROFILE_S, MAX_STACKS_BYTES, RA
 from gpufn_platform.bus.connection import Bus, Message, Subscription
 from gpufn_platform.process.tasks import Tasks
 from gpufn_runtime.agent.workers import processes
-from gpufn_runtime.agent.workers.processes import Process
 from gpufn_runtime.agent.workers.running_workers import RunningWorker
 
 _EXTRA_S: Final = 20.0  # for py-spy to find the symbols and to write the file
@@ -39,7 +38,7 @@ _PROGRAM: Final = "py-spy"
 _MEMORY_BYTES: Final = 1 << 30
 _FILE_BYTES: Final = 64 << 20
 _LIMITED: Final = ("prlimit", f"--data={_MEMORY_BYTES}", f"--fsize={_FILE_BYTES}")
-_WITH_ITS_PROC: Final = ("unshare", "--mount", "sh", "-c", 'mount -t proc proc /proc && exec "$0" "$@"')
+_VISIT: Final = (sys.executable, "-P", "-m", "gpufn_platform.sandbox.visit")
 _KILLED_BY_LIMITS: Final = (-signal.SIGABRT, -signal.SIGXFSZ)
 _request = msgspec.msgpack.Decoder(ProfileRequest)
 
@@ -121,7 +120,7 @@ class Profiler:
             finally:
                 if process.returncode is None:
                     with contextlib.suppress(ProcessLookupError):
-                        os.killpg(process.pid, signal.SIGKILL)  # with what runs in the container's namespace
+                        os.killpg(process.pid, signal.SIGKILL)  # with what runs in the worker's namespace
             if not processes.is_running(worker.process):
                 raise WorkerLost(f"The worker {request.worker} ended while it was profiled.")
             if process.returncode in _KILLED_BY_LIMITS:
@@ -136,7 +135,7 @@ class Profiler:
 
 
 def _command(program: str, worker: RunningWorker, request: ProfileRequest, out: Path) -> list[str]:
-    entered, pid = _in_container(worker.process, request) if worker.container else ((), worker.process.pid)
+    entered, pid = _way_to(worker)
     return [
         *_LIMITED, *entered, program, "record", "--pid", str(pid), "--output", os.fspath(out), "--format", "raw",
         "--duration", f"{max(1, round(request.seconds))}", "--rate", str(RATE), "--nonblocking",
@@ -144,15 +143,16 @@ def _command(program: str, worker: RunningWorker, request: ProfileRequest, out: 
     ]  # fmt: skip
 
 
-def _in_container(init: Process, request: ProfileRequest) -> tuple[tuple[str, ...], int]:
-    """Return the command that enters the container, and the pid in it of the worker, which is the first child of the
-    container's init."""
-    for pid in processes.children_of(init)[:1]:
+def _way_to(worker: RunningWorker) -> tuple[tuple[str, ...], int]:
+    """Return the command that enters the PID namespace of the worker's Python, and the pid of Python there. In a
+    container Python is the first child of the container's init. Raises WorkerLost."""
+    pids = processes.children_of(worker.process)[:1] if worker.container else [worker.process.pid]
+    for pid in pids:
         with contextlib.suppress(OSError):
             status = Path(f"/proc/{pid}/status").read_text()
-            pids = next(line for line in status.splitlines() if line.startswith("NSpid:")).split()
-            return ("nsenter", f"--target={init.pid}", "--pid", *_WITH_ITS_PROC), int(pids[-1])
-    raise WorkerLost(f"The worker {request.worker} has ended.")
+            numbers = next(line for line in status.splitlines() if line.startswith("NSpid:")).split()[1:]
+            return (*_VISIT, str(pid)) if len(numbers) > 1 else (), int(numbers[-1])
+    raise WorkerLost(f"The worker {worker.record.worker} has ended.")
 
 
 def find_program() -> str | None:

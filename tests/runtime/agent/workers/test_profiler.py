@@ -15,6 +15,7 @@ import pytest
 
 from gpufn_core.errors import Conflict, GpufnError, InvalidInput, WorkerLost
 from gpufn_core.protocol.profiles import ProfileRequest
+from gpufn_platform.sandbox.support import probe
 from gpufn_runtime.agent.workers import processes, profiler
 from gpufn_runtime.agent.workers.profiler import CannotProfile, Profiler, find_program
 from tests.conftest import missing
@@ -28,6 +29,22 @@ CONTAINED = (
 import os, threading
 if os.fork():
     os.wait()
+threading.Thread(target=os.read, args=(os.pipe()[0], 1), daemon=True).start()
+"""
+    + SPIN
+)
+
+
+# In its PID namespace the worker is not the first process.
+SANDBOXED = (
+    """
+import os, threading
+from gpufn_core.protocol.launch import Sandbox
+from gpufn_platform.sandbox.enter import enter, enter_pid_namespace
+from gpufn_platform.sandbox.host_paths import own_python_folders
+sandbox = Sandbox(readable=own_python_folders([], os.environ), own_pids=True)
+enter_pid_namespace(sandbox, report=lambda pid: print(pid, flush=True))
+enter(sandbox)
 threading.Thread(target=os.read, args=(os.pipe()[0], 1), daemon=True).start()
 """
     + SPIN
@@ -89,6 +106,26 @@ def test_the_init_of_a_container_and_threads_that_wait_are_left_out() -> None:
         worker: Any = SimpleNamespace(process=processes.identify(first), container="c-1")
         bus: Any = None
         stacks = asyncio.run(Profiler(bus, "node", {"w-1": worker}).profile(ProfileRequest("w-1", 1.0)))
+    assert [line for line in stacks.splitlines() if ";spin (<string>:" not in line] == []
+    assert ";spin (<string>:" in stacks
+
+
+def test_threads_that_wait_in_a_sandbox_are_left_out() -> None:
+    if find_program() is None:
+        missing("py-spy is not installed")
+    if trouble := probe().processes:
+        missing(f"a PID namespace: {trouble}")
+    with subprocess.Popen([sys.executable, "-c", SANDBOXED], stdout=subprocess.PIPE) as first:
+        assert first.stdout is not None
+        process = processes.identify(int(first.stdout.readline()))
+        assert process is not None
+        assert first.stdout.readline() == b"runs\n"
+        try:
+            worker: Any = SimpleNamespace(process=process, container="")
+            bus: Any = None
+            stacks = asyncio.run(Profiler(bus, "node", {"w-1": worker}).profile(ProfileRequest("w-1", 1.0)))
+        finally:
+            processes.kill(process)
     assert [line for line in stacks.splitlines() if ";spin (<string>:" not in line] == []
     assert ";spin (<string>:" in stacks
 
