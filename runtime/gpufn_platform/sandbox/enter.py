@@ -125,7 +125,7 @@ def _join(namespace: NetworkNamespace) -> None:
 
 
 def _pid_in_proc() -> int:
-    """Return the number of this process in /proc, which may be that of an outer PID namespace."""
+    """Return the number of this process in /proc. Without a PID namespace for workers, /proc may be an outer one."""
     return int(os.readlink("/proc/self"))
 
 

@@ -29,7 +29,7 @@ _LONGEST_MESSAGE: Final = 16
 
 
 class PidNamespace:
-    """A PID namespace inside that of its creator.
+    """A PID namespace inside its creator's.
 
     It ends with the last process that holds the descriptor `_held`: the creator, the workers, and what they fork.
     `proc` is its /proc, attached nowhere, which shows a reader the processes that it may trace: a worker sees itself

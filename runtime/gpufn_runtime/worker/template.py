@@ -144,7 +144,7 @@ class _HasThreads(Exception):
 
 class _Forks:
     """Forks workers, or uses the one forked ahead. `replies` is the descriptor for replies, which workers close.
-    `sandbox` is the sandbox of this process, and `pid_namespace` that of its workers."""
+    This process is in `sandbox`, and its workers are in `pid_namespace`."""
 
     def __init__(self, replies: int, sandbox: Sandbox | None, pid_namespace: PidNamespace | None) -> None:
         self.may_fork_ahead = False

@@ -1,7 +1,7 @@
 """Cold start: a fresh interpreter in its own session.
 
-A process cannot change its own PID namespace, only that of its children. So the interpreter forks the worker into its
-namespace, writes the worker's pid to a pipe, and ends.
+A process cannot change its own PID namespace; it chooses the namespace of its children. So the interpreter forks the
+worker into the worker's namespace, writes the worker's pid to a pipe, and ends.
 """
 
 from __future__ import annotations
