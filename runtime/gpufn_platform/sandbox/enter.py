@@ -58,8 +58,7 @@ def prepare(template: Sandbox) -> None:
 def enter_pid_namespace(sandbox: Sandbox, report: Callable[[int], object]) -> None:
     """Go on in a child process in a PID namespace, before this process enters `sandbox`. `report` receives the child's
     number outside. Workers that are forked from a template are inside already. Raises OSError."""
-    if sandbox.namespace is not None:
-        _join(sandbox.namespace)
+    _use_rights_of_user(sandbox)
     _entered.append(go_on_inside(report))
 
 
@@ -68,18 +67,13 @@ def enter(sandbox: Sandbox) -> PidNamespace | None:
     OSError."""
     if not (sandbox.network or sandbox.namespaces):
         raise OSError(errno.EPERM, "a process without a network needs namespaces")
-    if sandbox.namespace is not None:
-        _join(sandbox.namespace)
+    _use_rights_of_user(sandbox)
     has_mounts_ahead = sandbox.is_template and sandbox.namespaces
     # Root needs this capability to map its own id in a further namespace. It means nothing outside of ours.
     keep = frozenset({_CAP_SETFCAP}) if has_mounts_ahead and os.geteuid() == 0 else _NONE
     program = _program(has_mounts_ahead)
     prepared = _prepared.pop() if sandbox.namespaces and _prepared else None
     of_workers: PidNamespace | None = None
-    if sandbox.gpus:
-        # Fast networks lock the memory that they transfer. Root may lock any until it drops its capabilities.
-        with contextlib.suppress(OSError, ValueError):
-            resource.setrlimit(resource.RLIMIT_MEMLOCK, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     if sandbox.namespaces:
         proc = _entered.pop().proc if _entered else None
         root = namespaces.Root(proc=proc, is_command=sandbox.is_command) if prepared is None else prepared.root
@@ -115,9 +109,17 @@ def enter(sandbox: Sandbox) -> PidNamespace | None:
     return of_workers
 
 
+def _use_rights_of_user(sandbox: Sandbox) -> None:
+    """Do what root may do only before it enters a user namespace. Workers inherit it from their template."""
+    if sandbox.namespace is not None:
+        _join(sandbox.namespace)
+    if sandbox.gpus:  # fast networks lock the memory that they transfer
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_MEMLOCK, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+
+
 def _join(namespace: NetworkNamespace) -> None:
-    """Enter the network namespace, which a user namespace of our own would prevent. A process that is forked from a
-    template is inside."""
+    """Enter the network namespace. A process that is forked from a template is inside."""
     if os.stat(_OWN_NETWORK).st_ino != namespace.inode:
         system_calls.enter_network_namespace(namespace.path)
     if os.stat(_OWN_NETWORK).st_ino != namespace.inode:

@@ -61,11 +61,15 @@ class Root:
         Raises OSError."""
         # Before the root covers any.
         parts = [(mount, part) for mount in mounts if (part := _read(mount)) is not None]
+        if self._proc_of_workers is not None:  # parts of it are hidden too
+            inside = (mount for mount in mounts if mount.path.startswith(layout.PROC + "/"))
+            parts += [(_in_proc_of_workers(mount), part) for mount in inside if (part := _read(mount)) is not None]
         if not self._is_mounted:
             calls.mount("none", self.place, "tmpfs", _MEMORY_FLAGS, f"mode=755,size={_ROOT_BYTES}")
             os.mkdir(self.place + _INNER_PLACE)
             if self._proc_of_workers is not None:
                 _attach(self._proc_of_workers, self.place + _PROC_OF_WORKERS)
+                self._proc_of_workers = None
             self._is_mounted = True
         for mount, part in parts:
             self._add(mount, part, memory_bytes)
@@ -123,6 +127,10 @@ class Root:
             calls.mount("none", target, "tmpfs", _MEMORY_FLAGS | (calls.MS_RDONLY if stays_empty else 0), options)
             if mount.kind is Kind.HIDDEN and not stays_empty:
                 self._read_only.append(target)
+
+
+def _in_proc_of_workers(mount: Mount) -> Mount:
+    return mount._replace(path=_PROC_OF_WORKERS + mount.path.removeprefix(layout.PROC))
 
 
 def _read(mount: Mount) -> str | int | _New | None:

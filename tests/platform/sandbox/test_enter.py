@@ -6,6 +6,7 @@ import ctypes
 import functools
 import itertools
 import os
+import resource
 import signal
 import tempfile
 from collections.abc import Callable
@@ -212,6 +213,33 @@ def test_a_pid_namespace_ends_with_its_process_1_and_its_creator_detects_it() ->
             os.fork()
 
     assert in_child(create_and_kill) == ""
+
+
+@pytest.mark.parametrize("folder", ["/proc", "/.proc"])
+def test_a_template_of_root_cannot_change_the_kernel_s_settings(folder: str) -> None:
+    """It has the /proc of its workers besides its own one. A setting names the program that handles core dumps."""
+    if os.geteuid() or (trouble := probe().processes):
+        missing(f"a platform of root: {trouble}")
+
+    def enter_and_write() -> None:
+        enter(Sandbox(is_template=True, own_pids=True))
+        assert "sys" in os.listdir(folder)
+        with pytest.raises(OSError, match="ead-only"):
+            os.open(f"{folder}/sys/kernel/core_pattern", os.O_WRONLY)
+        assert not os.path.getsize(f"{folder}/keys")
+        assert not Path(f"{folder}/keys").read_text()
+
+    assert in_child(enter_and_write, as_root=True) == ""
+
+
+def test_the_limit_of_locked_memory_is_raised_before_a_worker_moves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Root may not raise it any more in the user namespace that owns the PID namespace."""
+    steps: list[object] = []
+    monkeypatch.setattr(resource, "setrlimit", lambda limit, _: steps.append(limit))
+    monkeypatch.setattr("gpufn_platform.sandbox.enter.go_on_inside", lambda _: steps.append("moved"))
+    monkeypatch.setattr("gpufn_platform.sandbox.enter._entered", [])
+    enter_pid_namespace(Sandbox(gpus=True, own_pids=True), report=lambda _: None)
+    assert steps == [resource.RLIMIT_MEMLOCK, "moved"]
 
 
 def go_on_as_worker(namespace: PidNamespace | None) -> None:
