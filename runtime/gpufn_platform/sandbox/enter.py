@@ -59,7 +59,7 @@ def enter_pid_namespace(sandbox: Sandbox, report: Callable[[int], object]) -> No
     """Go on in a child process in a PID namespace, before this process enters `sandbox`. `report` receives the child's
     number outside. Workers that are forked from a template are inside already. Raises OSError."""
     _use_rights_of_user(sandbox)
-    _entered.append(go_on_inside(report))
+    _entered.append(go_on_inside(report, network=sandbox.network))
 
 
 def enter(sandbox: Sandbox) -> PidNamespace | None:
@@ -78,7 +78,9 @@ def enter(sandbox: Sandbox) -> PidNamespace | None:
         proc = _entered.pop().proc if _entered else None
         root = namespaces.Root(proc=proc, is_command=sandbox.is_command) if prepared is None else prepared.root
         if sandbox.is_template and sandbox.own_pids:
-            of_workers = PidNamespace()  # while all of the machine's /proc is visible, which the kernel requires
+            of_workers = PidNamespace(
+                network=sandbox.network
+            )  # while all of the machine's /proc is visible, which the kernel requires
             root.show_to_workers(of_workers.proc)
     elif sandbox.is_command:
         go_on_in_child(is_in_namespace=False)

@@ -20,12 +20,13 @@ import socket
 from collections.abc import Callable
 from typing import Final, NoReturn
 
-from gpufn_platform.sandbox import namespaces
+from gpufn_platform.sandbox import namespaces, seccomp
 from gpufn_platform.sandbox import system_calls as calls
 
 _PROCESS_1: Final = "cat"  # a Python process would take 10 MiB
 _CREATED: Final = b"0"  # instead of the number of an error
 _LONGEST_MESSAGE: Final = 16
+_PARTS: Final = 3
 
 
 class PidNamespace:
@@ -35,24 +36,21 @@ class PidNamespace:
     `proc` is its /proc, attached nowhere, which shows a reader the processes that it may trace: a worker sees itself
     and its child processes, but no other worker."""
 
-    def __init__(self) -> None:
-        """Create the namespace. This process must have one thread. Raises OSError."""
+    def __init__(self, *, network: bool) -> None:
+        """Create the namespace. Without `network`, process 1 has none either. This process must have one thread. Raises
+        OSError."""
+        program = _filter()  # cached for the worker
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with ours, theirs:
             until, self._held = os.pipe()
             if (helper := os.fork()) == 0:
                 os.close(self._held)
-                _create(theirs, until)
+                _create(theirs, until, program, network=network)
             os.close(until)
             theirs.close()
             os.waitpid(helper, 0)
-            message, descriptors, _, _ = socket.recv_fds(ours, _LONGEST_MESSAGE, 3)
-        if message != _CREATED:
-            os.close(self._held)
-            number = int(message) if message else errno.ECHILD
-            raise OSError(number, os.strerror(number), "a PID namespace")
+            self._user, self._pids, self.proc = _receive(ours)
         os.set_inheritable(self._held, True)  # a worker with packages of its own becomes another Python by exec
-        self._user, self._pids, self.proc = descriptors
 
     def has_ended(self) -> bool:
         """Return whether process 1 has ended, and with it all workers. No further one can be forked."""
@@ -68,10 +66,10 @@ class PidNamespace:
             os.close(descriptor)
 
 
-def go_on_inside(report: Callable[[int], object]) -> PidNamespace:
+def go_on_inside(report: Callable[[int], object], *, network: bool) -> PidNamespace:
     """Return in a child process inside a new PID namespace, which leads a session. This process ends, after `report`
     has received the child's number outside. Raises OSError."""
-    namespace = PidNamespace()
+    namespace = PidNamespace(network=network)
     namespace.enter()
     if child := os.fork():
         report(child)
@@ -80,11 +78,24 @@ def go_on_inside(report: Callable[[int], object]) -> PidNamespace:
     return namespace
 
 
-def _create(channel: socket.socket, until: int) -> NoReturn:
+def _receive(channel: socket.socket) -> list[int]:
+    """Return the descriptors of the namespaces and of /proc, when process 1 runs. Raises OSError."""
+    descriptors: list[int] = []
+    message = _CREATED
+    while message == _CREATED:
+        message, received, _, _ = socket.recv_fds(channel, _LONGEST_MESSAGE, _PARTS, socket.MSG_CMSG_CLOEXEC)
+        descriptors += received
+    if message or len(descriptors) < _PARTS:
+        number = int(message or errno.ECHILD)
+        raise OSError(number, os.strerror(number), "a PID namespace")
+    return descriptors
+
+
+def _create(channel: socket.socket, until: int, program: bytes, *, network: bool) -> NoReturn:
     try:
         namespaces.enter_user_namespace(calls.CLONE_NEWPID)
         if os.fork() == 0:
-            _become_process_1(until)
+            _become_process_1(channel, until, program, network=network)
         os.close(until)
         if mounter := os.fork():
             os.waitpid(mounter, 0)
@@ -100,14 +111,30 @@ def _create(channel: socket.socket, until: int) -> NoReturn:
         os._exit(1)
 
 
-def _become_process_1(until: int) -> NoReturn:
+def _become_process_1(channel: socket.socket, until: int, program: bytes, *, network: bool) -> NoReturn:
     """Leave the session, the folder and the descriptors, by which others detect the end of the creator. Read `until`
-    to its end."""
+    to its end. Raises OSError with `channel` open; the exec closes it."""
     os.setsid()
     os.chdir("/")
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps
     null = os.open(os.devnull, os.O_RDWR)
     for stream, descriptor in enumerate((until, null, null)):
         os.dup2(descriptor, stream)
-    os.closerange(3, os.sysconf("SC_OPEN_MAX"))
-    os.execvp(_PROCESS_1, [_PROCESS_1])  # noqa: S606
+    os.closerange(3, channel.fileno())
+    os.closerange(channel.fileno() + 1, os.sysconf("SC_OPEN_MAX"))
+    # A template owns the user namespace. Where Landlock has no scopes, it may trace this process and use its rights.
+    if not network:
+        calls.unshare(calls.CLONE_NEWNET)
+    calls.bound_capabilities(frozenset())
+    calls.drop_capabilities(frozenset())
+    calls.set_no_new_privileges()
+    if program:
+        calls.set_seccomp_filter(program)
+    # The environment's PATH may start with programs of a user's packages, and this process has no sandbox.
+    os.execvpe(_PROCESS_1, [_PROCESS_1], {"PATH": os.defpath})  # noqa: S606
+
+
+def _filter() -> bytes:
+    """Return the seccomp program of workers; empty if there is none for this machine."""
+    machine = os.uname().machine
+    return seccomp.program(machine, may_set_up=False) if seccomp.is_supported(machine) else b""

@@ -64,7 +64,8 @@ def _enter_twice(*, network: bool) -> Callable[[], None]:
 def _look_at_processes() -> None:
     """Enter a worker's PID namespace, as in a template, and compare /proc with it."""
     namespace = enter.enter(Sandbox(is_template=True, own_pids=True))
-    assert namespace is not None
+    if namespace is None:
+        raise OSError(errno.ECHILD, "a template has no PID namespace for its workers")
     namespace.enter()
 
     def look() -> None:

@@ -1,7 +1,7 @@
 """`python -m gpufn_platform.sandbox.visit PID COMMAND...`: runs a command in the PID namespace of a process.
 
-The command has a /proc of that namespace, and otherwise the files of this process. The user namespace that owns the PID
-namespace gives the right to enter and to mount, also to a user other than root. Programs such as nsenter lose it with
+The command has a /proc of that namespace, and otherwise the files of this process. A user other than root gets the
+right to enter and to mount from the user namespace that owns the PID namespace. Programs such as nsenter lose it with
 each exec.
 """
 
@@ -21,11 +21,11 @@ _NS_GET_USERNS = 0xB701  # ioctl_ns(2)
 def main(pid: str, command: list[str]) -> None:
     try:
         pids = os.open(f"/proc/{pid}/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
-        owner = fcntl.ioctl(pids, _NS_GET_USERNS)
-        if os.fstat(owner).st_ino != os.stat("/proc/self/ns/user").st_ino:
-            calls.enter_namespace(owner, calls.CLONE_NEWUSER)
-        calls.enter_namespace(pids, calls.CLONE_NEWPID)
-        os.close(owner)
+        try:
+            calls.enter_namespace(pids, calls.CLONE_NEWPID)
+        except PermissionError:  # this user has the right only in the namespace that owns it
+            calls.enter_namespace(fcntl.ioctl(pids, _NS_GET_USERNS), calls.CLONE_NEWUSER)
+            calls.enter_namespace(pids, calls.CLONE_NEWPID)
         if child := os.fork():  # only children are inside
             end_as(child)
         calls.unshare(calls.CLONE_NEWNS)

@@ -28,8 +28,10 @@ def move_into_pid_namespace(sandbox: Sandbox | None) -> None:
     """Go on in a child process, in a PID namespace, if the agent waits for its pid. Raises OSError."""
     descriptor = int(os.environ.pop(PID_VARIABLE, "-1"))
     if descriptor >= 0 and sandbox is not None:
-        enter_pid_namespace(sandbox, report=lambda pid: os.write(descriptor, str(pid).encode()))
-        os.close(descriptor)
+        try:
+            enter_pid_namespace(sandbox, report=lambda pid: os.write(descriptor, str(pid).encode()))
+        finally:
+            os.close(descriptor)  # without a pid the agent goes on with this process
 
 
 def confine(config: WorkerConfig) -> None:

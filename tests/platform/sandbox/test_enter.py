@@ -194,6 +194,36 @@ def test_a_template_sees_the_processes_of_the_machine() -> None:
     assert in_child(enter_and_list) == ""
 
 
+def test_process_1_is_no_program_of_a_user_and_has_no_rights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bug: an environment's packages have programs in the PATH of its workers, and one could be called `cat`."""
+    if trouble := probe().processes:
+        missing(f"a PID namespace: {trouble}")
+    program = tmp_path / "cat"
+    program.write_text(f"#!/bin/sh\ntouch {tmp_path}/ran\nexec /bin/cat\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+
+    def create_and_look() -> None:
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
+        PidNamespace(network=True)
+        [process_1] = children()
+        status = Path(f"/proc/{process_1}/status").read_text().splitlines()
+        values = dict(line.split(":\t", 1) for line in status if ":\t" in line)
+        assert (values["Seccomp"], values["NoNewPrivs"]) == ("2", "1")
+        assert {int(values[name], 16) for name in ("CapPrm", "CapEff", "CapBnd")} == {0}
+        assert Path(f"/proc/{process_1}/environ").read_bytes() == f"PATH={os.defpath}\0".encode()
+
+    assert in_child(create_and_look, as_root=True) == ""
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_process_1_that_cannot_start_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    if trouble := probe().processes:
+        missing(f"a PID namespace: {trouble}")
+    monkeypatch.setattr("gpufn_platform.sandbox.pid_namespace._PROCESS_1", "no-such-program")
+    assert in_child(lambda: PidNamespace(network=True), as_root=True) == "FileNotFoundError"
+
+
 def test_a_pid_namespace_ends_with_its_process_1_and_its_creator_detects_it() -> None:
     if trouble := probe().processes:
         missing(f"a PID namespace: {trouble}")
@@ -202,7 +232,7 @@ def test_a_pid_namespace_ends_with_its_process_1_and_its_creator_detects_it() ->
         libc = ctypes.CDLL(None)
         libc.prctl(PR_SET_DUMPABLE, 1)
         libc.prctl(PR_SET_CHILD_SUBREAPER, 1)
-        namespace = PidNamespace()
+        namespace = PidNamespace(network=True)
         assert not namespace.has_ended()
         [process_1] = children()
         os.kill(process_1, signal.SIGKILL)
@@ -213,6 +243,34 @@ def test_a_pid_namespace_ends_with_its_process_1_and_its_creator_detects_it() ->
             os.fork()
 
     assert in_child(create_and_kill) == ""
+
+
+def test_workers_that_cooperate_pass_data_by_the_pipe_that_holds_their_namespace() -> None:
+    """docs/trust.md says so. A worker may open the pipe for reading by its own descriptor."""
+    if trouble := probe().processes:
+        missing(f"a PID namespace: {trouble}")
+
+    def fork_two() -> None:
+        ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 1)
+        namespace = enter(Sandbox(is_template=True, own_pids=True))
+        assert namespace is not None
+        namespace.enter()
+        received, opened = os.pipe(), os.pipe()
+        if os.fork() == 0:
+            enter(Sandbox(own_pids=True))
+            pipe = os.open(f"/proc/self/fd/{namespace._held}", os.O_RDONLY)
+            os.write(opened[1], b"1")
+            os.write(received[1], os.read(pipe, 1))
+            os._exit(0)
+        if (writer := os.fork()) == 0:
+            enter(Sandbox(own_pids=True))
+            os.read(opened[0], 1)
+            while True:  # process 1 reads too
+                os.write(namespace._held, b"x")
+        assert os.read(received[0], 1) == b"x"
+        os.kill(writer, signal.SIGKILL)
+
+    assert in_child(fork_two, as_root=True) == ""
 
 
 @pytest.mark.parametrize("folder", ["/proc", "/.proc"])
@@ -236,7 +294,7 @@ def test_the_limit_of_locked_memory_is_raised_before_a_worker_moves(monkeypatch:
     """Root may not raise it any more in the user namespace that owns the PID namespace."""
     steps: list[object] = []
     monkeypatch.setattr(resource, "setrlimit", lambda limit, _: steps.append(limit))
-    monkeypatch.setattr("gpufn_platform.sandbox.enter.go_on_inside", lambda _: steps.append("moved"))
+    monkeypatch.setattr("gpufn_platform.sandbox.enter.go_on_inside", lambda _, network: steps.append("moved"))
     monkeypatch.setattr("gpufn_platform.sandbox.enter._entered", [])
     enter_pid_namespace(Sandbox(gpus=True, own_pids=True), report=lambda _: None)
     assert steps == [resource.RLIMIT_MEMLOCK, "moved"]

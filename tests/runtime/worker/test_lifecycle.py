@@ -18,8 +18,9 @@ import pytest
 from gpufn_core.domain.worker import Cause
 from gpufn_core.protocol.codec import PROTOCOL
 from gpufn_core.protocol.frames import Drain, Draining, Hello, Ready
-from gpufn_core.protocol.launch import EXIT_LINK_LOST, EXIT_START_FAILED
+from gpufn_core.protocol.launch import EXIT_LINK_LOST, EXIT_START_FAILED, PID_VARIABLE, Sandbox
 from gpufn_platform.process.supervisor_fifo import open_fifo
+from tests.e2e.test_sandbox import REFUSE_NAMESPACES
 
 Start = Any
 
@@ -151,6 +152,26 @@ def test_it_receives_its_secrets_and_shows_them_nowhere(make_peer: Start, tmp_pa
 def test_without_its_secrets_it_does_not_start(make_peer: Start, tmp_path: Path) -> None:
     failure = make_peer("def f(): ...", secrets_socket=str(tmp_path / "k")).launch().start_failure()
     assert (failure.phase, failure.error.code) == ("load", "function_start_failed")
+
+
+def test_a_worker_that_cannot_enter_a_pid_namespace_reports_it_and_loads_no_code(
+    make_peer: Start, tmp_path: Path
+) -> None:
+    peer = make_peer(f"open({str(tmp_path / 'loaded')!r}, 'w')\ndef f(): ...", sandbox=Sandbox(own_pids=True))
+    reports, its_end = os.pipe()
+    peer.process = subprocess.Popen(
+        [*REFUSE_NAMESPACES, sys.executable, "-P", "-m", "gpufn_runtime.worker", str(peer.config_path)],
+        env=os.environ | {PID_VARIABLE: str(its_end)},
+        pass_fds=[its_end],
+        start_new_session=True,
+    )
+    os.close(its_end)
+    failed = peer.start_failure()
+    assert failed.phase == "load"
+    assert "cannot enter the sandbox" in failed.error.message
+    with open(reports) as pipe:
+        assert pipe.read() == ""
+    assert not (tmp_path / "loaded").exists()
 
 
 def test_a_failed_hook_reports_the_reason(make_peer: Start) -> None:

@@ -22,7 +22,6 @@ from gpufn_runtime.agent.workers import processes
 _MOVED_WITHIN_S = 60.0  # an interpreter starts in 20 ms, and on an overloaded machine in seconds
 
 # -P: do not import from the worker's folder, where the worker may write.
-_MOVED_WITHIN_S = 60.0  # as long as an interpreter takes to start on an overloaded machine
 WORKER = (sys.executable, "-P", "-m", "gpufn_runtime.worker")
 
 
@@ -62,6 +61,7 @@ class ProcessLauncher:
                 pid = await _pid_in(pipe)
             except BaseException:
                 processes.kill_each([first])
+                processes.kill_writers(order.output)  # it may have forked the worker
                 raise
         return Launched(pid or first)  # the first one has ended, if it did not move
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import resource
 import select
@@ -23,7 +22,6 @@ from gpufn_runtime.agent.workers import processes
 from gpufn_runtime.agent.workers.processes import Process
 from gpufn_runtime.agent.workers.running_workers import RunningWorker
 from tests.conftest import missing
-from tests.waiting import until
 
 
 @pytest.fixture
@@ -116,11 +114,19 @@ def test_the_writers_of_a_fifo_are_found_with_their_start_times(tmp_path: Path) 
 
 
 def test_descendants_and_members_of_a_session_are_recognized() -> None:
-    code = "import subprocess, sys; subprocess.Popen(['sleep', '60'], start_new_session=sys.argv[1] == 'yes').wait()"
+    # Popen returns after the exec: before it, the child may still be in the session of its parent.
+    code = """
+import subprocess, sys
+child = subprocess.Popen(['sleep', '60'], start_new_session=sys.argv[1] == 'yes')
+print(child.pid, flush=True)
+child.wait()
+"""
     for in_new_session in ("yes", "no"):
-        parent = subprocess.Popen([sys.executable, "-S", "-c", code, in_new_session], start_new_session=True)
+        command = [sys.executable, "-S", "-c", code, in_new_session]
+        parent = subprocess.Popen(command, start_new_session=True, stdout=subprocess.PIPE)
         try:
-            (grandchild,) = until(functools.partial(processes.children, parent.pid))
+            assert parent.stdout is not None
+            grandchild = int(parent.stdout.readline())
             assert processes.descends_from(grandchild, {parent.pid})
             assert processes.descends_from(grandchild, {os.getpid()})
             assert not processes.descends_from(os.getpid(), {parent.pid})
@@ -128,6 +134,7 @@ def test_descendants_and_members_of_a_session_are_recognized() -> None:
         finally:
             parent.kill()
             parent.wait()
+        parent.stdout.close()
         belongs = processes.descends_from(grandchild, {parent.pid})
         os.kill(grandchild, signal.SIGKILL)
         assert belongs == (in_new_session == "no"), "an orphan is known by its session"
