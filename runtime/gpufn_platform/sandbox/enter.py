@@ -71,7 +71,9 @@ def enter(sandbox: Sandbox) -> PidNamespace | None:
     has_mounts_ahead = sandbox.is_template and sandbox.namespaces
     # Root needs this capability to map its own id in a further namespace. It means nothing outside of ours.
     keep = frozenset({_CAP_SETFCAP}) if has_mounts_ahead and os.geteuid() == 0 else _NONE
-    program = _program(has_mounts_ahead)
+    machine = os.uname().machine
+    seccomp.program(machine, may_set_up=False)  # cached: a template makes it for its workers
+    program = seccomp.program(machine, may_set_up=has_mounts_ahead)
     prepared = _prepared.pop() if sandbox.namespaces and _prepared else None
     of_workers: PidNamespace | None = None
     if sandbox.namespaces:
@@ -131,15 +133,6 @@ def _join(namespace: NetworkNamespace) -> None:
 def _pid_in_proc() -> int:
     """Return the number of this process in /proc. Without a PID namespace for workers, /proc may be an outer one."""
     return int(os.readlink("/proc/self"))
-
-
-def _program(may_set_up: bool) -> bytes:
-    """Return the seccomp program; empty if there is none for this machine."""
-    machine = os.uname().machine
-    if not seccomp.is_supported(machine):
-        return b""
-    for_workers = seccomp.program(machine, may_set_up=False)  # cached: a template makes it for its workers
-    return seccomp.program(machine, may_set_up=True) if may_set_up else for_workers
 
 
 _real = functools.cache(os.path.realpath)  # a template has resolved most paths of its workers

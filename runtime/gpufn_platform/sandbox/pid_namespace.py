@@ -39,7 +39,7 @@ class PidNamespace:
     def __init__(self, *, network: bool) -> None:
         """Create the namespace. Without `network`, process 1 has none either. This process must have one thread. Raises
         OSError."""
-        program = _filter()  # cached for the worker
+        program = seccomp.program(os.uname().machine, may_set_up=False)  # cached for the worker
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with ours, theirs:
             until, self._held = os.pipe()
@@ -132,9 +132,3 @@ def _become_process_1(channel: socket.socket, until: int, program: bytes, *, net
         calls.set_seccomp_filter(program)
     # The environment's PATH may start with programs of a user's packages, and this process has no sandbox.
     os.execvpe(_PROCESS_1, [_PROCESS_1], {"PATH": os.defpath})  # noqa: S606
-
-
-def _filter() -> bytes:
-    """Return the seccomp program of workers; empty if there is none for this machine."""
-    machine = os.uname().machine
-    return seccomp.program(machine, may_set_up=False) if seccomp.is_supported(machine) else b""

@@ -63,7 +63,10 @@ def is_supported(machine: str) -> bool:
 
 @functools.cache
 def program(machine: str, *, may_set_up: bool) -> bytes:
-    """Return the program for `machine`, as `os.uname()` names it. `may_set_up`: allow SETUP_CALLS."""
+    """Return the program for `machine`, as `os.uname()` names it; empty if there is none. `may_set_up`: allow
+    SETUP_CALLS."""
+    if not is_supported(machine):
+        return b""
     _, architecture = _ARCHITECTURES[machine]
     numbers = set(allowed_calls(machine).values())
     newest = max(numbers)

@@ -97,8 +97,13 @@ def run_worker(config_path: str, *, is_confined: bool = False) -> NoReturn:
     """Run a worker. `is_confined`: the process ends with the supervisor, and has its limits and its sandbox."""
     with open(config_path, "rb") as file:  # pathlib would add 6 ms to a cold start
         config = msgspec.json.decode(file.read(), type=WorkerConfig)
+    entry_error = None
     try:
-        code = Worker(config, is_confined=is_confined).run()
+        process.move_into_pid_namespace(config.sandbox)  # first: a worker belongs to the process that made it
+    except OSError as error:
+        entry_error = LoadError(f"cannot enter the sandbox: {error}")
+    try:
+        code = Worker(config, is_confined=is_confined, entry_error=entry_error).run()
     except BaseException:  # from a user's signal handler; user threads would keep the process alive without calls
         traceback.print_exc(file=sys.__stderr__)
         code = 1
@@ -106,9 +111,12 @@ def run_worker(config_path: str, *, is_confined: bool = False) -> NoReturn:
 
 
 class Worker:
-    def __init__(self, config: WorkerConfig, *, is_confined: bool = False) -> None:
+    def __init__(
+        self, config: WorkerConfig, *, is_confined: bool = False, entry_error: LoadError | None = None
+    ) -> None:
         self._config = config
         self._is_confined = is_confined
+        self._entry_error = entry_error  # why it cannot start
         gang, results, requests = config.gang, Results, PendingRequests
         self._is_other_rank = gang is not None and gang.rank_0 != config.worker
         dial = unix_dialer(config.socket)
@@ -153,12 +161,11 @@ class Worker:
     def run(self) -> int:
         """Run until the worker ends; returns the exit code."""
         process.enable_crash_tracebacks()
-        entry_error = self._move_into_pid_namespace()
         fifo = "" if self._is_confined else self._config.supervisor_fifo
         if fifo and not end_with_supervisor(fifo):
             print("the platform that started this worker has ended", file=sys.stderr)  # noqa: T201
             return EXIT_LINK_LOST
-        confine_error = entry_error or self._confine()
+        confine_error = self._entry_error or self._confine()
         if not self._connect():
             print(self._no_peer(), file=sys.stderr)  # noqa: T201
             return EXIT_GANG_LOST if self._is_other_rank else EXIT_LINK_LOST
@@ -216,13 +223,6 @@ class Worker:
             except OSError as failure:
                 return LoadError(f"cannot receive the secrets: {failure}")
         process.use_cores(self._config.spec.resources.cpu)  # after the cgroup, since this may start threads
-        return None
-
-    def _move_into_pid_namespace(self) -> LoadError | None:
-        try:
-            process.move_into_pid_namespace(self._config.sandbox)
-        except OSError as error:
-            return LoadError(f"cannot enter the sandbox: {error}")
         return None
 
     def _enter_sandbox(self) -> LoadError | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import resource
 import select
@@ -13,13 +14,18 @@ from pathlib import Path
 from typing import Any
 
 import cloudpickle
+import msgspec
 import pytest
 
 from gpufn_core.domain.worker import Cause
 from gpufn_core.protocol.codec import PROTOCOL
 from gpufn_core.protocol.frames import Drain, Draining, Hello, Ready
 from gpufn_core.protocol.launch import EXIT_LINK_LOST, EXIT_START_FAILED, PID_VARIABLE, Sandbox
+from gpufn_core.spec.function_spec import EntryPoint
 from gpufn_platform.process.supervisor_fifo import open_fifo
+from gpufn_platform.sandbox.host_paths import own_python_folders
+from gpufn_platform.sandbox.support import probe
+from tests.conftest import ROOT, missing
 from tests.e2e.test_sandbox import REFUSE_NAMESPACES
 
 Start = Any
@@ -154,18 +160,41 @@ def test_without_its_secrets_it_does_not_start(make_peer: Start, tmp_path: Path)
     assert (failure.phase, failure.error.code) == ("load", "function_start_failed")
 
 
-def test_a_worker_that_cannot_enter_a_pid_namespace_reports_it_and_loads_no_code(
-    make_peer: Start, tmp_path: Path
-) -> None:
-    peer = make_peer(f"open({str(tmp_path / 'loaded')!r}, 'w')\ndef f(): ...", sandbox=Sandbox(own_pids=True))
+def start_cold(peer: Any, *wrapper: str) -> int:
+    """Start the worker as an agent does whose workers have a PID namespace. Return the end that its pid arrives at."""
     reports, its_end = os.pipe()
     peer.process = subprocess.Popen(
-        [*REFUSE_NAMESPACES, sys.executable, "-P", "-m", "gpufn_runtime.worker", str(peer.config_path)],
+        [*wrapper, sys.executable, "-P", "-m", "gpufn_runtime.worker", str(peer.config_path)],
         env=os.environ | {PID_VARIABLE: str(its_end)},
         pass_fds=[its_end],
         start_new_session=True,
     )
     os.close(its_end)
+    return reports
+
+
+def test_a_cold_worker_goes_on_in_its_pid_namespace(make_peer: Start) -> None:
+    """Bug: the link was made before the fork, so the worker took itself for a child of user code, and ended."""
+    if trouble := probe().missing():
+        missing(f"all parts of the sandbox: {trouble}")
+    readable = own_python_folders([os.fspath(ROOT)], os.environ)
+    peer = make_peer("import os\ndef f(): return [os.getpid(), os.getppid()]")
+    sandbox = Sandbox(own_pids=True, readable=readable, writable=(os.path.dirname(peer.config.socket),))
+    peer.config_path.write_bytes(msgspec.json.encode(msgspec.structs.replace(peer.config, sandbox=sandbox)))
+    with open(start_cold(peer)) as pipe:
+        pid = int(pipe.read())
+    peer.ready()
+    number, parent = json.loads(peer.call())
+    assert number not in (1, pid)
+    assert parent == 0, "its parent is outside"
+    os.kill(pid, signal.SIGKILL)
+
+
+def test_a_worker_that_cannot_enter_a_pid_namespace_reports_it_and_loads_no_code(
+    make_peer: Start, tmp_path: Path
+) -> None:
+    peer = make_peer(f"open({str(tmp_path / 'loaded')!r}, 'w')\ndef f(): ...", sandbox=Sandbox(own_pids=True))
+    reports = start_cold(peer, *REFUSE_NAMESPACES)
     failed = peer.start_failure()
     assert failed.phase == "load"
     assert "cannot enter the sandbox" in failed.error.message
@@ -188,10 +217,6 @@ def test_a_failed_hook_reports_the_reason(make_peer: Start) -> None:
 def test_a_module_named_like_one_of_pythons_is_refused_with_advice(make_peer: Start) -> None:
     peer = make_peer("", files={"queue.py": "def f(): ..."})
     entry = peer.config.spec.entry
-    import msgspec
-
-    from gpufn_core.spec.function_spec import EntryPoint
-
     spec = msgspec.structs.replace(peer.config.spec, entry=EntryPoint("queue", entry.qualname))
     peer.config_path.write_bytes(msgspec.json.encode(msgspec.structs.replace(peer.config, spec=spec)))
     failed = peer.launch().start_failure()
