@@ -80,9 +80,8 @@ def enter(sandbox: Sandbox) -> PidNamespace | None:
         proc = _entered.pop().proc if _entered else None
         root = namespaces.Root(proc=proc, is_command=sandbox.is_command) if prepared is None else prepared.root
         if sandbox.is_template and sandbox.own_pids:
-            of_workers = PidNamespace(
-                network=sandbox.network
-            )  # while all of the machine's /proc is visible, which the kernel requires
+            # Before parts of the machine's /proc are hidden: the kernel allows a second one only while all is visible.
+            of_workers = PidNamespace(network=sandbox.network)
             root.show_to_workers(of_workers.proc)
     elif sandbox.is_command:
         go_on_in_child(is_in_namespace=False)
