@@ -40,7 +40,7 @@ _SANDBOX_FIXES = {
     "network": _NAMESPACES_FIX,
     "files": _NEWER_KERNEL,
     "signals": _NEWER_KERNEL,
-    "processes": "if the agent runs in a container, show it all of /proc: --security-opt systempaths=unconfined",
+    "processes": "use Linux 5.8 or later; in a container, show all of /proc (--security-opt systempaths=unconfined)",
     "seccomp": "use a machine with x86_64 or aarch64",
 }
 _DOCKER = Path("/var/run/docker.sock")

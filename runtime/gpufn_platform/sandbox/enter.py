@@ -130,7 +130,7 @@ def _join(namespace: NetworkNamespace) -> None:
 
 
 def _pid_in_proc() -> int:
-    """Return the number of this process in /proc. Without a PID namespace for workers, /proc may be an outer one."""
+    """Return the number of this process in /proc, which is not `os.getpid()` if /proc is of an outer PID namespace."""
     return int(os.readlink("/proc/self"))
 
 

@@ -145,11 +145,11 @@ class CudaProof(msgspec.Struct, frozen=True):
 
 MAX_LINE_BYTES = 1 << 20  # limit of a line that a template, or a process in a container, sends to its agent
 
-SANDBOX_VARIABLE = "GPUFN_SANDBOX"  # environment variable of a template: its Sandbox as JSON
-ENV_VARIABLE = "GPUFN_TEMPLATE_ENV"  # another one: the variables to set inside the sandbox, as JSON
-LIMITS_VARIABLE = "GPUFN_LIMITS"  # of a command: its BuildLimits as JSON
-# Of a worker that starts cold and moves into a PID namespace: the descriptor to which it writes its new pid.
-PID_VARIABLE = "GPUFN_PID_FD"
+# Environment variables of these processes.
+SANDBOX_VARIABLE = "GPUFN_SANDBOX"  # template, command: its Sandbox as JSON
+ENV_VARIABLE = "GPUFN_TEMPLATE_ENV"  # template: the variables to set inside the sandbox, as JSON
+LIMITS_VARIABLE = "GPUFN_LIMITS"  # command: its BuildLimits as JSON
+PID_VARIABLE = "GPUFN_PID_FD"  # worker that moves into a PID namespace: the descriptor to which it writes its new pid
 PROVE_CUDA = "--prove-cuda"
 CONTAINED = "--contained"
 WITHIN = "--within"

@@ -1,4 +1,4 @@
-"""The sandbox of a plain user, whose kernel allows no namespaces: Landlock, seccomp and no_new_privs alone."""
+"""Entry into sandboxes in child processes: as a plain user without namespaces, and in PID namespaces."""
 
 from __future__ import annotations
 
